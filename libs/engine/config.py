@@ -35,6 +35,8 @@ class EngineConfig:
     """Further configuration of that connector, by its own names."""
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM's, by its names."""
+    vllm_start_limit_s: float = 1800.0
+    """How long vLLM's start may take, from its import to a serving EngineCore."""
     sim_profile: str = "llama-8b-h100"
     """Step-time model of the sim engine, by name."""
     sim_speedup: float = 1.0

@@ -403,6 +403,9 @@ class Core:
             self._sequences.move(sequence, Stage.QUEUED_PREEMPTED)
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
+        if token.fault:
+            self._finish(sequence, FinishReason.FAILED, detail=token.fault)
+            return
         sequence.append(token.token_id)
         if not sequence.line_from_ns:
             sequence.start_line(now_ns, sequence.length)

@@ -101,6 +101,16 @@ class SamplingParams:
     top_logprobs: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    guide: str = ""
+    """Grammar that the generated tokens keep to (libs/engine/guides.py); empty: none."""
+    min_tokens: int = 0
+    """Generated tokens before one that ends the sequence may come."""
+
+    @property
+    def follows_from_tokens(self) -> bool:
+        """Whether the next token is the same when the ones before it were all given as a prompt: no noise, and no
+        penalty that counts generated tokens alone."""
+        return not (self.temperature or self.presence_penalty or self.frequency_penalty)
 
 
 @dataclass(frozen=True, slots=True)

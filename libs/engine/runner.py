@@ -38,6 +38,16 @@ class Chunk:
         return self.start >= self.prompt_tokens and len(self.token_ids) == 1
 
 
+def without_ends(chunk: Chunk, eos_token_ids: frozenset[int], vocab_size: int) -> NDArray[np.bool_] | None:
+    """[vocab] 1D bool: which tokens may come while the sequence has fewer than it must have; None: it has enough."""
+    params = chunk.sampling
+    if len(chunk.history) - chunk.prompt_tokens >= params.min_tokens:
+        return None
+    allowed = np.ones(vocab_size, np.bool_)
+    allowed[list(params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_token_ids)] = False
+    return allowed
+
+
 @dataclass(slots=True)
 class Batch:
     """One step's work. Decodes first, then prompt chunks. Not to be changed."""
@@ -72,6 +82,8 @@ class Sampled:
 
     token_id: int
     logprob: Logprob | None = None
+    fault: str = ""
+    """Why there is no token after all: this sequence alone cannot go on."""
 
 
 class Runner(Protocol):

@@ -51,6 +51,8 @@ class WorkerHost:
         self._role_budget = 0
         """The role's: smaller while prompts are here that were taken under a larger one."""
         self._prompts = PromptLength()
+        self._left_ns = 0
+        """Since when decodes are work of a role that was left; 0: they are not."""
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
@@ -106,6 +108,8 @@ class WorkerHost:
         self._resize()
         self._apply_budget()
         self.gateways.tell_assignment()
+        leaves = self.assignment.leaves_decode
+        self._left_ns = (self._left_ns or self._clock.now_ns()) if leaves else 0
         for sequence in self._sequences.values():
             sequence.offered = False
             self._offer(sequence)
@@ -159,7 +163,7 @@ class WorkerHost:
             self._proceed(link, proceed)
         for sequence_id in map(link.sequence_id, numbers(frame.hand_overs, "hand_overs")):
             if sequence_id in link.living:
-                self.engine.hand_over(sequence_id)
+                self._let_go(sequence_id)
         self._abort(link, frame.aborts)
         if frame.epoch:
             self.gateways.holds_epoch(link, frame.epoch)
@@ -279,9 +283,19 @@ class WorkerHost:
 
     def _offer(self, sequence: Hosted) -> None:
         """Have the gateway look for another place, where a running sequence is of a role that has been left."""
-        if self.assignment.leaves_decode and self.move_offers.offers(sequence):
+        if not self.assignment.leaves_decode:
+            return
+        waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
+        if self.move_offers.offers(sequence, self.speed.speed, waited_s):
             number = sequence_of(sequence.request.sequence_id)
             self._tell(sequence.link, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
+
+    def _let_go(self, sequence_id: int) -> None:
+        """Its place elsewhere is reserved: it leaves with its KV, or without where the engine cannot move that."""
+        if self.engine.capabilities.moves_running_kv:
+            self.engine.hand_over(sequence_id)
+        elif self._sequences[sequence_id].decodes:
+            self.engine.abort(sequence_id)
 
     def _end(self, sequence: Hosted, output: SequenceOutput) -> None:
         del self._sequences[output.sequence_id]

@@ -30,6 +30,7 @@ from libs.perfmodel.priors import prior_step_time
 from libs.policy.worker.assignment import FIRST_EPOCH
 from libs.runtime import status
 from libs.runtime.clock import Clock
+from libs.runtime.net.access import is_loopback
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
 from libs.stores.kvindex.port import KvIndex
@@ -195,7 +196,9 @@ async def open_worker(
         host.on_change(lambda: tuner.role_is(host.assignment.current.role))
         _own(stack, tasks.spawn("prefill chunk", tuner.run()))
         _own(stack, tasks.spawn("heartbeat", beat(host)))
-        await _add_services(server, AdminServicer(host, tuner, step_times, drain_s=settings.drain_s), host, kv)
+        await _add_services(
+            server, AdminServicer(host, tuner, step_times, drain_s=settings.drain_s), host, kv, settings
+        )
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
         stack.callback(kv.hang_up)
@@ -272,7 +275,9 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
     )
 
 
-async def _add_services(server: grpc.aio.Server, admin: AdminServicer, host: WorkerHost, kv: KvServicer) -> None:
+async def _add_services(
+    server: grpc.aio.Server, admin: AdminServicer, host: WorkerHost, kv: KvServicer, settings: WorkerSettings
+) -> None:
     pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
     kv.add_to(server)
     pb_grpc.add_WorkerAdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
@@ -280,7 +285,8 @@ async def _add_services(server: grpc.aio.Server, admin: AdminServicer, host: Wor
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    if is_loopback(settings.listen_address()):  # elsewhere nobody needs to look around
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
 
 async def beat(host: WorkerHost) -> None:

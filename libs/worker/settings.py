@@ -80,6 +80,9 @@ class WorkerSettings(CommonSettings):
     """Engine vllm: configuration of its KV connector, as JSON, e.g. {"backends": ["UCX"]}."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict)
     """Engine vllm: further arguments of its engine as JSON, e.g. {"tensor_parallel_size": 4}."""
+    vllm_start_limit_s: float = Field(1800.0, gt=0)
+    """Engine vllm: how long its start may take, with weights, compiling and CUDA graphs. Then its processes are ended,
+    and the worker ends with a sentence that says where they stood."""
     pool: bool = False
     """Whether it starts without a model and is assigned one, and others after it, by the planner. Its first role and
     model are of no account then: it computes prompts and tokens of the model that it has."""
@@ -153,6 +156,7 @@ class WorkerSettings(CommonSettings):
             vllm_connector=self.vllm_connector,
             vllm_connector_config=self.vllm_connector_config,
             vllm_arguments=self.vllm_arguments,
+            vllm_start_limit_s=self.vllm_start_limit_s,
             sim_profile=self.sim_profile,
             sim_speedup=self.sim_speedup,
             sim_kv_memory_mb=self.sim_kv_memory_mb,

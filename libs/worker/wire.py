@@ -211,6 +211,8 @@ def _sampling(sampling: pb.Sampling) -> SamplingParams:
         top_logprobs=sampling.top_logprobs,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        guide=sampling.guide,
+        min_tokens=sampling.min_tokens,
     )
     penalties = (params.presence_penalty, params.frequency_penalty, *params.logit_bias.values())
     fits = (

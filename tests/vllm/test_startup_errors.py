@@ -1,9 +1,11 @@
 """What a person reads when a vLLM engine cannot start: one line that says why."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from libs.contracts.errors import StartupError
@@ -18,6 +20,8 @@ from libs.testing.engines.engine import DirectFetcher
 from libs.testing.engines.real_model import real_model_folder
 
 pytestmark = pytest.mark.vllm
+
+HANGING = "libs.testing.engines.hanging_worker.HangingWorker"
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +67,18 @@ async def refused(model: Path, **changes: Any) -> str:
     await engine.close()
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
+
+
+async def test_a_start_that_hangs_is_ended_with_its_processes_and_says_so(model: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    reason = await refused(model, vllm_start_limit_s=40.0, vllm_arguments={"worker_cls": HANGING})
+    assert "not started within 40 s" in reason and "FULCRUM_WORKER_VLLM_START_LIMIT_S" in reason
+    left = {each for each in psutil.Process().children(recursive=True) if each not in before and is_vllms(each)}
+    assert not left
+
+
+def is_vllms(process: psutil.Process) -> bool:
+    """Whether it lives and is not Python's own helper."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
+    return False

@@ -4,13 +4,14 @@ Modelled: how long a step takes by its prefill and decode work, cached context i
 KV blocks and of the device's KV memory; how long weights take to the device, by their size and a link's speed; a KV
 link of limited bandwidth, shared by all transfers into this worker.
 Real, because it is the other engines' code: queueing, blocks, prefix reuse, leases, batches, events.
-Not modelled: what tokens mean (they follow from prompt, position and seed; penalties, bias and cut-offs change
-nothing), the end of an answer (only stop tokens and lengths end one), link latency and the sender's side of a link,
-variance between equal steps, and steps shorter than a timer's tick except in the mean.
+Not modelled: what tokens mean (they follow from prompt, position, seed and guide; penalties, bias and cut-offs change
+nothing), the end of an answer (only guides, stop tokens and lengths end one), link latency and the sender's side of a
+link, variance between equal steps, and steps shorter than a timer's tick except in the mean.
 """
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,15 @@ from numpy.typing import NDArray
 from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress
-from libs.engine.runner import Batch, Sampled
+from libs.engine.runner import Batch, Sampled, without_ends
 from libs.engine.sim.faults import SimFaults
 from libs.engine.sim.tokens import TokenSource
 from libs.model.builtin import BUILTIN_SIM
 from libs.model.info import ModelInfo, load_model_info, read_json
 from libs.perfmodel.profiles import profile
+
+if TYPE_CHECKING:
+    from libs.engine.guides import Guides
 
 
 class SimRunner:
@@ -35,9 +39,12 @@ class SimRunner:
         self._faults = SimFaults(None, "")
         self._tokens = TokenSource.builtin()
         self._eos_token_ids: frozenset[int] = frozenset()
+        self._vocab_size = 0
         self._device_pacer = Pacer()
         self._link_pacer = Pacer()
         self._link = asyncio.Lock()
+        self._guides: Guides | None = None
+        """Read with the first answer that keeps to one."""
 
     @property
     def name(self) -> str:
@@ -58,8 +65,8 @@ class SimRunner:
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
         """Read the vocabulary of the model folder, if there is one. Raises StartupError."""
         info = load_model_info(self._config.model_path or BUILTIN_SIM)
-        self._eos_token_ids = info.eos_token_ids
-        self._faults = SimFaults(self._config.sim_faults, identity.worker_id)
+        self._eos_token_ids, self._vocab_size = info.eos_token_ids, info.vocab_size
+        self._faults = SimFaults(self._config.sim_faults, identity.worker_id, asyncio.get_running_loop().time)
         if info.path is not None:
             self._tokens = TokenSource.ordinary(info.vocab_size, _special_token_ids(info))
         await self._weights(self._config.sim_load_gb_per_s, progress)
@@ -110,7 +117,28 @@ class SimRunner:
         """Take as long as the model says, divided by the speed-up, and name the next tokens."""
         step_ns = self._profile.step_time.step_ns(batch.work)
         await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
+        if any(chunk.sampling.guide or chunk.sampling.min_tokens for chunk in batch.chunks):
+            return await self._guided(batch)
         return {chunk.sequence_id: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
+
+    async def _guided(self, batch: Batch) -> dict[int, Sampled]:
+        from libs.engine.guides import GuideFailed, load_guides  # noqa: PLC0415 (few simulations have any)
+
+        sampled: dict[int, Sampled] = {}
+        for chunk in batch.chunks:
+            if not chunk.sample:
+                continue
+            try:
+                if chunk.sampling.guide and self._guides is None:
+                    info = load_model_info(self._config.model_path or BUILTIN_SIM)
+                    self._guides = await asyncio.to_thread(load_guides, info)
+                allowed = without_ends(chunk, self._eos_token_ids, self._vocab_size)
+                if chunk.sampling.guide and self._guides is not None:
+                    allowed = self._guides.allowed(chunk)
+                sampled[chunk.sequence_id] = self._tokens.sample(chunk, allowed)
+            except GuideFailed as failed:
+                sampled[chunk.sequence_id] = Sampled(0, fault=str(failed))
+        return sampled
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         """Nothing: KV is only counted."""

@@ -14,6 +14,8 @@ VOWELS = b"aeiou"
 CONSONANTS = b"bcdfghklmnprstvwy"
 LETTERS = frozenset(VOWELS + CONSONANTS)
 SPACE = 0x20
+CLOSING = b'"}]'
+CLOSE_EVERY = 4
 PROMPT_EDGE_TOKENS = 32
 """Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones."""
 
@@ -35,16 +37,28 @@ class TokenSource:
         """Everything that is not special."""
         return cls(token for token in range(vocab_size) if token not in special_token_ids)
 
-    def sample(self, chunk: Chunk) -> Sampled:
-        """The token after a chunk's last position; greedy requests ignore the seed."""
+    def sample(self, chunk: Chunk, allowed: NDArray[np.bool_] | None = None) -> Sampled:
+        """The token after a chunk's last position; greedy requests ignore the seed. `allowed`: [vocab] 1D bool, where
+        not all tokens may come."""
         seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
         position, previous = len(chunk.history), int(chunk.history[-1])
         noise = crc32(struct.pack("<QQQQ", seed, position, previous, _prompt_digest(chunk)))
         token = _next_letter(previous, noise) if self._words else self._pick(noise)
+        if allowed is not None:
+            token = self._among(allowed, token, noise, closes=bool(chunk.sampling.guide))
         return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
 
     def _pick(self, noise: int) -> int:
         return int(self._token_ids[noise % len(self._token_ids)])
+
+    def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
+        """The same token where it may come; now and then one that closes what is open, so that answers end."""
+        if closes and self._words and noise % CLOSE_EVERY == 0:
+            token = next((closing for closing in CLOSING if allowed[closing]), token)
+        if allowed[token]:
+            return token
+        choice = np.flatnonzero(allowed)
+        return int(choice[noise // CLOSE_EVERY % len(choice)])
 
     def _logprob(self, token: int, noise: int, sampling: SamplingParams) -> Logprob:
         best = -(noise % 1000) / 1000

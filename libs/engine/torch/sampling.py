@@ -1,13 +1,17 @@
 """From logits to tokens. What a token depends on: its own logits, its own parameters, its seed and its position.
 
-The order is vLLM's: logit bias, repetition, frequency and presence penalties, then temperature, min-p, top-k, top-p.
+The order is vLLM's: logit bias, repetition, frequency and presence penalties, masks, then temperature, min-p, top-k,
+top-p.
 Log-probabilities are the model's own, before all of these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -23,13 +27,16 @@ from libs.engine.runner import Chunk, Sampled
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """Colder than this is greedy: logits divided by less overflow float32."""
 
+Masks = Mapping[int, NDArray[np.bool_]]
+_NO_MASKS: Final[Masks] = MappingProxyType({})
 _Shaping = tuple[float, float, int, float]
 """temperature, min_p, top_k, top_p: rows with equal ones are shaped together."""
 
 
-def sample(logits: torch.Tensor, chunks: Sequence[Chunk]) -> list[Sampled]:
-    """One token for each row of `logits` [rows, vocab] float32; `chunks[i].history` ends where row i begins."""
-    adjusted = _adjust(logits, chunks)
+def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MASKS) -> list[Sampled]:
+    """One token for each row of `logits` [rows, vocab] float32; `chunks[i].history` ends where row i begins. `masks`:
+    [vocab] 1D bool by row, where not all tokens may come."""
+    adjusted = _adjust(logits, chunks, masks)
     token_ids = adjusted.max(dim=-1).indices  # [rows] int64; argmax does the same, three times as slowly on a CPU
     groups: dict[_Shaping, list[int]] = {}
     for row, chunk in enumerate(chunks):
@@ -50,9 +57,9 @@ def uniform(seed: int, position: int) -> float:
     return float(int(bits) >> 11) * 2.0**-53
 
 
-def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
-    """Bias and penalties, on a copy where there are any."""
-    rows = [row for row, chunk in enumerate(chunks) if _adjusts(chunk.sampling)]
+def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks) -> torch.Tensor:
+    """Bias, penalties and masks, on a copy where there are any."""
+    rows = [row for row, chunk in enumerate(chunks) if row in masks or _adjusts(chunk.sampling)]
     if not rows:
         return logits
     adjusted = logits.clone()
@@ -68,6 +75,8 @@ def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
             seen, counts = np.unique(chunk.history[chunk.prompt_tokens :], return_counts=True)
             penalty = counts * params.frequency_penalty + params.presence_penalty
             scores[_ids(seen, logits)] -= scores.new_tensor(penalty)
+        if row in masks:  # last: a penalty makes no forbidden token one that may come
+            scores.masked_fill_(torch.from_numpy(~masks[row][: len(scores)]).to(scores.device), -torch.inf)
     return adjusted
 
 

@@ -1,5 +1,6 @@
 """A loaded model and its KV pool, and what is done with them: one step, the warm-up."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.cpu import cpu_name
+from libs.engine.guides import GuideFailed, Guides, load_guides
 from libs.engine.kv.pool_file import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
-from libs.engine.runner import Batch, Chunk, Sampled
+from libs.engine.runner import Batch, Chunk, Sampled, without_ends
 from libs.engine.torch.attention import GatherMemory, plan_step
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
@@ -35,6 +37,7 @@ class Weights:
     device: torch.device
     device_name: str
     model: Any
+    guides: Future[Guides]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Loaded:
     """What utilisation is reckoned from; None: unknown."""
     variant: str
     """As in the port's Capabilities."""
+    guides: Future[Guides]
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -65,9 +69,10 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     device = pick_device(config.device)
     name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     progress("loading weights", 0.0)
+    guides = _read_guides(info)
     model = load_model(config.model_path, device, config.dtype)
     progress("loading weights", 1.0)
-    return _ready(Weights(info, device, name, model), config, identity, progress)
+    return _ready(Weights(info, device, name, model, guides), config, identity, progress)
 
 
 def put_away(loaded: Loaded) -> Weights:
@@ -76,7 +81,7 @@ def put_away(loaded: Loaded) -> Weights:
     if loaded.device.type == "cuda":
         loaded.model.to("cpu")
         torch.cuda.empty_cache()
-    return Weights(loaded.info, loaded.device, loaded.device_name, loaded.model)
+    return Weights(loaded.info, loaded.device, loaded.device_name, loaded.model, loaded.guides)
 
 
 def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -100,7 +105,8 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
     pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
     compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
-    loaded = Loaded(weights.info, device, weights.device_name, model, pool, GatherMemory(pool), compute, variant)
+    memory, name = GatherMemory(pool), weights.device_name
+    loaded = Loaded(weights.info, device, name, model, pool, memory, compute, variant, weights.guides)
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)
@@ -132,13 +138,43 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
         logits = output.logits[0]  # [rows that sample, vocab]
         if len(logits) != len(sampling):
             raise StartupError("the model ignores logits_to_keep, which the torch engine needs: choose another model")
-        sampled = sample(logits.float(), [chunk for chunk, _ in sampling])
+        masks, faults = _masks(loaded, [chunk for chunk, _ in sampling])  # while a GPU computes
+        sampled = sample(logits.float(), [chunk for chunk, _ in sampling], masks)
+        for row, reason in faults.items():
+            sampled[row].fault = reason
         if loaded.device.type == "cuda":
             # A step that samples nothing would end for the caller before it has for the GPU: its time would be untrue,
             # and its blocks could change hands. Block copies, on a stream of their own, never wait for a step this way.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return {chunk.sequence_id: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
+
+
+def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bool_]], dict[int, str]]:
+    """([vocab] 1D bool of the rows that may not have any token, why rows cannot go on), by row."""
+    masks: dict[int, NDArray[np.bool_]] = {}
+    faults: dict[int, str] = {}
+    for row, chunk in enumerate(chunks):
+        params = chunk.sampling
+        if params.guide:
+            try:
+                masks[row] = loaded.guides.result().allowed(chunk)
+            except GuideFailed as failed:
+                faults[row] = str(failed)
+        elif params.min_tokens:
+            allowed = without_ends(chunk, loaded.info.eos_token_ids, loaded.info.vocab_size)
+            if allowed is not None:
+                masks[row] = allowed
+    return masks, faults
+
+
+def _read_guides(info: ModelInfo) -> Future[Guides]:
+    """Read beside the weights, which take longer."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
+    try:
+        return thread.submit(load_guides, info)
+    finally:
+        thread.shutdown(wait=False)  # it ends with what it was given
 
 
 def _variant(model: Any, device: torch.device) -> str:

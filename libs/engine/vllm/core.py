@@ -6,6 +6,7 @@ for each engine step with the tokens of all sequences, which is what the client 
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -15,6 +16,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
 from libs.engine.vllm.connectors import connector_of
+from libs.engine.vllm.starting import hung
 from libs.engine.vllm.starting.started import Ready
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 CLOSE_S = 5.0
 """How long EngineCore may take to end by itself before it is killed."""
+VLLM_LIMIT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
+VLLM_LIMIT_AFTER_S = 60
 
 
 class CoreProcess(Protocol):
@@ -68,13 +72,15 @@ class VllmCore:
         self._client: AsyncMPClient | None = None
         self._over = threading.Event()
         self._sent = 0
+        self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
-        """Load the model. Raises StartupError with one line."""
+        """Load the model. Raises StartupError with one line, and ends what it has started where that takes too long."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[tuple[AsyncMPClient, Ready]] = loop.create_future()
 
         def tell(stage: str, fraction: float) -> None:
+            self._stage = stage
             loop.call_soon_threadsafe(progress, stage, fraction)
 
         def own() -> None:
@@ -93,12 +99,23 @@ class VllmCore:
         self._thread = threading.Thread(target=own, name="vllm core", daemon=True)
         self._thread.start()
         try:
-            self._client, self._ready = await asyncio.shield(done)
+            async with asyncio.timeout(config.vllm_start_limit_s):
+                self._client, self._ready = await asyncio.shield(done)
         except asyncio.CancelledError:
-            done.cancel()
-            self._over.set()
+            await self._give_up(done, explain=False)
             raise
+        except TimeoutError:
+            stood = await self._give_up(done, explain=True)
+            raise StartupError(hung.sentence(config.vllm_start_limit_s, self._stage, stood)) from None
         return self._ready
+
+    async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, Ready]]", *, explain: bool) -> list[str]:
+        """End the processes of a start under way; where each of them stood."""
+        done.cancel()
+        self._over.set()
+        stood = await asyncio.to_thread(hung.end_start, explain=explain)
+        await asyncio.to_thread(self._thread.join, CLOSE_S)  # without its processes it ends, unless it hangs itself
+        return stood
 
     @property
     def pids(self) -> list[int]:
@@ -161,6 +178,8 @@ def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, Ready]":
     connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
+    # vLLM reads its own limit when it is imported; ours comes first and says why.
+    os.environ.setdefault(VLLM_LIMIT_VARIABLE, str(int(config.vllm_start_limit_s) + VLLM_LIMIT_AFTER_S))
     tell("importing vllm", 0.0)
     launch = import_launch()
     tell("importing vllm", 1.0)

@@ -200,7 +200,7 @@ class VllmEngine:
         """Nothing is streamed here."""
 
     def hand_over(self, sequence_id: int) -> None:
-        """vLLM's connectors move what prefill has left, not what decodes: the sequence ends where it is."""
+        """vLLM's connectors move what prefill has left, not what decodes: its worker has that computed elsewhere."""
 
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""

@@ -13,6 +13,7 @@ for seconds, however idle another core is, once somebody else wants to run on it
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import logging
 import os
@@ -31,6 +32,8 @@ FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
 """Folder of files for the worker, as long as its processes start (libs/engine/vllm/starting/start_files.py)."""
 CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
 """What kept a process from starting; that one is on the leash; by what NIXL knows whose blocks are like its own."""
+STACK_FILE, STACK_SIGNAL = "stack.{pid}", signal.SIGUSR2
+"""Where a process writes what it does, on this signal."""
 REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
 """What identifies the weights, wherever they lie."""
 NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"
@@ -79,8 +82,16 @@ def register() -> None:
         name_model(revision, Path(folder, HANDSHAKE_FILE.format(pid=os.getpid())) if folder else None)
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
+        _write_stack_on_signal(Path(folder, STACK_FILE.format(pid=os.getpid())))
         with contextlib.suppress(OSError):  # the worker has waited for others, and looks no more
             Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
+
+
+def _write_stack_on_signal(path: Path) -> None:
+    """Also where it hangs in native code, which no handler of Python's own interrupts."""
+    with contextlib.suppress(OSError):
+        file = path.open("w")  # stays open: faulthandler writes to its descriptor
+        faulthandler.register(STACK_SIGNAL, file=file, all_threads=False)
 
 
 def forget_ports() -> None:

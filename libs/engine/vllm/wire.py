@@ -80,6 +80,8 @@ def core_request(
     handing: Handing,
 ) -> EngineCoreRequest:
     """One sequence for EngineCore. Raises InvalidRequest for parameters that vLLM refuses."""
+    if request.sampling.guide:
+        raise InvalidRequest("workers of engine vllm keep to no guide yet: ask without response_format or tool_choice")
     if request.phase is Phase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
@@ -187,6 +189,7 @@ def _sampling(
         logprobs=wanted.top_logprobs if wanted.logprobs else None,
         stop_token_ids=sorted(stops),
         max_tokens=max_tokens,
+        min_tokens=min(max(wanted.min_tokens - generated, 0), max_tokens),
         detokenize=False,
         watermarking=False,
         extra_args={"kv_transfer_params": dict(kv.parameters)} if kv and not kv.stored else None,

@@ -1,12 +1,16 @@
-"""Whether a sequence that is to leave its worker is gone sooner by ending there or by moving with its KV. Pure."""
+"""Whether a sequence that is to leave its worker is gone sooner by ending there, by moving with its KV, or by being
+computed again elsewhere. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
 REMEMBERED = 0.95
 """Weight that an observed move keeps with each later one."""
 WEIGHT = 0.2
 """Of the newest observation in a running mean."""
 PRIOR_WEIGHT = 0.25
+MAX_WAIT_S: Final = 5.0
+"""How long a worker that has left decode waits at most for the end of what it could have computed again elsewhere."""
 PRIOR = ((0.0, 0.005), (1e9, 1.0))
 """(bytes, seconds) assumed: binding takes two turns of a stream and a step, the link carries a GB a second."""
 
@@ -73,6 +77,19 @@ def expected_tokens_left(most: int, mean_output_tokens: float) -> float:
 def sooner_moved(most_tokens_left: int, kv_bytes: int, staying: Staying, moving: MoveTime) -> bool:
     """Whether moving rids the worker of a sequence before its end would."""
     return moving.seconds(kv_bytes) < staying.seconds(most_tokens_left)
+
+
+def sooner_recomputed(most_tokens_left: int, recompute_s: float, waited_s: float, staying: Staying) -> bool:
+    """Whether a sequence that cannot take its KV along is to be computed again elsewhere, which takes `recompute_s`.
+
+    One that is expected to take longer than that goes at once. Answers that last longer than expected are waited for as
+    long as computing again takes, MAX_WAIT_S at most: so nobody waits more than twice as long as was necessary. What
+    ends before that in any case stays.
+    """
+    longest_s = most_tokens_left * staying.tpot_s
+    if staying.tpot_s and longest_s <= min(recompute_s, MAX_WAIT_S):
+        return False
+    return staying.seconds(most_tokens_left) > recompute_s or waited_s >= min(recompute_s, MAX_WAIT_S)
 
 
 _Sums = tuple[float, float, float, float, float]

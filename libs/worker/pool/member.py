@@ -195,7 +195,10 @@ class PoolMember:
         )
         info = await asyncio.to_thread(load_model_info, goal.source, goal.model)
         slept = self._asleep.pop(goal.model, None)
-        engine = slept.engine if slept else self._make_engine(settings, goal.model, goal.size_bytes)
+        # In a thread: an engine's first imports take long, and the registration has to be renewed meanwhile.
+        engine = (
+            slept.engine if slept else await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
+        )
 
         def pool() -> common.PoolWorker:
             """Asked once the model is there."""

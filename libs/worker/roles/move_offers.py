@@ -2,14 +2,15 @@
 
 One rule for every way out, to prefill, to standby and to the end of the process: what is gone sooner by moving than by
 ending is offered to its gateway, once for each role that is left. It runs on until a place is found for it, and to its
-end where none is.
+end where none is. Where the engine moves no KV of running sequences, moving is being computed again elsewhere.
 """
 
 from collections import OrderedDict
 
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineEvent
-from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
+from libs.policy.speed import Speed
+from libs.policy.worker.moving import MoveTime, Staying, sooner_moved, sooner_recomputed
 from libs.worker.hosted import Hosted
 
 MAX_TRACKED = 1024
@@ -29,16 +30,21 @@ class MoveOffers:
         self.moved = 0
         """Sequences handed over so far."""
 
-    def offers(self, sequence: Hosted) -> bool:
-        """Whether a sequence of a role that was left is to move if it can; asked once of each that decodes."""
+    def offers(self, sequence: Hosted, speed: Speed, waited_s: float) -> bool:
+        """Whether a sequence that decodes, in a role that was left `waited_s` ago, is to go elsewhere if it can."""
         if not sequence.decodes or sequence.offered:
             return False
-        sequence.offered = True
         capabilities = self._capabilities
+        if not capabilities.moves_running_kv:  # asked again until it goes: only time tells
+            if not (capabilities.seeds_by_position or sequence.request.sampling.follows_from_tokens):
+                return False  # it would draw other tokens there
+            recompute_s = speed.prompt_ns(sequence.tokens, sequence.tokens**2) / 1e9
+            left = sequence.most_tokens_left
+            sequence.offered = sooner_recomputed(left, recompute_s, waited_s, self._staying)
+            return sequence.offered
+        sequence.offered = True
         kv_bytes = -(-sequence.tokens // capabilities.block_size_tokens) * capabilities.kv_block_bytes
-        return capabilities.moves_running_kv and sooner_moved(
-            sequence.most_tokens_left, kv_bytes, self._staying, self.moving
-        )
+        return sooner_moved(sequence.most_tokens_left, kv_bytes, self._staying, self.moving)
 
     def stepped(self, event: EngineEvent) -> None:
         """Learn from an engine's step."""

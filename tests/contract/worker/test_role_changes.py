@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import role_from_name
+from libs.engine.local import LocalEngine
 from libs.policy.worker.moving import MoveTime
 from libs.runtime.net.rpc import make_channel
 from libs.stores.registry.redis import RedisRegistry
@@ -281,6 +283,29 @@ async def test_what_ends_sooner_than_it_moves_stays() -> None:
         await set_role(to, "prefill", 1)
         await gateway.event(2, "finished")
         assert not any(event.HasField("leaving") for event in gateway.events[2])
+
+
+async def test_an_engine_that_moves_no_kv_ends_what_is_to_be_computed_elsewhere_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    can = vars(LocalEngine)["capabilities"].fget
+    monkeypatch.setattr(LocalEngine, "capabilities", property(lambda self: replace(can(self), moves_running_kv=False)))
+    async with (
+        local_worker("a", "mixed", budget_tokens=256, sim_speedup=4.0) as worker,
+        admin(worker) as to,
+        gateway_probe(worker) as gateway,
+    ):
+        for number in (1, 2):
+            await gateway.submit(submit(number, pb.PHASE_BOTH, PROMPT, output=2000))
+        await gateway.until(lambda: min(len(gateway.tokens[1]), len(gateway.tokens[2])) > 5)
+        await set_role(to, "prefill", 1)
+        for number in (1, 2):
+            await gateway.event(number, "leaving")
+        await gateway.send(pb.GatewayFrame(hand_overs=pack_u32([1])))
+        assert (await gateway.event(1, "finished")).reason == pb.FINISH_REASON_ABORTED
+        so_far = len(gateway.tokens[2])
+        await gateway.until(lambda: len(gateway.tokens[2]) > so_far + 5)  # without a place it goes on where it is
+        assert worker.host.running == 1
 
 
 async def test_a_prompt_ends_in_the_role_that_took_it_and_is_offered_with_its_first_token() -> None:

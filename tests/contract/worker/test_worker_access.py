@@ -1,16 +1,26 @@
 """A worker that listens beyond loopback: who may call which of its services, and that its peers can."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from struct import pack
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from libs.contracts.errors import KvLost
+from libs.contracts.pb.fulcrum.alerts.v1 import alerts_pb2
+from libs.contracts.pb.fulcrum.audit.v1 import audit_pb2
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2
+from libs.contracts.pb.fulcrum.demand.v1 import demand_pb2
+from libs.contracts.pb.fulcrum.planner.v1 import planner_pb2
+from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvHandle
 from libs.runtime.net.rpc import make_channel
@@ -35,23 +45,74 @@ async def stranger(worker: LocalWorker) -> AsyncIterator[grpc.aio.Channel]:
         yield channel
 
 
+def full_names(descriptor: Any) -> set[str]:
+    services = descriptor.services_by_name.values()
+    return {f"/{each.full_name}/{method.name}" for each in services for method in each.methods}
+
+
+STREAMS = {"/fulcrum.worker.v1.WorkerService/Serve", "/fulcrum.worker.v1.KvService/Pull"}
+ADMIN = {
+    f"/fulcrum.worker.v1.WorkerAdminService/{verb}"
+    for verb in ("Describe", "SetRole", "AssignModel", "Drain", "TunePrefill", "TuneDecode")
+}
+REFLECTION = {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
+OPEN = full_names(health_pb2.DESCRIPTOR)
+"""To anybody: whether the process serves."""
+
+
+async def code_of(channel: grpc.aio.Channel, method: str, token: str) -> grpc.StatusCode:
+    """How a call ends that sends nothing."""
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    call: Any = channel.stream_stream(method)(metadata=metadata, timeout=5)
+    with suppress(grpc.aio.AioRpcError):
+        await call.done_writing()
+        await call.read()
+    call.cancel()
+    return await call.code()
+
+
+async def served_by(channel: grpc.aio.Channel) -> set[str]:
+    """Every method, by reflection."""
+    call: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=5)
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = [each.name for each in (await call.read()).list_services_response.service]
+    methods: set[str] = set()
+    for name in names:
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+        for data in (await call.read()).file_descriptor_response.file_descriptor_proto:
+            file = FileDescriptorProto.FromString(data)
+            methods |= {
+                f"/{file.package}.{service.name}/{method.name}"
+                for service in file.service
+                for method in service.method
+                if f"{file.package}.{service.name}" == name
+            }
+    call.cancel()
+    return methods
+
+
+async def test_every_method_of_every_service_has_a_case() -> None:
+    async with local_worker("prefill-0", "prefill") as here, make_channel(CommonSettings(), here.address) as channel:
+        assert await served_by(channel) == STREAMS | ADMIN | REFLECTION | OPEN
+    # Another file with services would be served by something that this test does not look at.
+    assert full_names(worker_pb2.DESCRIPTOR) == STREAMS | ADMIN
+    others = (alerts_pb2, audit_pb2, batch_pb2, common_pb2, demand_pb2, planner_pb2, telemetry_pb2)
+    assert not any(each.DESCRIPTOR.services_by_name for each in others)
+
+
 @pytest.mark.parametrize("token", ["", "wrong"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        "/fulcrum.worker.v1.WorkerService/Serve",
-        "/fulcrum.worker.v1.KvService/Pull",
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    ],
-)
-async def test_a_stream_without_the_token_is_refused_before_it_says_anything(
+@pytest.mark.parametrize("method", sorted(STREAMS | ADMIN | REFLECTION))
+async def test_beyond_loopback_a_call_without_the_token_is_refused_before_it_says_anything(
     stranger: grpc.aio.Channel, method: str, token: str
 ) -> None:
-    metadata = (("authorization", f"Bearer {token}"),) if token else None
-    call = stranger.stream_stream(method)(metadata=metadata, timeout=5)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert await code_of(stranger, method, token) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("method", sorted(ADMIN))
+async def test_on_loopback_too_an_admin_verb_needs_the_token(method: str) -> None:
+    async with local_worker("prefill-0", "prefill") as here, make_channel(CommonSettings(), here.address) as channel:
+        for token in ("", "wrong"):
+            assert await code_of(channel, method, token) is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_probe_needs_no_token(stranger: grpc.aio.Channel) -> None:
@@ -59,13 +120,9 @@ async def test_a_probe_needs_no_token(stranger: grpc.aio.Channel) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_with_the_token_the_services_can_be_looked_at(worker: LocalWorker, stranger: grpc.aio.Channel) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(stranger)
-    call = stub.ServerReflectionInfo(metadata=SystemTransport(worker.settings).metadata(worker.address))
-    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-    names = {service.name for service in (await call.read()).list_services_response.service}
-    assert "fulcrum.worker.v1.KvService" in names
-    call.cancel()
+async def test_beyond_loopback_nobody_looks_around_by_reflection(stranger: grpc.aio.Channel) -> None:
+    (method,) = REFLECTION
+    assert await code_of(stranger, method, TOKEN) is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_blocks_are_pulled_by_a_worker_that_has_the_token_and_by_no_other(worker: LocalWorker) -> None:

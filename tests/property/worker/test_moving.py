@@ -4,7 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.worker.moving import PRIOR, MoveTime, Staying, expected_tokens_left, sooner_moved
+from libs.engine.port import SamplingParams
+from libs.policy.worker.moving import (
+    MAX_WAIT_S,
+    PRIOR,
+    MoveTime,
+    Staying,
+    expected_tokens_left,
+    sooner_moved,
+    sooner_recomputed,
+)
+
+
+def test_what_is_computed_again_without_noise_by_position_has_neither_noise_nor_counts_of_what_was_generated() -> None:
+    assert SamplingParams(temperature=0, repetition_penalty=1.3, logprobs=True).follows_from_tokens
+    for sampled in ({"temperature": 0.9}, {"frequency_penalty": 0.6}, {"presence_penalty": -0.2}):
+        assert not SamplingParams(**{"temperature": 0, **sampled}).follows_from_tokens
+
 
 sizes = st.integers(0, 10**10)
 seconds = st.floats(0, 100)
@@ -53,3 +69,23 @@ def test_an_answer_is_expected_to_be_as_long_as_answers_are_but_no_longer_than_i
     assert expected_tokens_left(1000, 40) == 40
     assert expected_tokens_left(7, 40) == 7
     assert Staying(0, 40).seconds(1) == float("inf")
+
+
+@given(st.integers(0, 20_000), seconds, stays)
+def test_nobody_waits_longer_for_an_end_than_computing_again_takes_or_the_deadline(
+    most_left: int, recompute_s: float, staying: Staying
+) -> None:
+    bound_s = min(recompute_s, MAX_WAIT_S)
+    goes = sooner_recomputed(most_left, recompute_s, bound_s, staying)
+    assert goes or most_left * staying.tpot_s <= bound_s
+
+
+@given(st.integers(0, 20_000), seconds, seconds, stays)
+def test_what_surely_ends_in_that_time_stays_and_what_is_expected_to_take_longer_goes_at_once(
+    most_left: int, recompute_s: float, waited_s: float, staying: Staying
+) -> None:
+    goes = sooner_recomputed(most_left, recompute_s, waited_s, staying)
+    if most_left * staying.tpot_s <= min(recompute_s, MAX_WAIT_S):
+        assert not goes
+    elif staying.seconds(most_left) > recompute_s:
+        assert goes

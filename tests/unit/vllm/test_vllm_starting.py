@@ -1,15 +1,17 @@
 """What vLLM's processes are told by their environment, and what they must do before a worker serves with them."""
 
 import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.vllm.plugin import HANDSHAKE_FILE, LEASH_VARIABLE
-from libs.engine.vllm.starting import environment
+from libs.engine.vllm.starting import environment, hung
 from libs.engine.vllm.starting.start_files import PLUGINS_VARIABLE, check_plugins, starting
 
 REGISTERS = "from libs.engine.vllm import plugin; plugin.register()"
@@ -65,3 +67,28 @@ def test_a_choice_of_plugins_without_ours_is_refused(chosen: str | None, good: b
         return
     with pytest.raises(StartupError, match="name 'fulcrum' in it too"):
         check_plugins(environ)
+
+
+HANGS = f"""{REGISTERS}
+import subprocess, sys, threading
+subprocess.Popen(["sleep", "1000"])
+print("hangs", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.system
+def test_a_start_that_hangs_is_ended_with_all_that_it_started_and_says_where_it_stood() -> None:
+    with starting():
+        env = {**os.environ, LEASH_VARIABLE: str(os.getpid())}
+        with subprocess.Popen([sys.executable, "-c", HANGS], env=env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            helpers = psutil.Process(process.pid).children()
+            (stood,) = hung.end_start(explain=True)
+            assert stood.startswith(f"process {process.pid} in wait (") and "threading.py" in stood
+            assert process.wait(10) == -signal.SIGKILL
+        assert len(helpers) == 1
+        assert not psutil.wait_procs(helpers, timeout=10)[1]
+        assert stood in hung.sentence(5, "s", [stood])
+    assert hung.end_start(explain=True) == [], "nothing is being started"

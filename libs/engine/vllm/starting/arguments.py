@@ -1,6 +1,7 @@
 """Which arguments of vLLM's engine are not a person's to choose, and what to set in their place. Pure, without vLLM."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -36,8 +37,31 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
 """With why."""
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError for one that would replace the worker's own."""
+def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
+    """Arguments of KEY=VALUE or, where it is true, KEY: in vLLM's spelling or its command line's, with a value in JSON
+    or as it stands. Raises ValueError for what is neither and for one that is not a person's to choose."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        name = key.strip().removeprefix("--").replace("-", "_")
+        if not name.isidentifier():
+            raise ValueError(f"{word!r} is no engine argument: write KEY=VALUE, e.g. tensor_parallel_size=2")
+        if name in found:
+            raise ValueError(f"engine argument {name} is given twice")
+        found[name] = _value(value) if equals else True
+    check_arguments(found, "--engine-arg")
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
+    """Raises ValueError for one that would replace the worker's own; `where` they were given."""
     found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
     if found:
-        raise ValueError(f"{SETTING} cannot have {'; '.join(found)}")
+        raise ValueError(f"{where} cannot have {'; '.join(found)}")
