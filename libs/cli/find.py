@@ -4,6 +4,7 @@ Plain `http.client`: importing httpx alone takes 0.2 s, which commands that prin
 """
 
 import json
+import os
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 10.0
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 OK: Final = range(200, 300)
+KEY_VARIABLE: Final = "FULCRUM_API_KEY"
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_TOKENS: Final[dict[str, str]] = {}
+"""Tokens of the suite that this command has found, by its services' addresses: what is asked later needs no key."""
 
 
 def find_suite(ready_file: Path | None) -> Ready:
@@ -29,8 +34,8 @@ def find_suite(ready_file: Path | None) -> Ready:
             raise StartupError(
                 f"no suite runs behind {ready_file}: start one with `fulcrum up --json-ready {ready_file}`"
             )
-        return ready
-    return read_ready(default_ready_file(DEFAULT_GATEWAY_PORT)) or _default()
+        return remember(ready)
+    return remember(read_ready(default_ready_file(DEFAULT_GATEWAY_PORT)) or _default())
 
 
 def find_one_suite(ready_file: Path | None) -> Ready:
@@ -44,8 +49,23 @@ def find_one_suite(ready_file: Path | None) -> Ready:
                 + ", ".join(f"{file} ({ready.gateway})" for file, ready in running)
             )
         if running:
-            return running[0][1]
+            return remember(running[0][1])
     return find_suite(ready_file)
+
+
+def key_headers(url: str) -> dict[str, str]:
+    """Who asks a service at `url`: the key of FULCRUM_API_KEY, else the token of a suite that runs on this machine,
+    which travels no further."""
+    address = urlsplit(url)
+    token = _TOKENS.get(f"{address.scheme}://{address.netloc}", "") if address.hostname in _LOOPBACK else ""
+    key = os.environ.get(KEY_VARIABLE, "") or token
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def remember(ready: Ready) -> Ready:
+    """The suite, whose token its services get from now on."""
+    _TOKENS.update(dict.fromkeys((*ready.gateways, ready.gateway, ready.planner, ready.metrics), ready.token))
+    return ready
 
 
 def no_suite(url: str) -> StartupError:
@@ -62,8 +82,14 @@ def get_json(base_url: str, path: str, **params: str) -> Any:
 
 def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str) -> Any:
     """What a service answers to an admin verb; raises StartupError that says what to do."""
-    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    return _answer(base_url, "PUT", path, headers, json.dumps(body).encode())
+    return ask_json(base_url, "PUT", path, body, token=token)
+
+
+def ask_json(base_url: str, method: str, path: str, body: dict[str, Any] | None, *, token: str) -> Any:
+    """The same, of any method."""
+    own = {"authorization": f"Bearer {token}"} if token else {}
+    headers = {"content-type": "application/json", **own}
+    return _answer(base_url, method, path, headers, None if body is None else json.dumps(body).encode())
 
 
 def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Any:
@@ -71,7 +97,8 @@ def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body
     connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
     try:
         with closing(connect(url.hostname or "", url.port, timeout=TIMEOUT_S)) as connection:
-            connection.request(method, f"{url.path.rstrip('/')}{path}", body, headers)
+            sent = {**key_headers(base_url), **headers}
+            connection.request(method, f"{url.path.rstrip('/')}{path}", body, sent)
             answer = connection.getresponse()
             content = answer.read(MAX_ANSWER_BYTES)
     except (OSError, HTTPException):
@@ -112,3 +139,13 @@ def _default() -> Ready:
         gateway=gateway, gateways=(gateway,), planner=planner, metrics=metrics,
         pid=0, token="", kafka="", redis="", cluster="", model="", engine="",
     )  # fmt: skip
+
+
+def local_user() -> str:
+    """Who sits here, as far as the machine knows."""
+    import getpass  # noqa: PLC0415 (what few commands need)
+
+    try:
+        return getpass.getuser() or "somebody"
+    except (KeyError, OSError):  # a user without a name
+        return "somebody"

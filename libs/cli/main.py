@@ -1,57 +1,78 @@
 """The `fulcrum` command: one module a command, each of which imports what it needs only when it runs."""
 
 import sys
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from libs.cli.batch.commands import batch
-from libs.cli.capacity.commands import capacity
-from libs.cli.chat.command import chat
-from libs.cli.doctor import doctor
-from libs.cli.forecast.commands import forecast
-from libs.cli.lab.commands import lab
-from libs.cli.models.commands import models
-from libs.cli.planner.commands import planner
-from libs.cli.profile import profile
-from libs.cli.role.command import role
-from libs.cli.show import occupancy, workers
-from libs.cli.status.commands import advice, alerts, events, status
-from libs.cli.suite.commands import down, logs
-from libs.cli.top.command import EPILOG, top
-from libs.cli.tune.commands import tune
-from libs.cli.up.command import up
 
-app = typer.Typer(
-    name="fulcrum",
-    help="LLM serving split into prefill and decode, kept in balance.",
-    epilog='Example: fulcrum up --decode 2, then in another terminal: fulcrum chat "Why is the sky blue?"',
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(epilog="Example: fulcrum up --engine sim --prefill 2 --decode 2 --gateway-port 9000")(up)
-app.command(epilog='Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0')(chat)
-app.command(epilog="Example: fulcrum doctor --engine vllm")(doctor)
-app.command(epilog="Example: fulcrum status --watch")(status)
-app.command(epilog="Example: fulcrum advice --apply")(advice)
-app.command(epilog="Example: fulcrum alerts --all")(alerts)
-app.command(epilog="Example: fulcrum events --follow --json")(events)
-app.command(epilog="Example: fulcrum workers --json")(workers)
-app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
-app.command(epilog=EPILOG)(top)
-app.command(epilog="Example: fulcrum role decode-1 decode-2 prefill")(role)
-app.command(epilog="Example: fulcrum logs prefill-1 --follow")(logs)
-app.command(epilog="Example: fulcrum down")(down)
-app.command(epilog="Example: fulcrum profile gpt-oss-120b-8xh100")(profile)
-app.add_typer(planner, name="planner")
-app.add_typer(batch, name="batch")
+class _Command(NamedTuple):
+    """Where a command is, or a group of them."""
 
-app.add_typer(tune, name="tune")
-app.add_typer(lab, name="lab")
-app.add_typer(forecast, name="forecast")
-app.add_typer(capacity, name="capacity")
-app.add_typer(models, name="models")
+    module: str
+    """Below `libs.cli`."""
+    epilog: str | None = None
+    """None: a group, or one that brings its own."""
+
+
+COMMANDS: Final[Mapping[str, _Command]] = {
+    "up": _Command("up.command", "Example: fulcrum up --engine sim --prefill 2 --decode 2 --gateway-port 9000"),
+    "chat": _Command(
+        "chat.command", 'Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0'
+    ),
+    "doctor": _Command("doctor", "Example: fulcrum doctor --engine vllm"),
+    "status": _Command("status.commands", "Example: fulcrum status --watch"),
+    "advice": _Command("status.commands", "Example: fulcrum advice --apply"),
+    "events": _Command("status.commands", "Example: fulcrum events --follow --json"),
+    "workers": _Command("show", "Example: fulcrum workers --json"),
+    "occupancy": _Command("show", "Example: fulcrum occupancy --window 500ms"),
+    "top": _Command("top.command"),
+    "role": _Command("role.command", "Example: fulcrum role decode-1 decode-2 prefill"),
+    "logs": _Command("suite.commands", "Example: fulcrum logs prefill-1 --follow"),
+    "audit": _Command("suite.commands", "Example: fulcrum audit --follow --json"),
+    "down": _Command("suite.commands", "Example: fulcrum down"),
+    "profile": _Command("profile", "Example: fulcrum profile gpt-oss-120b-8xh100"),
+    "alerts": _Command("status.commands"),
+    "planner": _Command("planner.commands"),
+    "batch": _Command("batch.commands"),
+    "tune": _Command("tune.commands"),
+    "lab": _Command("lab.commands"),
+    "forecast": _Command("forecast.commands"),
+    "capacity": _Command("capacity.commands"),
+    "models": _Command("models.commands"),
+    "keys": _Command("keys.commands"),
+}
+"""By name, in the order of the help."""
+
+
+def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """With these commands: each costs what its module imports, and typer reads the signatures of all."""
+    made = typer.Typer(
+        name="fulcrum",
+        help="LLM serving split into prefill and decode, kept in balance.",
+        epilog='Example: fulcrum up --decode 2, then in another terminal: fulcrum chat "Why is the sky blue?"',
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(options)
+    for name in names:
+        module = import_module(f"libs.cli.{COMMANDS[name].module}")
+        found = getattr(module, name)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=name)
+        else:
+            made.command(epilog=COMMANDS[name].epilog or module.EPILOG)(found)
+    return made
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: all commands, made when it is asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    return make_app()
 
 
 def _version(wanted: bool) -> None:
@@ -62,7 +83,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     _version: Annotated[
         bool,
@@ -74,8 +94,9 @@ def options(
 
 def main() -> None:
     """Run the command line; what can go wrong for a person is one line on stderr and exit code 1."""
+    named = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        app()
+        make_app([named] if named in COMMANDS else COMMANDS)()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

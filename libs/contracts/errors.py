@@ -3,6 +3,8 @@
 Over gRPC the class and message survive (in the status details as "code: message"); `param` and the traceback do not.
 """
 
+import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import grpc
@@ -136,6 +138,15 @@ class BatchNotFound(FileNotFound):
     code = "batch_not_found"
 
 
+class ResponseNotFound(FulcrumError):
+    """No such response is kept for this tenant."""
+
+    code = "response_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
 class TopicNotFound(InvalidRequest):
     """The broker has no such topic, or it is not for clients."""
 
@@ -217,6 +228,14 @@ class DecisionNotFound(FulcrumError):
     grpc_status = grpc.StatusCode.NOT_FOUND
 
 
+class SilenceNotFound(FulcrumError):
+    """No silence of alerts has this id, or it is over."""
+
+    code = "silence_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+
+
 class NoLongerKept(FulcrumError):
     """What is asked for was known, or might have been, and is not kept any more."""
 
@@ -244,6 +263,45 @@ class Unauthenticated(FulcrumError):
     grpc_status = grpc.StatusCode.UNAUTHENTICATED
 
 
+class InvalidApiKey(Unauthenticated):
+    """The API key is missing, unknown, expired or revoked; in the words of OpenAI's API, whose clients know them."""
+
+    code = "invalid_api_key"
+    error_type = "invalid_request_error"
+    repeatable = False
+
+    @property
+    def http_headers(self) -> dict[str, str]:
+        """How to authenticate, as HTTP wants it said."""
+        return super().http_headers | {"www-authenticate": "Bearer"}
+
+
+class PermissionDenied(FulcrumError):
+    """The caller is known, and may not do this."""
+
+    code = "permission_denied"
+    error_type = "invalid_request_error"
+    http_status = 403
+    grpc_status = grpc.StatusCode.PERMISSION_DENIED
+    repeatable = False
+
+
+class WrongHost(InvalidRequest):
+    """The request is for, or from a page of, a name that this service does not answer to."""
+
+    code = "wrong_host"
+    http_status = 403
+
+
+class KeyNotFound(FulcrumError):
+    """No such API key is kept."""
+
+    code = "key_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
 class QueueFull(FulcrumError):
     """A bounded queue is full: come back after `retry_after_s`."""
 
@@ -251,6 +309,25 @@ class QueueFull(FulcrumError):
     error_type = "rate_limit_error"
     http_status = 429
     grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class RateLimited(FulcrumError):
+    """A tenant has used one of its limits; the message names it and says when there is more."""
+
+    code = "rate_limit_exceeded"
+    error_type = "rate_limit_error"
+    http_status = 429
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
+        """headers: how the tenant's limits stand."""
+        super().__init__(message, retry_after_s=math.ceil(retry_after_s))
+        self._headers = headers
+
+    @property
+    def http_headers(self) -> dict[str, str]:
+        """With how the limits stand."""
+        return super().http_headers | dict(self._headers)
 
 
 class NoWorkers(FulcrumError):
@@ -269,6 +346,14 @@ class BrokerUnavailable(FulcrumError):
     error_type = "service_unavailable_error"
     http_status = 503
     grpc_status = grpc.StatusCode.UNAVAILABLE
+
+
+class PlannerUnavailable(FulcrumError):
+    """The planner does not answer whoever asks in another's name."""
+
+    code = "planner_unavailable"
+    error_type = "server_error"
+    http_status = 503
 
 
 class StaleRole(FulcrumError):

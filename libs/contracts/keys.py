@@ -86,3 +86,28 @@ def model_use(cluster: str, gateway_id: str) -> str:
 def model_uses(cluster: str) -> str:
     """Pub/sub channel that carries a gateway's id when it has written its use."""
     return f"fulcrum:{cluster}:model-uses"
+
+
+def api_keys(cluster: str) -> str:
+    """Hash of `book`, the API keys' hashes and tenants' limits as JSON, and `version`, counted up with each change."""
+    return f"fulcrum:{cluster}:api-keys"
+
+
+def limit_use(cluster: str, tenant: str, kind: str) -> str:
+    """Hash of what all gateways have used of a tenant's limit of a kind, by Unix second; it lives two minutes."""
+    return f"fulcrum:{cluster}:limit-use:{tenant}:{kind}"
+
+
+def limit_open(cluster: str, tenant: str) -> str:
+    """Hash of places for a tenant's requests at once, by the gateway that holds them: COUNT:UNTIL, in Unix ms."""
+    return f"fulcrum:{cluster}:limit-open:{tenant}"
+
+
+def limit_gateways(cluster: str) -> str:
+    """Sorted set of gateways that share tenants' limits, by the Unix ms until which they count."""
+    return f"fulcrum:{cluster}:limit-gateways"
+
+
+def responses(cluster: str, tenant: str, part: str) -> str:
+    """Of a tenant's kept responses: values (a hash by id), ends (a sorted set of ids by Unix ms), bytes (all sizes)."""
+    return f"fulcrum:{cluster}:responses:{tenant}:{part}"

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertEvent
+from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertEvent, AlertSilence
+from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Result, Share, Submission
-from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan, DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     FleetLoads,
@@ -47,7 +48,11 @@ WINDOWS = Topic("windows.v2", SharedWindows, key="metrics_id", partitions=1, ret
 QUEUES = Topic("queues.v1", GatewayQueues, key="gateway_id", partitions=1, retention_ms=HOUR_MS // 6)
 LOADS = Topic("loads.v1", FleetLoads, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)
 DEMAND = Topic("demand.v1", DemandTotals, key="gateway_id", partitions=1, retention_ms=24 * HOUR_MS)
+CAPACITY = Topic("capacity.v1", CapacityPlan, key="model", partitions=1, retention_ms=HOUR_MS)
 ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
+SILENCES = Topic("silences.v1", AlertSilence, key="silence_id", partitions=1, retention_ms=8 * 24 * HOUR_MS)
+"""Longer than any of them lasts."""
+AUDIT = Topic("audit.v1", AuditEvent, key="actor", partitions=1, retention_ms=90 * 24 * HOUR_MS)
 
 BATCH_JOBS = Topic("batch-jobs.v2", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
 BATCH_SHARES = Topic("batch-shares.v2", Share, key="share_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
@@ -64,7 +69,10 @@ ALL = (
     QUEUES,
     LOADS,
     DEMAND,
+    CAPACITY,
     ALERTS,
+    SILENCES,
+    AUDIT,
     BATCH_JOBS,
     BATCH_SHARES,
     BATCH_RESULTS,

@@ -39,9 +39,9 @@ class Arrivals:
         """What waits, by model and phase, and what came, of models for which nothing waits too."""
         found = {each.model: each for each in (model_queues(waiting, links.views()) if len(waiting) else ())}
         models = [*found, *((self._tokens.keys() | self._lines.keys()) - found.keys())]
-        return [self._told(found.get(model) or Queue(model), waiting) for model in models]
+        return [self._with_waiting(found.get(model) or Queue(model), waiting) for model in models]
 
-    def _told(self, queue: Queue, waiting: WaitingQueue) -> Queue:
+    def _with_waiting(self, queue: Queue, waiting: WaitingQueue) -> Queue:
         lines, tokens = waiting.batch_of(queue.model)
         return replace(
             queue,

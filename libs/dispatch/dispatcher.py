@@ -11,12 +11,12 @@ import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
 from libs.dispatch.arrivals import Arrivals
+from libs.dispatch.attempts import Attempts
 from libs.dispatch.experience import Experience
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
 from libs.dispatch.ports import ColdModels, Demand, Link, Links
 from libs.dispatch.router import Router
 from libs.dispatch.sequence_moves import SequenceMoves
-from libs.dispatch.stays import Stays
 from libs.dispatch.suspects import Suspects, poison_error
 from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
 from libs.dispatch.worker_news import (
@@ -32,7 +32,7 @@ from libs.dispatch.worker_news import (
     WorkerNews,
 )
 from libs.engine.port import Logprob
-from libs.policy.gateway.effects import Effects, End, EndReason, Stay, Wait, WorkerKey
+from libs.policy.gateway.effects import Attempt, Effects, End, EndReason, Wait, WorkerKey
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.outlook import lend_speeds
 from libs.policy.gateway.placement import Partner
@@ -90,7 +90,7 @@ class Dispatcher:
         self._experience = Experience()
         self._queue = WaitingQueue(bounds.max_waiting)
         self._moves = SequenceMoves()
-        self._stays = Stays(links)
+        self._attempts = Attempts(links)
         self._arrivals = Arrivals()
         self._live: dict[Generation, None] = {}
         """In the order in which they came."""
@@ -136,9 +136,9 @@ class Dispatcher:
         return len(self._live)
 
     @property
-    def stays(self) -> Stays:
+    def attempts(self) -> Attempts:
         """Which choices are on which workers."""
-        return self._stays
+        return self._attempts
 
     @property
     def draining(self) -> bool:
@@ -224,8 +224,8 @@ class Dispatcher:
         """Send what waits to where there is room."""
         links, now_ns = self._links.serving(), self._clock.now_ns()
         if self._moves:
-            for generation, stay, binding in self._moves.places(self._links, self._router, now_ns):
-                self._do(generation, generation.placement.place_found(stay, links[binding.decode_worker].key))
+            for generation, attempt, binding in self._moves.places(self._links, self._router, now_ns):
+                self._do(generation, generation.placement.place_found(attempt, links[binding.decode_worker].key))
         if len(self._queue):
             views = self._links.views()
             self._queue.judge(views)
@@ -285,7 +285,7 @@ class Dispatcher:
         if news.tokens:
             self._tokens(link.key, news.tokens)
         for happened in news.happened:
-            found = self._stays.find(link.key, happened.sequence_id)
+            found = self._attempts.find(link.key, happened.sequence_id)
             if found is not None:
                 self._hear(*found, happened)
         if news.speed:
@@ -294,20 +294,22 @@ class Dispatcher:
             self._turn_soon()
 
     def _tokens(self, worker: WorkerKey, tokens: Tokens) -> None:
-        now_ns, there = self._clock.now_ns(), self._stays.at(worker)
+        now_ns, there = self._clock.now_ns(), self._attempts.at(worker)
         for index, (sequence_id, token_id) in enumerate(zip(tokens.sequence_ids, tokens.ids, strict=True)):
             found = there.get(sequence_id)
             if found is not None:
                 self._token(*found, token_id, tokens.logprobs.get(index), now_ns)
 
-    def _token(self, generation: Generation, stay: Stay, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
+    def _token(
+        self, generation: Generation, attempt: Attempt, token_id: int, logprob: Logprob | None, now_ns: int
+    ) -> None:
         ended = generation.token(token_id, logprob, now_ns)
-        stay.tokens += 1
+        attempt.tokens += 1
         if len(generation.output) == 1 and not generation.resumed:
-            self._learn(generation, stay.worker)
+            self._learn(generation, attempt.worker)
         if generation.trial is not None and self.suspects.token(generation):
             self._turn_soon()
-        if stay.tokens == 1 and stay is generation.placement.decode:
+        if attempt.tokens == 1 and attempt is generation.placement.decode:
             self._do(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
@@ -320,54 +322,54 @@ class Dispatcher:
             predicted_ns = timeline.predicted_first_ns - timeline.bound_ns
             link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
-    def _hear(self, generation: Generation, stay: Stay, happened: Happened) -> None:
+    def _hear(self, generation: Generation, attempt: Attempt, happened: Happened) -> None:
         """Have it decided what becomes of a choice."""
         placement = generation.placement
         whole = generation.complete() is not None
         if isinstance(happened, Opened):
-            left = 0 if whole else generation.max_output_tokens - stay.known
-            effects = placement.opened_blocks(stay, happened.blocks, self, len(generation.output), left)
+            left = 0 if whole else generation.max_output_tokens - attempt.known
+            effects = placement.opened_blocks(attempt, happened.blocks, self, len(generation.output), left)
             self._do(generation, effects)
         elif isinstance(happened, Prefilled):
             if not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
             self._do(generation, placement.prefilled(happened.blocks, self, len(generation.output), whole=whole))
         elif isinstance(happened, Finished):
-            if stay is placement.prompt and not placement.resumed:
+            if attempt is placement.prompt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
-            effects = placement.finished(stay, self, well=happened.reason is not None, whole=whole)
+            effects = placement.finished(attempt, self, well=happened.reason is not None, whole=whole)
             self._do(generation, effects, happened.reason)
         elif isinstance(happened, Moved):
-            if stay is placement.prompt and not placement.resumed:
+            if attempt is placement.prompt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
             self._moves.forget(generation)
-            effects = placement.handed_over(stay, happened.blocks, self, len(generation.output), whole=whole)
+            effects = placement.handed_over(attempt, happened.blocks, self, len(generation.output), whole=whole)
             self._do(generation, effects)
         elif isinstance(happened, Leaving):
-            self._moves.ask(generation, stay, self._next_id())
+            self._moves.ask(generation, attempt, self._next_id())
         else:
-            self._fails(generation, stay, happened, whole=whole)
+            self._fails(generation, attempt, happened, whole=whole)
 
-    def _fails(self, generation: Generation, stay: Stay, happened: Refused | Failed, *, whole: bool) -> None:
+    def _fails(self, generation: Generation, attempt: Attempt, happened: Refused | Failed, *, whole: bool) -> None:
         placement = generation.placement
         if isinstance(happened, Refused):
-            self._do(generation, placement.refused(stay, happened.why, happened.detail, self, whole=whole))
+            self._do(generation, placement.refused(attempt, happened.why, happened.detail, self, whole=whole))
             return
         code = happened.code
-        log.info("sequence failed", request_id=generation.request_id, worker=stay.worker[0], code=code)
+        log.info("sequence failed", request_id=generation.request_id, worker=attempt.worker[0], code=code)
         detail, blocks_lost = f"{code}: {happened.detail}", happened.blocks_lost
-        self._do(generation, placement.failed(stay, detail, self, blocks_lost=blocks_lost, whole=whole))
+        self._do(generation, placement.failed(attempt, detail, self, blocks_lost=blocks_lost, whole=whole))
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
         """A stream broke: what was on it goes elsewhere."""
-        there, reserved = self._stays.leave(link.key)
+        there, reserved = self._attempts.leave(link.key)
         if died:
             self.suspects.lost(link.key, there)
         for generation in reserved:
             generation.placement.reservation_lost()
-        for generation, stay in there:
+        for generation, attempt in there:
             whole = generation.complete() is not None
-            self._do(generation, generation.placement.lost(stay, self, silent=silent, whole=whole))
+            self._do(generation, generation.placement.lost(attempt, self, silent=silent, whole=whole))
         if reserved:
             log.info("decode credits lost with a worker", worker=link.id, choices=len(reserved))
         self._links.drop_gone()
@@ -399,7 +401,7 @@ class Dispatcher:
             elif isinstance(effect, End):
                 self._end(generation, self._outcome(generation, effect.why, effect.detail, reason))
             else:
-                self._stays.do(generation, effect)
+                self._attempts.do(generation, effect)
 
     def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: ApiFinishReason | None) -> Ending:
         if why is EndReason.REFUSED:

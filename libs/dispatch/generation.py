@@ -11,7 +11,7 @@ from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
-from libs.policy.gateway.effects import Blocks, Stay
+from libs.policy.gateway.effects import Attempt, Blocks
 from libs.policy.gateway.placement import Placement
 from libs.policy.gateway.suspicion import Trial
 from libs.policy.roles import Phase
@@ -26,6 +26,8 @@ class ApiFinishReason(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    """It called tools, and stopped; a choice's own finish, which no worker gives."""
 
 
 Ending = ApiFinishReason | FulcrumError | None
@@ -199,18 +201,18 @@ class Generation:
             return ApiFinishReason.STOP
         return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
-    def message(self, stay: Stay, blocks: Blocks | None, epoch: int) -> pb.Submit:
+    def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
         """What a worker is asked: to go on from all tokens so far."""
         return pb.Submit(
-            sequence=stay.sequence_id,
+            sequence=attempt.sequence_id,
             request_id=self.request_id,
             epoch=epoch,
-            phase=_PHASES[stay.phase],
+            phase=_PHASES[attempt.phase],
             token_ids=self.prompt + pack_u32(self.output) if self.output else self.prompt,
             prompt_tokens=self.prompt_tokens,
             max_output_tokens=self.max_output_tokens,
             sampling=self.sampling,
             context=self.context,
-            kv=cast(pb.KvSource, blocks.source) if blocks is not None and stay.phase is Phase.DECODE else None,
+            kv=cast(pb.KvSource, blocks.source) if blocks is not None and attempt.phase is Phase.DECODE else None,
             model=self.model,
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.worker_news import WorkerNews
-from libs.policy.gateway.effects import Blocks, Stay, WorkerKey
+from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
 from libs.policy.gateway.outlook import Outlook
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
@@ -36,7 +36,7 @@ class Work(Protocol):
         """Prompt tokens that workers are thought to hold, by worker id."""
         ...
 
-    def message(self, stay: Stay, blocks: Blocks | None, epoch: int) -> pb.Submit:
+    def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
         """To go on from all tokens so far."""
         ...
 
@@ -69,7 +69,7 @@ class Link(Protocol):
         """Whether it may have been dead already when a sequence was sent there: it has said nothing since."""
         ...
 
-    def submit(self, stay: Stay, work: Work, blocks: Blocks | None) -> None:
+    def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
         """Send work there against a prompt credit, or against the decode credit that is set aside for it."""
         ...
 
@@ -135,8 +135,8 @@ class ColdModels(Protocol):
         """Whether it is known here what becomes of requests that wait for the model."""
         ...
 
-    def ends(self, name: str, waited_s: float) -> FulcrumError | None:
-        """Why such a request waits no longer; None: it does."""
+    def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
+        """Why such a request waits no longer; None: it does. `begun`: tokens of it have come before."""
         ...
 
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
 from libs.dispatch.generation import Generation
-from libs.policy.gateway.effects import Stay, WorkerKey
+from libs.policy.gateway.effects import Attempt, WorkerKey
 from libs.policy.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion, Trial
 from libs.policy.roles import Phase
 from libs.runtime.clock import Clock
@@ -26,8 +26,8 @@ LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
 class Suspects:
     """Follows the choices of one gateway; `Suspicion` decides."""
 
-    def __init__(self, clock: Clock, memory_s: float, quiet: Callable[[Stay], bool]) -> None:
-        """`quiet`: whether the worker of a stay may have been dead already when the choice was sent there."""
+    def __init__(self, clock: Clock, memory_s: float, quiet: Callable[[Attempt], bool]) -> None:
+        """`quiet`: whether the worker of an attempt may have been dead already when the choice was sent there."""
         self._clock = clock
         self._quiet = quiet
         self._suspicion = Suspicion(round(memory_s * 1e9))
@@ -63,9 +63,9 @@ class Suspects:
         if len(generations) > MAX_LOST_WORKERS:
             _choose_leaders(generations)
 
-    def lost(self, worker: WorkerKey, stays: Iterable[tuple[Generation, Stay]]) -> None:
+    def lost(self, worker: WorkerKey, attempts: Iterable[tuple[Generation, Attempt]]) -> None:
         """The stream to a worker broke with these, for all that can be seen because it died."""
-        held = [(generation, seen) for generation, stay in stays if (seen := self._held(generation, stay)) is not None]
+        held = [(each, seen) for each, attempt in attempts if (seen := self._held(each, attempt)) is not None]
         self._suspicion.lost(worker, [seen for _, seen in held], self._clock.now_ns())
         for generation, _ in held:
             self._try(generation)
@@ -142,22 +142,22 @@ class Suspects:
         generation.trial = Trial(stage, len(generation.output) + more)
         self._on_trial[generation] = None
 
-    def _held(self, generation: Generation, stay: Stay) -> Held | None:
+    def _held(self, generation: Generation, attempt: Attempt) -> Held | None:
         """What a choice was doing on a worker; None where nothing of it was computed there: its blocks wait, or are on
         their way, or it was sent to a worker that may have been dead by then."""
         placement = generation.placement
-        computed_elsewhere = placement.prefilling and stay is not placement.prompt
-        waits = stay.phase is Phase.PREFILL and not placement.prefilling
-        if computed_elsewhere or waits or self._quiet(stay):
+        computed_elsewhere = placement.prefilling and attempt is not placement.prompt
+        waits = attempt.phase is Phase.PREFILL and not placement.prefilling
+        if computed_elsewhere or waits or self._quiet(attempt):
             return None
         first = Stage.AGAIN if generation.output else Stage.PROMPT
-        stage = Stage.TOKENS if stay.phase is Phase.DECODE or stay.tokens else first
+        stage = Stage.TOKENS if attempt.phase is Phase.DECODE or attempt.tokens else first
         request = frozenset(map(_fingerprint, generation.siblings or (generation,)))
-        return Held(_fingerprint(generation), request, stage, stay.tokens)
+        return Held(_fingerprint(generation), request, stage, attempt.tokens)
 
     def _exposed(self, generation: Generation) -> bool:
         """Whether a choice is on a worker which may die of it."""
-        held = (self._held(generation, stay) for stay in _stays(generation))
+        held = (self._held(generation, attempt) for attempt in _attempts(generation))
         return any(seen is not None and seen.exposed for seen in held)
 
     def _passed(self, generation: Generation, stage: Stage) -> None:
@@ -204,13 +204,13 @@ def _fingerprint(generation: Generation) -> Prompt:
     return generation.fingerprint
 
 
-def _stays(generation: Generation) -> list[Stay]:
+def _attempts(generation: Generation) -> list[Attempt]:
     """Where a choice is."""
     placement = generation.placement
-    return [stay for stay in (placement.prompt, placement.decode) if stay is not None]
+    return [attempt for attempt in (placement.prompt, placement.decode) if attempt is not None]
 
 
 def _workers(generation: Generation) -> set[str]:
     """Where a choice is, or will be next."""
     reserved = generation.placement.reserved
-    return {stay.worker[0] for stay in _stays(generation)} | ({reserved[0]} if reserved is not None else set())
+    return {attempt.worker[0] for attempt in _attempts(generation)} | ({reserved[0]} if reserved is not None else set())

@@ -188,7 +188,8 @@ def expired(
     for generation in waiting:
         model = generation.model
         if cold is not None and cold.covers(model) and not served(model):
-            error = cold.ends(model, (now_ns - generation.timeline.queued_ns) / 1e9)
+            waited_s = (now_ns - generation.timeline.queued_ns) / 1e9
+            error = cold.ends(model, waited_s, begun=bool(generation.output))
             if error is not None:
                 found.append((generation, error))
             continue

@@ -183,11 +183,11 @@ class LocalDraft:
             self.held_bytes += len(part)
             await asyncio.to_thread(self._file.write, part)
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
+    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
         self._target = self._home_of(file_id) if file_id else self._target
         now_ns = time.time_ns()
-        info = FileInfo(self._target.name, name, purpose, self._bytes, now_ns // 10**9, now_ns)
+        info = FileInfo(self._target.name, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant)
         with _store_errors():
             await self._room.measure()
             self._room.check()

@@ -21,6 +21,8 @@ class FileInfo:
     created_unix_s: int
     created_unix_ns: int = 0
     """The same moment, finely enough to order what was made in one second; 0 in descriptions of older versions."""
+    tenant: str = ""
+    """Whose it is; empty in descriptions of older versions."""
 
 
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
@@ -35,10 +37,10 @@ class Draft(Protocol):
         """Append; raises FileTooLarge or StoreFull."""
         ...
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
+    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
         """It is whole: from now on others see it; raises StoreFull. One of the same id is replaced.
 
-        `file_id`: its id, where that is another than the draft's.
+        `file_id`: its id, where that is another than the draft's. `tenant`: whose it is.
         """
         ...
 

@@ -93,7 +93,7 @@ class S3Files:
         end = known.info.bytes if length is None else min(first_byte + length, known.info.bytes)
         if first_byte >= end:
             return
-        with _told(file_id):
+        with _typed_errors(file_id):
             span = f"bytes={first_byte}-{end - 1}"
             found = await self._client.get_object(Bucket=self._bucket, Key=known.content_key, Range=span)
             async with found["Body"] as body:
@@ -103,7 +103,7 @@ class S3Files:
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
         keys: list[tuple[str, str]] = []
-        with _told(""):
+        with _typed_errors(""):
             pages = self._client.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}info/"):
                 keys += [(item["Key"], item["ETag"]) for item in page.get("Contents", ())]
@@ -140,22 +140,22 @@ class S3Files:
 
     async def put(self, key: str, body: bytes) -> None:
         """One object."""
-        with _told(key):
+        with _typed_errors(key):
             await self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
 
     async def remove(self, key: str) -> None:
         """One object, whether or not it is there."""
-        with _told(key):
+        with _typed_errors(key):
             await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def begin(self, key: str) -> str:
         """An upload in parts; its id."""
-        with _told(key):
+        with _typed_errors(key):
             return (await self._client.create_multipart_upload(Bucket=self._bucket, Key=key))["UploadId"]
 
     async def part(self, key: str, upload_id: str, number: int, body: bytes) -> "CompletedPartTypeDef":
         """One part, numbered from 1."""
-        with _told(key):
+        with _typed_errors(key):
             done = await self._client.upload_part(
                 Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
             )
@@ -163,14 +163,14 @@ class S3Files:
 
     async def complete(self, key: str, upload_id: str, parts: "list[CompletedPartTypeDef]") -> None:
         """The object is whole."""
-        with _told(key):
+        with _typed_errors(key):
             await self._client.complete_multipart_upload(
                 Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
 
     async def abandon(self, key: str, upload_id: str) -> None:
         """There will be no such object."""
-        with _told(key):
+        with _typed_errors(key):
             await self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
 
     async def _measure(self) -> int:
@@ -181,7 +181,7 @@ class S3Files:
         return sum(info.bytes for info in infos)
 
     async def _read_known(self, key: str, file_id: str = "") -> _Known:
-        with _told(file_id or key):
+        with _typed_errors(file_id or key):
             found = await self._client.get_object(Bucket=self._bucket, Key=key)
             async with found["Body"] as body:
                 text = await body.read()
@@ -227,7 +227,7 @@ class S3Draft:
             await self._send(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
+    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
         file_id = file_id or self._file_id
         known_key = self._store.known_key(file_id)
@@ -246,7 +246,7 @@ class S3Draft:
         with suppress(FileNotFound):
             replaced = (await self._store.known(file_id)).content_key
         now_ns = time.time_ns()
-        info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns)
+        info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant)
         async with self._room.keeping(self.held_bytes):
             await self._store.put(known_key, msgspec.json.encode(_Known(info, self._content_key)))
             self.held_bytes = 0
@@ -299,7 +299,7 @@ async def open_s3(
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _typed_errors(what: str) -> Iterator[None]:
     """The store's errors in our words."""
     try:
         yield

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from libs.contracts.errors import StartupError
+from libs.engine.vllm.starting.arguments import parse_arguments
 from libs.launch.profile import load_profile
 from libs.perfmodel.profiles import profile
 
@@ -38,6 +39,8 @@ class SuiteOptions:
     """Step-time profile of the sim engine's workers; None leaves it to their settings."""
     profile: str | None = None
     """Deployment profile (libs/launch/profile.py) that the workers come from, in place of their numbers."""
+    engine_args: tuple[str, ...] = ()
+    """Of vLLM's engine, as KEY=VALUE; they come before those of settings and profiles."""
     restart: bool = True
     json_ready: Path | None = None
 
@@ -50,8 +53,18 @@ class SuiteOptions:
             return self.pool
         return self.prefill + self.decode + self.mixed
 
+    @property
+    def engine_arguments(self) -> dict[str, Any]:
+        """Raises StartupError for what is none, or not a person's to choose."""
+        try:
+            return parse_arguments(self.engine_args)
+        except ValueError as error:
+            raise StartupError(str(error)) from None
+
     def check(self) -> None:
         """Raises StartupError for what makes no suite."""
+        if self.engine_arguments and self.engine != "vllm":
+            raise StartupError("--engine-arg is for --engine vllm")
         if self.workers_per_process > 1 and self.engine != "sim":
             raise StartupError("--workers-per-process is for --engine sim: the others compute, and share nothing")
         if self.sim_profile is not None:

@@ -39,6 +39,8 @@ class Place:
     """Of the launcher, where the planner wishes for spare workers."""
     batch_topics: str = ""
     """That batch jobs may read and write."""
+    keys: str = ""
+    """Where hashes of API keys are."""
     gpus: tuple[str, ...] = ()
     """Of this machine, for workers."""
     worker_device: str = "auto"
@@ -81,22 +83,28 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
         "FULCRUM_TOKEN": place.token,
         "FULCRUM_CLUSTER": place.cluster,
     }
+    keys = {"FULCRUM_KEYS": place.keys}
     own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
     wishes = {"FULCRUM_PLANNER_ACTUATOR": "process", "FULCRUM_PLANNER_ACTUATOR_URL": place.spares_url}
     asked = shared | _catalogue(models) | (wishes if options.spare else {})
     return Plan(
         stores=_stores(options, place),
-        gateways=_gateways(options, model, place, shared),
+        gateways=_gateways(options, model, place, shared | keys),
         workers=_workers(options, own, kinds),
         spares=tuple(_worker(own, SPARE, [number], each) for number, each in enumerate(kinds[SPARE], start=1)),
         observers=(
-            _service("planner", asked, "FULCRUM_PLANNER_PORT", place.planner_port),
-            _service("metrics", shared, "FULCRUM_METRICS_PORT", place.metrics_port),
+            _service("planner", asked | keys, "FULCRUM_PLANNER_PORT", place.planner_port),
+            _service("metrics", shared | keys | _planner_at(place), "FULCRUM_METRICS_PORT", place.metrics_port),
         ),
         kafka=kafka,
         redis=redis,
         model=model.name,
     )
+
+
+def _planner_at(place: Place) -> dict[str, str]:
+    """For the page; not where the planner picks its own port."""
+    return {"FULCRUM_METRICS_PLANNER_URL": f"http://127.0.0.1:{place.planner_port}"} if place.planner_port else {}
 
 
 def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:
@@ -155,6 +163,8 @@ def _worker_settings(options: SuiteOptions, model: Model, place: Place, shared: 
     }
     if options.sim_profile is not None:
         own["FULCRUM_WORKER_SIM_PROFILE"] = options.sim_profile
+    if options.engine_args:
+        own["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(place.vllm_arguments)
     return own
 
 
@@ -182,7 +192,10 @@ def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[st
     """By role, the settings of each worker that not all have. Raises StartupError where GPUs do not go round."""
     if options.profile is not None:
         profile = load_profile(options.profile)
-        return {SPARE: [], **{role: [worker.settings() for worker in profile.of(role)] for role in ROLES}}
+        return {
+            SPARE: [],
+            **{role: [worker.settings(options.engine_arguments) for worker in profile.of(role)] for role in ROLES},
+        }
     dealt = deal(
         place.gpus,
         options.workers + options.spare,

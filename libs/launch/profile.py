@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -40,8 +41,8 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """That it starts as."""
         return service_of(self.role)
 
-    def settings(self) -> Mapping[str, str]:
-        """Environment variables of its process, beside those of every worker."""
+    def settings(self, arguments: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, str]:
+        """Environment variables of its process, beside those of every worker; `arguments` come before its own."""
         return {
             "FULCRUM_WORKER_ENGINE": "vllm",
             **role_settings(self.role),
@@ -51,7 +52,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "FULCRUM_WORKER_MAX_SEQUENCES": str(self.max_sequences),
             "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": str(self.prefill_chunk_tokens),
             "FULCRUM_WORKER_BLOCK_SIZE_TOKENS": str(self.block_size_tokens),
-            "FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps(self.arguments),
+            "FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps(self.arguments | dict(arguments)),
         }
 
 

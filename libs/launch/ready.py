@@ -30,6 +30,8 @@ class Ready(msgspec.Struct, frozen=True):
     cluster: str
     model: str
     engine: str
+    keys: str = ""
+    """Where hashes of API keys are: a file, or `redis`."""
 
     @property
     def gateway_port(self) -> int:

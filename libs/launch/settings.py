@@ -30,6 +30,10 @@ class LaunchSettings(CommonSettings):
     """Topics that batch jobs may read and write; where nobody says so, LOOPBACK_BATCH_TOPICS on loopback and none
     beyond."""
 
+    keys: str = Field("", validation_alias="FULCRUM_KEYS")
+    """Where hashes of API keys are: `redis`, or the path of a file; empty means a file in the cache folder, by
+    cluster."""
+
     def batch_topics_allowed(self) -> str:
         """The value of the gateways' setting."""
         if self.batch_topics is not None:

@@ -19,6 +19,7 @@ import httpx
 
 from libs.bus.embedded import broker_command, embedded_broker
 from libs.contracts.errors import StartupError
+from libs.keys.place import keys_place
 from libs.launch import preflight
 from libs.launch.gpus import visible_gpus
 from libs.launch.options import SuiteOptions
@@ -107,6 +108,7 @@ class Up:
         planner_port, metrics_port = self._neighbours(options)
         own_stores = options.kafka is None and options.redis is None
         own_broker = options.kafka is None
+        cluster = settings.cluster_of(options.gateway_port, own_stores=own_stores)
         return Place(
             folder=folder,
             broker=broker_command(embedded_broker(), port=broker_port, folder=folder / "kafka") if own_broker else (),
@@ -118,12 +120,13 @@ class Up:
             worker_drain_s=settings.worker_drain_s,
             gateway_drain_s=settings.gateway_drain_s,
             token=secrets.token_urlsafe(TOKEN_BYTES),
-            cluster=settings.cluster_of(options.gateway_port, own_stores=own_stores),
+            cluster=cluster,
+            keys=keys_place(settings.keys, cluster),
             spares_url="" if spares_sock is None else f"http://{LOOPBACK}:{spares_sock.getsockname()[1]}",
             batch_topics=settings.batch_topics_allowed(),
             gpus=visible_gpus(os.environ) if options.engine != "sim" else (),
             worker_device=settings.worker_device,
-            vllm_arguments=settings.vllm_arguments,
+            vllm_arguments=settings.vllm_arguments | options.engine_arguments,
         )
 
     def _neighbours(self, options: SuiteOptions) -> tuple[int, int]:
@@ -156,6 +159,7 @@ def _ready(options: SuiteOptions, model: Model, place: Place, plan: Plan, lines:
         cluster=place.cluster,
         model=model.name,
         engine=options.engine,
+        keys=place.keys,
     )
 
 
@@ -201,7 +205,7 @@ async def until_serving(ready: Ready, workers: Sequence[str]) -> None:
     try:
         async with (
             asyncio.timeout(SERVING_TIMEOUT_S),
-            httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client,
+            httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False, headers=_token(ready)) as client,
         ):
             while missing := await _missing(client, ready, workers):  # noqa: ASYNC110 (other processes set no event)
                 await asyncio.sleep(SERVING_POLL_S)
@@ -209,6 +213,10 @@ async def until_serving(ready: Ready, workers: Sequence[str]) -> None:
         raise StartupError(
             f"the processes run, but after {SERVING_TIMEOUT_S:g} s there is still no {missing}"
         ) from None
+
+
+def _token(ready: Ready) -> dict[str, str]:
+    return {"authorization": f"Bearer {ready.token}"}
 
 
 async def _missing(client: httpx.AsyncClient, ready: Ready, workers: Sequence[str]) -> str:

@@ -40,9 +40,9 @@ def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeM
 
 def expected_ns(model: StepTimeModel, counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """[steps] ns that a model expects of finished steps; counts: [`StepCounts`, steps]."""
-    tokens, prompts, context, batch, kv_tokens, told_squared = counts
+    tokens, prompts, context, batch, kv_tokens, given_squared = counts
     alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as `StepWork.squared`
-    squared = np.where(told_squared > 0, told_squared, alike) * (tokens > 0)
+    squared = np.where(given_squared > 0, given_squared, alike) * (tokens > 0)
     nothing = np.zeros_like(tokens)
     return predict(model, Rows(tokens, squared, batch, kv_tokens, nothing, nothing))
 

@@ -1,12 +1,16 @@
 """Redis connections of which no call outlasts a bound, whatever state the server is in."""
 
-from typing import Any
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
+
+T = TypeVar("T")
 
 MAX_CONNECTIONS = 16
 STALE_RETRIES = 1
@@ -30,3 +34,12 @@ def make_redis(url: str, *, timeout_ms: float) -> "Redis":
         decode_responses=False,
     )
     return client
+
+
+async def in_time(call: Awaitable[T], timeout_s: float, down: type[Exception]) -> T:
+    """The call's result; raises `down` for whatever keeps Redis from answering within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except (RedisError, OSError, TimeoutError) as error:
+        raise down(str(error) or "no answer in time") from error

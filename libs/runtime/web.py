@@ -106,5 +106,5 @@ async def _exposed(metrics: Collector) -> bytes:
 
 
 def error_response(error: FulcrumError) -> JSONResponse:
-    """The error with its HTTP status, in the shape that OpenAI's API uses."""
-    return JSONResponse(error.http_body, status_code=error.http_status)
+    """The error with its HTTP status and headers, in the shape that OpenAI's API uses."""
+    return JSONResponse(error.http_body, status_code=error.http_status, headers=error.http_headers)

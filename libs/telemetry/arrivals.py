@@ -34,7 +34,7 @@ class ArrivalRates:
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Enter a message that came at `now_ns`; a gateway that restarted counts anew."""
-        key, told_ns = message.gateway_id, message.told_unix_ns
+        key, reported_ns = message.gateway_id, message.told_unix_ns
         known = self._gateways.pop(key, None)
         if message.last:
             return
@@ -43,13 +43,13 @@ class ArrivalRates:
         if len(self._gateways) >= MAX_GATEWAYS:
             del self._gateways[next(iter(self._gateways))]
         self._gateways[key] = known
-        if known.incarnation > message.incarnation or (known.samples and known.samples[-1][0] >= told_ns):
+        if known.incarnation > message.incarnation or (known.samples and known.samples[-1][0] >= reported_ns):
             return
         known.heard_ns = now_ns
         counted = {each.model: each.arrived_tokens for each in message.queues[:MAX_MODELS]}
-        known.samples.append((told_ns, counted))
+        known.samples.append((reported_ns, counted))
         # One sample from before the span stays, so that the span is whole.
-        while len(known.samples) > 2 and known.samples[1][0] <= told_ns - SPAN_NS:
+        while len(known.samples) > 2 and known.samples[1][0] <= reported_ns - SPAN_NS:
             known.samples.popleft()
 
     def tokens_per_s(self, model: str, now_ns: int) -> float:
@@ -61,7 +61,7 @@ class ArrivalRates:
 def _rate(samples: "deque[_Sample]", model: str) -> float:
     if len(samples) < 2:
         return 0.0
-    counted = [(told_ns, counts.get(model, 0)) for told_ns, counts in samples]
+    counted = [(reported_ns, counts.get(model, 0)) for reported_ns, counts in samples]
     (first_ns, first), (last_ns, last) = counted[0], counted[-1]
     came = max(last - first, 0)
     burst = _largest_burst(counted)

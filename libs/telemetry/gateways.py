@@ -63,7 +63,7 @@ class _Report(NamedTuple):
 
     heard_ns: int
     incarnation: int
-    told_unix_ns: int
+    reported_unix_ns: int
     queues: tuple[ModelQueue, ...]
 
 
@@ -79,7 +79,11 @@ class Gateways:
             return
         key, known = message.gateway_id, self._latest.get(message.gateway_id)
         age = message.incarnation, message.told_unix_ns
-        if known is not None and age < (known.incarnation, known.told_unix_ns) and now_ns < known.heard_ns + SILENT_NS:
+        if (
+            known is not None
+            and age < (known.incarnation, known.reported_unix_ns)
+            and now_ns < known.heard_ns + SILENT_NS
+        ):
             return
         self._latest.pop(key, None)
         if message.last:

@@ -191,7 +191,7 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "seconds": round(length_ns / 1e9, 1),
         "steps": len(calls),
         "coverage": round(reported.covered_ns / length_ns, 4),
-        "busy_told": round((reported.prefill_ns + reported.decode_ns) / length_ns, 5),
+        "busy_reported": round((reported.prefill_ns + reported.decode_ns) / length_ns, 5),
         "busy_true": round(busy, 5),
         "mixed_true": round(mixed, 5),
         "busy_error_points": round(100 * abs((reported.prefill_ns + reported.decode_ns) / length_ns - busy), 3),

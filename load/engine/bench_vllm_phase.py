@@ -84,7 +84,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "steps": len(ended),
         "announced": len(steps) - len(ended),
         "coverage": round(reported.covered_ns / length_ns, 4),
-        "busy_told": round(busy_reported, 5),
+        "busy_reported": round(busy_reported, 5),
         "busy_true": round(busy_true, 5),
         "busy_error_points": round(100 * abs(busy_reported - busy_true), 3),
         "window_error_points_mean": round(100 * statistics.mean(map(abs, errors)), 3),

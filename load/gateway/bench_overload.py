@@ -43,9 +43,9 @@ class Phase:
     seconds: float
     statuses: Counter[str] = field(default_factory=Counter)
     not_sent: int = 0
-    told_s: list[float] = field(default_factory=list)
+    retry_after_s: list[float] = field(default_factory=list)
     """Retry-After of refusals."""
-    last_told_s: float = 0.0
+    last_retry_after_s: float = 0.0
     drained_s: float = 0.0
     """From the last arrival until nothing waited any more."""
     rss_mb: list[dict[str, float]] = field(default_factory=list)
@@ -61,8 +61,8 @@ async def ask(http: httpx.AsyncClient, url: str, number: int, phase: Phase) -> N
         return
     phase.statuses[str(answer.status_code)] += 1
     if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
-        phase.last_told_s = float(answer.headers["retry-after"])
-        phase.told_s.append(phase.last_told_s)
+        phase.last_retry_after_s = float(answer.headers["retry-after"])
+        phase.retry_after_s.append(phase.last_retry_after_s)
 
 
 async def capacity_per_s(http: httpx.AsyncClient, url: str, seconds: float, numbers: "count[int]") -> float:
@@ -119,7 +119,11 @@ async def _sample(kinds: Kinds, phase: Phase) -> None:
 
 def line(phase: Phase) -> str:
     """A row for people: memory at the start, after a third, and at the end."""
-    waits = f"{min(phase.told_s):.0f}-{max(phase.told_s):.0f}, last {phase.last_told_s:.0f}" if phase.told_s else "-"
+    waits = (
+        f"{min(phase.retry_after_s):.0f}-{max(phase.retry_after_s):.0f}, last {phase.last_retry_after_s:.0f}"
+        if phase.retry_after_s
+        else "-"
+    )
     shown = (0, len(phase.rss_mb) // 3, -1)
     rss = "  ".join(
         f"{kind} " + "/".join(f"{phase.rss_mb[place][kind]:.0f}" for place in shown) for kind in phase.rss_mb[0]
@@ -162,7 +166,8 @@ def main() -> None:
     )
     capacity, phases = uvloop.run(bench(options))
     rows = [
-        asdict(phase) | {"statuses": dict(phase.statuses), "told_s": sorted(Counter(phase.told_s).items())}
+        asdict(phase)
+        | {"statuses": dict(phase.statuses), "retry_after_s": sorted(Counter(phase.retry_after_s).items())}
         for phase in phases
     ]
     print(json.dumps({"bench": "overload", "capacity_per_s": round(capacity, 1), "phases": rows}))

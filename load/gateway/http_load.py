@@ -60,9 +60,8 @@ class Requests:
         if shape.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         encoded = msgspec.json.encode(body)
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(encoded)}"
-        )
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(encoded)}"
         self._before, _, self._after = (head.encode() + b"\r\n\r\n" + encoded).partition(_NUMBER)
         self._numbers = count(start)
 

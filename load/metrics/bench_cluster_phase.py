@@ -144,7 +144,7 @@ def errors(fleet: Fleet, calls: dict[Member, list[Call]], unix_ns: int, clock_ns
         "steps": sum(map(len, calls.values())),
         "mixed_steps": sum(call.kind is StepKind.MIXED for log in calls.values() for call in log),
         "coverage": round(whole.covered / (gpus * windows * WINDOW_NS), 5),
-        "ratio_told": round(whole.prefill / max(whole.decode, 1), 5),
+        "ratio_reported": round(whole.prefill / max(whole.decode, 1), 5),
         "ratio_true": round(true[StepKind.PREFILL] / true[StepKind.DECODE], 5),
         "prefill_error_points": round(reported[0], 4),
         "decode_error_points": round(reported[1], 4),

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
 from libs.contracts.topics import STEPS, WINDOWS, Topic
+from libs.keys.change_guard import ChangeGuard
 from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
@@ -27,9 +28,11 @@ from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import until
+from libs.testing.workers.hosts import RecordingBus
 from load.metrics.full_history import fill
 from load.metrics.synthetic_fleet import synthetic_fleet
 from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.alerts.run import open_alerts
 from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
@@ -104,7 +107,18 @@ async def main(options: argparse.Namespace) -> None:
     state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
-    api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+    alerts = open_alerts(
+        settings,
+        RecordingBus(),
+        desk,
+        clock,
+        began_ns=clock.now_ns(),
+        make_client=None,
+        guard=ChangeGuard(None, clock, token=""),
+    )
+    api = make_api(
+        state, hub, desk.book, clock, CollectorRegistry(), lag_ns=lag_ns, live_lag_ns=live_lag_ns, more=[alerts.router]
+    )
     writer, intake = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), Intake(state, clock)
     if options.full:
         fill(state, [worker.id for worker in synthetic_fleet(options.gpus)], clock.now_ns())

@@ -13,8 +13,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import httpx
 from PIL import Image
@@ -22,6 +23,7 @@ from playwright.async_api import Browser, ViewportSize
 
 from libs.cli.top.feed import Feed
 from libs.cli.top.screen import Top
+from libs.runtime.net.ports import held_port
 from libs.testing.suites.browser import PHONE, WIDE, browser, listen_for_errors
 from libs.testing.suites.suite import Suite, running_suite
 from load.metrics.bench_occupancy import service
@@ -38,6 +40,14 @@ PICTURES: Final[tuple[Picture, ...]] = (
     ("page-worker", LAPTOP, "light", "#scope=worker%3Adecode-1"),
 )
 FLEET: Final[tuple[Picture, ...]] = (("page-1000-gpus", WIDE, "dark", "#sort=pool"),)
+VIEW: Final[ViewportSize] = {"width": 1280, "height": 560}
+VIEWS: Final[tuple[Picture, ...]] = (
+    ("page-forecast", VIEW, "light", "#tab=forecast"),
+    ("page-models", VIEW, "light", "#tab=models"),
+)
+MODELS: Final = ("chat-8b", "coder-34b", "night-70b")
+POOL: Final = ("--engine", "sim", "--pool", "2", *(word for model in MODELS for word in ("--model", model)))
+HISTORY_DAYS, BIN_S = 6, 900.0
 FLEET_GPUS: Final = 1_000
 TERMINAL: Final = (120, 30)
 """Cells and lines."""
@@ -111,6 +121,36 @@ async def run(suite: Suite, folder: Path) -> None:
         await take_top(running, suite.ready["metrics"], folder / "top.png")
 
 
+def made_history() -> dict[str, Any]:
+    """Six days with a hump in the afternoon, prompts twice as long for the last two; up to now."""
+    bins = round(HISTORY_DAYS * 86_400 / BIN_S)
+    start_s = time.time() // BIN_S * BIN_S - bins * BIN_S
+    chance, requests, prompts = Random(1), [], []
+    for at in range(bins):
+        hour = (start_s + at * BIN_S) / 3600 % 24
+        rate = (4 + 12 * math.exp(-(((hour - 14) / 3.5) ** 2))) * math.exp(chance.gauss(0, 0.12))
+        requests.append(rate)
+        prompts.append(rate * (800 if at < bins - 192 else 1_600))
+    outputs = [200 * each for each in requests]
+    rates = {"requests_per_s": requests, "prefill_tokens_per_s": prompts, "decode_tokens_per_s": outputs}
+    return {"model": MODELS[0], "start_unix_s": start_s, "step_s": BIN_S, **rates}
+
+
+async def run_views(suite: Suite, folder: Path) -> None:
+    """A history, some requests to each model, pictures."""
+    token = {"authorization": f"Bearer {suite.ready['token']}"}
+    async with httpx.AsyncClient(timeout=60) as http, browser() as running:
+        brought = await http.post(f"{suite.ready['metrics']}/v1/demand", json=made_history(), headers=token)
+        brought.raise_for_status()
+        until_s = time.monotonic() + LOADED_S
+        while time.monotonic() < until_s:
+            asked = {"prompt": "word " * 50, "max_tokens": 40, "ignore_eos": True}
+            each = [http.post(f"{suite.gateway}/v1/completions", json=asked | {"model": name}) for name in MODELS[:2]]
+            await asyncio.gather(*each)
+        await http.post(f"{suite.gateway}/v1/completions", json=asked | {"model": MODELS[2]})
+        await take(running, suite.ready["metrics"], folder, VIEWS)
+
+
 async def run_fleet(folder: Path) -> None:
     """Pictures of many GPUs."""
     async with service(FLEET_GPUS, []) as url, browser() as running:
@@ -123,15 +163,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("docs/images"))
     parser.add_argument("--fleet", action="store_true", help="only those of 1,000 GPUs; needs a machine to itself")
+    parser.add_argument("--views", action="store_true", help="only those of forecast and models")
     options = parser.parse_args()
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     if options.fleet:
         asyncio.run(run_fleet(folder))
         return
+    if options.views:
+        views(folder)
+        return
     with TemporaryDirectory() as place, running_suite(Path(place), *WORKERS, env={"FULCRUM_CACHE": place}) as suite:
         httpx.get(suite.ready["metrics"]).raise_for_status()
         asyncio.run(run(suite, folder))
+    views(folder)
+
+
+def views(folder: Path) -> None:
+    """Pictures of the views beside the live one."""
+    with TemporaryDirectory() as place, held_port() as port:  # the page wants a planner whose port is known
+        env = {"FULCRUM_CACHE": place, "FULCRUM_PLANNER_MODE": "auto"}
+        with running_suite(Path(place), *POOL, "--gateway-port", str(port), env=env) as suite:
+            asyncio.run(run_views(suite, folder))
 
 
 if __name__ == "__main__":

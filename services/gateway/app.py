@@ -10,13 +10,18 @@ from libs.bus.kafka_work import KafkaWork
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore
+from libs.keys.follow import follow_keys, start_keys
+from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stores.catalogue.redis import RedisCatalogue
 from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.limits.redis import RedisLedger
 from libs.stores.registry.redis import RedisRegistry
+from libs.stores.responses.redis import RedisResponses
+from services.gateway.answers.families import FormatNames
 from services.gateway.batch.run import BatchPorts
 from services.gateway.prompt.catalog import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
@@ -29,7 +34,11 @@ async def main(service: Service[GatewaySettings]) -> None:
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT", stall_s=settings.client_stall_s)
         stack.callback(sock.close)
-        catalog = await asyncio.to_thread(load_catalog, settings.models)
+        store = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
+        stack.push_async_callback(store.close)
+        table = await start_keys(settings, store, service.clock)
+        names = FormatNames(settings.reasoning_formats, settings.tool_formats)
+        catalog = await asyncio.to_thread(load_catalog, settings.models, names)
         bus = KafkaBus(
             settings.kafka,
             settings.cluster,
@@ -42,13 +51,16 @@ async def main(service: Service[GatewaySettings]) -> None:
         models = RedisCatalogue(settings.redis, settings.cluster) if settings.model_catalogue else None
         if models is not None:
             stack.push_async_callback(models.close)
-        for adapter in (bus, registry, index):
+        ledger = RedisLedger(settings.redis, settings.cluster)
+        responses = RedisResponses(settings.redis, settings.cluster)
+        for adapter in (bus, registry, index, ledger, responses):
             stack.push_async_callback(adapter.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
         tasks.spawn("bus", bus.start())
+        tasks.spawn("keys", follow_keys(store, table, service.clock))
         files = await stack.enter_async_context(_open_files(settings))
         batch = BatchPorts(KafkaWork(settings.kafka, settings.cluster, settings.id), files)
-        ports = GatewayPorts(bus, registry, index, batch, models)
+        ports = GatewayPorts(bus, registry, index, batch, models, table, ledger, responses)
         opening = open_gateway(
             settings=settings, ports=ports, catalog=catalog, sock=sock, clock=service.clock, tasks=tasks
         )

@@ -10,13 +10,20 @@ from functools import partial
 from importlib.metadata import version
 from random import SystemRandom
 
+from starlette.types import ASGIApp
+
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.contracts.topics import AUDIT
 from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.policy.gateway.effects import Stay
+from libs.keys.audit import AuditDoor, deletes
+from libs.keys.gate import KeyGate
+from libs.keys.hosts import own_hosts
+from libs.keys.table import KeyTable
+from libs.policy.gateway.effects import Attempt
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.readiness import serves
 from libs.policy.gateway.routing import POLICIES
@@ -27,22 +34,30 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue.port import ModelCatalogue
 from libs.stores.kvindex.port import KvIndex
+from libs.stores.limits.port import Ledger
 from libs.stores.registry.port import Registry
+from libs.stores.responses.memory import MemoryResponses
+from libs.stores.responses.port import ResponseStore
 from services.gateway.batch.run import Batch, BatchPorts, Serving
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.intake import Intake, Limits
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
 from services.gateway.dispatch.recorder import Recorder
-from services.gateway.http.endpoint import CompletionEndpoint
+from services.gateway.dispatch.tenant_limits import TenantLimiter
+from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import make_routes
+from services.gateway.http.routes import make_routes, need
 from services.gateway.http.stalls import Stalls
+from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
 from services.gateway.prompt.headers import Defaults
 from services.gateway.prompt.parse import parse_chat, parse_completion
+from services.gateway.responses.keeping import KeptResponses
+from services.gateway.responses.reading import ResponseReader
+from services.gateway.responses.routes import DECLARED, make_responses_router
 from services.gateway.settings import GatewaySettings
 from services.gateway.workers.fleet import Fleet
 from services.gateway.workers.silence import SilenceWatch
@@ -64,6 +79,12 @@ class GatewayPorts:
     """None: no files, no batches."""
     models: ModelCatalogue | None = None
     """Of models that are loaded when they are asked for; None: there are those of the settings alone."""
+    keys: KeyTable | None = None
+    """Who calls; None: anybody, whatever they send."""
+    limits: Ledger | None = None
+    """What all gateways have used of tenants' limits; None: nobody has any."""
+    responses: ResponseStore | None = None
+    """Kept for their tenants; None: in this gateway's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +171,22 @@ async def open_gateway(
             demand=demand,
             max_body_bytes=settings.max_body_bytes,
             models=desk,
+            limits=_limiter(ports, clock, settings.id, tasks),
         )
-        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics)
+        store = ports.responses or MemoryResponses(lambda: clock.now_ns() / 1e9)
+        kept = KeptResponses(store, settings.responses_keep_s)
+        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
         batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
         app = make_routes(
-            hot=_hot_routes(make_endpoint),
-            batch=batch.router if batch else None,
+            hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
+            routers=[*([batch.router] if batch else ()), make_responses_router(kept)],
             catalog=catalog,
             fleet=fleet,
             draining=lambda: dispatcher.draining,
             metrics=metrics,
             version=version("fulcrum"),
             desk=desk,
+            declared=DECLARED,
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         scheduler.at(clock.now_ns(), dispatcher.watch_time)
@@ -170,7 +195,14 @@ async def open_gateway(
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
+        served: ASGIApp = app
+        if ports.keys is not None:
+            gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
+            record = partial(ports.bus.publish, AUDIT)
+            served = AuditDoor(
+                gate, ports.keys, clock, service="gateway", audited=deletes, publish=record, with_body=False
+            )
+        async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
@@ -178,6 +210,15 @@ async def open_gateway(
             await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
             reporter.leave()
             demand.leave()
+
+
+def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
+    """Settles with the ledger from now on; None where nobody has limits."""
+    if ports.keys is None or ports.limits is None:
+        return None
+    limiter = TenantLimiter(ports.keys, ports.limits, clock, gateway_id)
+    tasks.spawn("limits", limiter.run())
+    return limiter
 
 
 def _desk(
@@ -207,9 +248,9 @@ def _desk(
     return desk
 
 
-def _quiet(fleet: Fleet, stay: Stay) -> bool:
-    link = fleet.link(stay.worker)
-    return link is not None and link.quiet(stay.sequence_id)
+def _quiet(fleet: Fleet, attempt: Attempt) -> bool:
+    link = fleet.link(attempt.worker)
+    return link is not None and link.quiet(attempt.sequence_id)
 
 
 def _both(first: Ended, second: Ended) -> Ended:
@@ -235,13 +276,14 @@ def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls
     )
 
 
-def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint]) -> dict[str, CompletionEndpoint]:
-    """Both kinds of completion, by path."""
-    chat, text = "/v1/chat/completions", "/v1/completions"
-    return {
-        chat: make_endpoint(chat, parse=parse_chat, make_format=ChatFormat),
-        text: make_endpoint(text, parse=parse_completion, make_format=CompletionFormat),
+def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:
+    """What generates, by path."""
+    readers: dict[str, Reader] = {
+        "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
+        "/v1/completions": CompletionReader(parse_completion, CompletionFormat),
+        "/v1/responses": ResponseReader(kept),
     }
+    return {path: make_endpoint(path, reader=reader) for path, reader in readers.items()}
 
 
 async def drain(dispatcher: Dispatcher, timeout_s: float) -> None:

@@ -13,6 +13,10 @@ from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
 from services.gateway.prompt.schema import MAX_CHOICES
 
+ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
+ToolFormatName = Literal["hermes", "llama3-json", "mistral", "deepseek", "none"]
+"""Of the tables in services/gateway/answers/families.py."""
+
 
 def _from_json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
@@ -36,6 +40,16 @@ class GatewaySettings(HttpSettings):
     max_model_wait_ms: int = Field(60_000, ge=1)
     """How long a request waits for such a model; where that is not expected to suffice it is refused, with
     Retry-After."""
+
+    reasoning_formats: Annotated[dict[str, ReasoningName], NoDecode, BeforeValidator(_from_json)] = Field(
+        default_factory=dict
+    )
+    """JSON object of served name (or * for all others) -> how the model writes its reasoning, where its chat template
+    does not show it: think, mistral, seed, harmony, or none to leave answers as they are."""
+    tool_formats: Annotated[dict[str, ToolFormatName], NoDecode, BeforeValidator(_from_json)] = Field(
+        default_factory=dict
+    )
+    """Likewise, how it calls tools: hermes, llama3-json, mistral, deepseek, or none."""
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     """Bound of a request's body; larger ones are refused with 413."""
@@ -76,6 +90,8 @@ class GatewaySettings(HttpSettings):
     """Time to first token that a request wants, where it names none."""
     tpot_target_ms: float = Field(100.0, gt=0)
     """Time per output token after it, likewise."""
+    responses_keep_s: int = Field(86_400, ge=0, le=30 * 86_400)
+    """How long responses of /v1/responses are kept, 1,000 of each tenant and 64 MiB at most; 0 keeps none."""
     drain_s: int = Field(5, ge=0)
     """How long running requests may go on after SIGTERM."""
 
@@ -104,8 +120,9 @@ class GatewaySettings(HttpSettings):
     """Share of the workers' sequence slots, as this gateway sees them, that batch lines may use."""
     batch_order: Literal["prefix", "arrival"] = "prefix"
     """Lines of a share whose prompts begin alike are asked one after the other, or all in the file's order."""
-    batch_topics: str = Field("", pattern=r"^[A-Za-z0-9._*, -]*$")
+    batch_topics: str = Field("", pattern=r"^[A-Za-z0-9._*{}, -]*$")
     """Kafka topics that jobs may read and write: names, or patterns with *, separated by commas; empty allows none.
+    Where keys exist a user's jobs may name those of patterns with {tenant}, which stands for its tenant.
     Never those that begin with fulcrum. or __, whatever is said here. `fulcrum up` on loopback allows batch.*."""
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""

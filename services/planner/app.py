@@ -4,6 +4,8 @@ from contextlib import AsyncExitStack
 
 from libs.actuators.port import Actuator
 from libs.bus.kafka import KafkaBus
+from libs.keys.follow import follow_keys, start_keys
+from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
@@ -30,6 +32,12 @@ def make_actuator(settings: PlannerSettings) -> Actuator | None:
 
         return DockerActuator(
             service=settings.actuator_service, most=settings.actuator_most, engine_url=settings.actuator_url
+        )
+    if settings.actuator == "kubernetes":
+        from libs.actuators.kubernetes.actuator import KubernetesActuator  # noqa: PLC0415
+
+        return KubernetesActuator(
+            deployment=settings.actuator_service, most=settings.actuator_most, kubeconfig=settings.actuator_url
         )
     return None
 
@@ -59,8 +67,12 @@ async def main(service: Service[PlannerSettings]) -> None:
             stack.push_async_callback(adapter.close)
         if actuator is not None:
             stack.push_async_callback(actuator.close)
+        keys = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
+        stack.push_async_callback(keys.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
-        ports = PlannerPorts(bus, registry, store, actuator, models)
+        table = await start_keys(settings, keys, service.clock)
+        tasks.spawn("keys", follow_keys(keys, table, service.clock))
+        ports = PlannerPorts(bus, registry, store, actuator, models, table)
         opening = open_planner(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         running.append(await stack.enter_async_context(opening))
         status.emit("ready", http=running[0].url)

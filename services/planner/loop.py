@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
-from libs.contracts.topics import DECISIONS, LOADS, QUEUES
+from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
 from libs.policy.planner.cadence import is_due
 from libs.runtime.clock import Clock
 from libs.stores.registry.port import Registry
+from services.planner.inputs.plans import HeardPlans
 from services.planner.kept import LEASE_MS, Lead, PlannerStore
 from services.planner.orders import OrderExecutor
 from services.planner.state import PlannerState
@@ -30,14 +32,16 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
             bus.publish(DECISIONS, moved)
 
 
-async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event) -> None:
-    """Enter what metrics report and what waits at gateways from now on; ends with the bus. `news` is set where
-    more waits than before."""
-    async for record in bus.subscribe((LOADS, QUEUES)):
+async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: HeardPlans) -> None:
+    """Enter what metrics report of workers, what waits at gateways and what is planned for the hours to come, from now
+    on; ends with the bus. `news` is set where more waits than before."""
+    async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
         if isinstance(record.value, FleetLoads):
             state.take_loads(record.value, clock.now_ns())
         elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
             news.set()
+        elif isinstance(record.value, CapacityPlan):
+            plans.take(record.value)
 
 
 class Lease:
@@ -89,7 +93,7 @@ async def decide_forever(
     """Decide and publish every period, except while the mode is off, and of a cluster at rest less often; at once where
     there is news. A late round is not made up for. `actor` carries out what is decided; nothing waits for that."""
     loop = asyncio.get_running_loop()
-    due_s = told_s = loop.time()
+    due_s = decided_s = loop.time()
     rest_s = LEAST_S
     while True:
         began_s = loop.time()
@@ -97,14 +101,14 @@ async def decide_forever(
         news.clear()
         state.lead = lease.at(began_s)
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
-        due = is_due(at_rest=state.at_rest, since_s=began_s - told_s, period_s=period_s)
+        due = is_due(at_rest=state.at_rest, since_s=began_s - decided_s, period_s=period_s)
         if decides and (due or heard):
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)
             if actor is not None:
                 actor.carry_out(decided.orders, state.done)
-            told_s = began_s if decided.decisions else told_s
+            decided_s = began_s if decided.decisions else decided_s
             rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
         if loop.time() >= due_s:  # not where news came before
             due_s = max(due_s + period_s, loop.time())

@@ -28,7 +28,7 @@ from libs.policy.planner.role_planning import Change, RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload
 from services.planner.orders import Order
-from services.planner.reasons import MAX_PRESSURE, why_budgets, why_called, why_kept, why_moved, why_told
+from services.planner.reasons import MAX_PRESSURE, why_advised, why_budgets, why_called, why_kept, why_moved
 from services.planner.role_planner import ModelPlan
 
 MAX_CANDIDATES: Final = 8
@@ -70,7 +70,7 @@ def changed(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> l
 
 def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> Decision:
     """What mode auto would make of it."""
-    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto: {why_told(plan, assigned)}")
+    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto: {why_advised(plan, assigned)}")
     decision.changes.extend(
         WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
         for each in (*plan.moves, *plan.called, *plan.budgets)

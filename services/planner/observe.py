@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, Worker
-from services.planner.hearing.fleet_view import COVERED, FleetView
+from services.planner.inputs.fleet_view import COVERED, FleetView
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,12 @@ class OrderExecutor:
             self._end(order, outcome, assignment, done)
 
     async def _set_role(self, order: Order) -> RoleMove:
-        worker, wanted = order.worker, order.wanted
+        return await self.ask(order.worker, order.wanted, actor=self._planner_id, reason=order.reason, wait_ms=0)
+
+    async def ask(self, worker: Worker, wanted: Assignment, *, actor: str, reason: str, wait_ms: int) -> RoleMove:
+        """Have one worker take an assignment whose epoch follows the one that it is thought to have, and wait at most
+        `wait_ms` until gateways hold it. Raises StaleRole where it has another one, NoWorkers where it does not
+        answer, and StartupError where no token may be shown to it."""
         if not self._token:
             raise StartupError("changing workers needs the suite's token: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")
         if not self._transport.metadata(worker.address):
@@ -115,9 +120,9 @@ class OrderExecutor:
                 wanted.budget_tokens,
                 expected_epoch=wanted.epoch - 1,
                 incarnation=worker.incarnation,
-                actor=self._planner_id,
-                reason=order.reason,
-                wait_ms=0,
+                actor=actor,
+                reason=reason,
+                wait_ms=wait_ms,
             )
         finally:
             await channel.close()

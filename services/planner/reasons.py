@@ -67,7 +67,7 @@ def why_kept(plans: Sequence[ModelPlan]) -> str:
     return "keep: " + ("; ".join(map(_stands, plans)) if plans else "no workers are registered")
 
 
-def why_told(plan: ModelPlan, assigned: RolePlan) -> str:
+def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
     """All that would change about a model."""
     said = [why_moved(plan, assigned)] if plan.moves else []
     said += [why_called(plan, assigned)] if plan.called else []

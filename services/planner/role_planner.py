@@ -12,8 +12,8 @@ from libs.policy.planner.limits import Limits
 from libs.policy.planner.role_planning import Change, Code, Memory, PlannedWorker, RolePlan, assign
 from libs.policy.planner.scaling import workers_needed
 from libs.policy.roles import Role
-from services.planner.hearing.fleet_view import FleetView
-from services.planner.hearing.models import ObservedModel
+from services.planner.inputs.fleet_view import FleetView
+from services.planner.inputs.models import ObservedModel
 from services.planner.orders import MAX_CALLS, Order
 
 NO_WISHES: Final[Mapping[str, Wish]] = MappingProxyType({})

@@ -10,11 +10,18 @@ from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from libs.actuators.port import Actuator
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
+from libs.contracts.topics import AUDIT
+from libs.keys.audit import AuditDoor, changes
+from libs.keys.book import Role
+from libs.keys.gate import KeyGate, is_public
+from libs.keys.hosts import own_hosts
+from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
@@ -25,6 +32,8 @@ from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi, read_limits
 from services.planner.http.mode_api import ModeApi
+from services.planner.http.roles_api import RolesApi
+from services.planner.inputs.plans import HeardPlans
 from services.planner.kept import MODES, Lead, PlannerStore
 from services.planner.loop import Lease, decide_forever, follow_telemetry, follow_workers, lead_forever
 from services.planner.models.run import open_models
@@ -54,6 +63,8 @@ class PlannerPorts:
     """What starts and ends workers; None: it only recommends."""
     models: ModelCatalogue | None = None
     """Of a pool of workers; None: there is none."""
+    keys: KeyTable | None = None
+    """Who calls; None: anybody, whatever they send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +108,10 @@ async def open_planner(
         metrics.register(collector)
     news = asyncio.Event()
     tasks.spawn("follow workers", follow_workers(ports.registry, ports.bus, state, clock))
-    tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock, news))
+    plans = HeardPlans(clock)
+    tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock, news, plans))
     await ports.bus.start()
-    admin = Admin(state, ports.store, ports.bus, clock, token=token)
+    admin = Admin(state, ports.store, ports.bus, clock, token=token, keys=ports.keys)
     modes, limits = ModeApi(admin), LimitsApi(admin)
     lease = Lease(Lead.UNKNOWN if ports.store else Lead.OURS)
     if ports.store is not None:
@@ -117,12 +129,18 @@ async def open_planner(
         ports.bus,
         clock,
         actuator=ports.actuator,
-        settings=ScalerSettings(start_up_ns=round(settings.start_up_s * 1e9)),
+        settings=ScalerSettings(
+            start_up_ns=round(settings.start_up_s * 1e9),
+            calm_ns=round(settings.scale_calm_s * 1e9),
+            linger_ns=round(settings.scale_linger_s * 1e9),
+        ),
         store=ports.store,
+        plans=plans,
     )
     tasks.spawn("scale", scaler.run())
-    metrics.register(ScalerCollector(scaler, state))
+    metrics.register(ScalerCollector(scaler, state, plans))
     app = make_api(state, clock, metrics, modes, limits)
+    app.include_router(RolesApi(admin, actor).router())
     if ports.models is not None:
         app.include_router(
             open_models(
@@ -138,8 +156,18 @@ async def open_planner(
                 leads=partial(_leads, lease),
             )
         )
-    async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
+    served: ASGIApp = app
+    if ports.keys is not None:
+        gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
+        record = partial(ports.bus.publish, AUDIT)
+        served = AuditDoor(gate, ports.keys, clock, service="planner", audited=changes, publish=record)
+    async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)
+
+
+def need(_method: str, path: str) -> Role | None:
+    """The least role that may ask for a path; None: anybody. What needs more says so itself."""
+    return None if is_public(path) else "operator"
 
 
 def _leads(lease: Lease) -> bool:

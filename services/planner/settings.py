@@ -45,14 +45,20 @@ class PlannerSettings(HttpSettings):
     """How long before now the window ends, so that telemetry of it has come in."""
     kept_decisions: int = Field(1_000, ge=1, le=100_000)
     """Decisions answered by /v1/decisions; some KB each."""
-    actuator: Literal["none", "process", "docker"] = "none"
+    actuator: Literal["none", "process", "docker", "kubernetes"] = "none"
     """What starts and ends workers when another number is wished: the launcher of `fulcrum up --spare`, Docker's
-    engine, or nothing, so that the planner recommends."""
+    engine, a Kubernetes cluster, or nothing, so that the planner recommends."""
     actuator_url: str = ""
-    """Of the launcher, for `process`; of Docker's engine, for `docker`: empty is its usual place."""
+    """Of the launcher, for `process`; of Docker's engine, for `docker`: empty is its usual place. For `kubernetes` a
+    kubeconfig file: empty is the pod's own account."""
     actuator_service: str = "decode"
-    """For `docker`: the Compose service whose containers started workers are like."""
+    """For `docker`: the Compose service whose containers started workers are like. For `kubernetes`: the
+    Deployment that is scaled, as NAMESPACE/NAME."""
     actuator_most: int = Field(8, ge=0, le=1_000)
-    """For `docker`: workers that it starts at most."""
+    """For `docker` and `kubernetes`: workers that it starts at most."""
     start_up_s: float = Field(30.0, ge=0, le=3_600)
     """From when a worker is asked for until it serves, before that was seen."""
+    scale_calm_s: float = Field(60.0, ge=1, le=86_400)
+    """Work must have been small for so long before one worker fewer is wished."""
+    scale_linger_s: float = Field(120.0, ge=0, le=86_400)
+    """A started worker that is no longer wished stands by, warm, for so long before it is ended."""

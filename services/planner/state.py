@@ -31,9 +31,9 @@ from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Workload, prompt_speed
 from libs.telemetry.gateways import Gateways
 from services.planner import messages
-from services.planner.hearing.fleet_view import FleetView
-from services.planner.hearing.models import Look, Observed, Observer
-from services.planner.hearing.roster import Roster
+from services.planner.inputs.fleet_view import FleetView
+from services.planner.inputs.models import Look, Observed, Observer
+from services.planner.inputs.roster import Roster
 from services.planner.kept import Lead, mode_word
 from services.planner.observe import ObservedWorker, observed_workers
 from services.planner.orders import Order

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from libs.engine.port import (
     SamplingParams,
 )
 from libs.engine.vllm.engine import VllmEngine
+from libs.model.builtin import SIM_EOS, sim_tokenizer
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench, EventReader, SequenceLog, exported
 from libs.testing.engines.vllm_core import SharedCore
@@ -48,7 +50,9 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from libs.testing.engines.real_model import write_random_llama
 
     # 32 a head: vLLM's attention takes no smaller ones.
-    return write_random_llama(tmp_path_factory.mktemp("model") / "llama", hidden_size=128, eos_token_id=257)
+    folder = write_random_llama(tmp_path_factory.mktemp("model") / "llama", hidden_size=128, eos_token_id=257)
+    sim_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture
@@ -255,6 +259,44 @@ async def test_a_first_token_that_ends_the_sequence_leaves_no_handle(bench: Engi
     await until(lambda: engine.integrity() == IDLE)
 
 
+@on_our_core
+async def test_a_guided_sequence_keeps_to_its_guide_and_ends_with_it(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    guide = 'start: "{" /[a-c]{3}/ "}"'
+    guided = [sequence(sampling=SamplingParams(temperature=1.0, seed=seed, guide=guide)) for seed in range(4)]
+    free = sequence(output=6)
+    for request in (*guided, free):
+        engine.submit(request)
+    for request in guided:
+        log = await reader.ended(request.sequence_id)
+        *text, end = log.token_ids
+        assert re.fullmatch(rb"\{[a-c]{3}\}", bytes(text))
+        assert end in (SIM_EOS, SIM_EOS + 2) and finish(log) is FinishReason.STOP
+    assert finish(await reader.ended(free.sequence_id)) is FinishReason.LENGTH
+
+
+@on_our_core
+async def test_tokens_that_do_not_fit_their_guide_end_their_sequence_alone(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    other, lost = sequence(), sequence(generated=list(b"xy"), sampling=replace(GREEDY, guide='start: "{" /[a-c]{90}/'))
+    engine.submit(other)
+    engine.submit(lost)
+    log = await reader.ended(lost.sequence_id)
+    assert finish(log) is FinishReason.FAILED
+    assert log.end is not None and "guide" in log.end.detail
+    assert finish(await reader.ended(other.sequence_id)) is FinishReason.LENGTH
+    await until(lambda: engine.integrity() == IDLE)
+
+
+async def test_no_token_ends_a_sequence_before_it_has_its_minimum(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    free = (await complete(engine, reader, sequence())).token_ids
+    stops = frozenset(free[:2])
+    held = await complete(engine, reader, sequence(sampling=replace(GREEDY, stop_token_ids=stops, min_tokens=5)))
+    assert not stops.intersection(held.token_ids[:5])
+    assert len(held.token_ids) >= 6
+
+
 async def test_a_stop_token_is_the_last_one(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     tokens = (await complete(engine, reader, sequence())).token_ids
@@ -425,6 +467,7 @@ async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: Engine
 PENALISED = replace(
     SEEDED, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=True, top_logprobs=2
 )
+GUIDED = replace(SEEDED, logprobs=True, guide="start: /[a-z ]{200}/")
 
 
 async def moved(engine: Engine, reader: EventReader, request: EngineRequest, after_tokens: int) -> SequenceLog:
@@ -441,7 +484,7 @@ def left_with(log: SequenceLog) -> KvHandle:
 
 
 @on_our_core
-@pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "penalised"])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED, GUIDED], ids=["greedy", "penalised", "guided"])
 @pytest.mark.parametrize("size", [1, 16, 75])
 async def test_a_running_sequence_moves_twice_and_goes_on_as_if_it_had_stayed(
     bench: EngineBench, sampling: SamplingParams, size: int

@@ -19,6 +19,7 @@ from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
+from services.gateway.answers.families import FormatNames
 from services.gateway.prompt.catalog import Catalog, ServedModel, load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
@@ -301,6 +302,70 @@ async def test_reasoning_is_no_content_and_counts_as_output(
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert (text, closing["usage"]["completion_tokens"]) == ("Paris.", tokens)
     assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    thoughts = "".join(chunk["choices"][0]["delta"].get("reasoning_content") or "" for chunk in chunks)
+    assert thoughts == choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Think STOP."
+    for usage in (answer["usage"], closing["usage"]):
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": len("Think STOP.") + 1}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@OF_HARMONY
+async def test_a_tool_is_called_in_harmony(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    worker.script = spoken('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>')
+    worker.stops = True
+    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL]}
+    (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
+
+
+HERMES = '<think>\nHm.\n</think>\n\nI call. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' + (
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+)
+
+
+def thinking_catalog(models: dict[str, str]) -> Catalog:
+    """The built-in model, which calls tools as Hermes does, said to reason as Qwen3 does."""
+    return load_catalog(models, FormatNames(reasoning={"*": "think"}))
+
+
+@pytest.mark.parametrize("url", [thinking_catalog], indirect=True)
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_openais_client_streams_reasoning_content_and_calls(
+    url: str, worker: ScriptedWorker, parallel: bool
+) -> None:
+    worker.script, worker.stops = [*HERMES.encode(), 257], True
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
+    text, thoughts, finish = "", "", None
+    calls: dict[int, list[str]] = {}
+    stream = await client.chat.completions.create(
+        model="sim", messages=[{"role": "user", "content": "hi"}], tools=[TOOL], stream=True,  # type: ignore[list-item]
+        parallel_tool_calls=parallel,
+    )  # fmt: skip
+    async for chunk in stream:
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or ():
+            assert call.function is not None
+            if call.id:
+                calls[call.index] = [call.id, call.function.name or "", ""]
+            calls[call.index][2] += call.function.arguments or ""
+        finish = choice.finish_reason or finish
+    assert (thoughts, text, finish) == ("Hm.", "I call.", "tool_calls")
+    assert [call[1:] for call in calls.values()] == [["f", '{"a": 1}'], ["f", "{}"]][: 1 + parallel]
+    assert len({call[0] for call in calls.values()}) == len(calls)
+
+
+async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    worker.script = list(HERMES.encode())
+    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL], "tool_choice": "none"}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"] == {"content": HERMES, "role": "assistant", "refusal": None}
+    assert "completion_tokens_details" not in answer["usage"]
 
 
 @OF_HARMONY
@@ -321,6 +386,44 @@ async def test_other_answers_of_that_format(
     answer = (await http.post("/v1/chat/completions", json=body)).json()
     assert answer["choices"][0]["message"]["content"] == content
     assert answer["usage"]["completion_tokens"] == len(worker.script)
+
+
+async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
+    http: httpx.AsyncClient, worker: ScriptedWorker
+) -> None:
+    found = (await http.post("/tokenize", json={"model": "sim", "prompt": "h\u00e9", "return_token_strs": True})).json()
+    assert found == {
+        "count": 3,
+        "max_model_len": 8192,
+        "tokens": [104, 195, 169],
+        "token_strs": ["h", "\ufffd", "\ufffd"],
+    }
+    assert (await http.post("/detokenize", json={"model": "sim", "tokens": [104, 195, 169, 257]})).json() == {
+        "prompt": "h\u00e9"
+    }
+    chat = {key: value for key, value in CHAT.items() if key in ("model", "messages")}
+    shown = (await http.post("/tokenize", json={**chat, "tools": [TOOL]})).json()
+    answer = (await http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1, "tools": [TOOL]})).json()
+    assert shown["count"] == len(shown["tokens"]) == answer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"model": "sim"}, "prompt"),
+        ("/tokenize", {"model": "sim", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ("/tokenize", {"model": "no", "prompt": "x"}, "model"),
+        ("/tokenize", {"model": "sim", "prompt": "x", "sense": 1}, "sense"),
+        ("/detokenize", {"model": "sim", "tokens": [260]}, "tokens"),
+        ("/detokenize", {"model": "sim", "tokens": [-1]}, "tokens[0]"),
+    ],
+)
+async def test_other_bodies_of_the_token_routes_are_refused(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = await http.post(path, json=body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
 
 
 @OF_HARMONY

@@ -1,9 +1,13 @@
 """The official `openai` client, unmodified, against a whole suite of processes on the sim engine."""
 
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from libs.testing.suites.suite import Suite, running_suite
@@ -12,6 +16,17 @@ pytestmark = pytest.mark.suite
 
 MODEL = "sim"
 MESSAGES = [{"role": "user", "content": "Say something."}]
+IMPOSSIBLE = {"name": "x", "schema": {"type": "object", "properties": {"a": False}, "required": ["a"]}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": PARAMETERS}}
+    for name in ("weather", "forecast")
+]
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +120,8 @@ def test_logprobs_come_with_every_token(client: openai.OpenAI) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_p": 1.5}, "top_p"),
         ({"n": 0}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"response_format": {"type": "json_schema", "json_schema": IMPOSSIBLE}}, "response_format"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 20_000}]}, "messages"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
@@ -126,6 +141,63 @@ def test_an_unknown_model_is_a_404(client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
+class Weather(pydantic.BaseModel):
+    city: str
+    unit: Literal["C", "F"]
+    days: list[int] = pydantic.Field(max_length=3)
+
+
+def test_an_answer_is_parsed_into_the_class_that_was_asked_for(client: openai.OpenAI) -> None:
+    for seed in range(5):
+        answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Weather, seed=seed)
+        assert answer.choices[0].finish_reason == "stop"
+        assert isinstance(answer.choices[0].message.parsed, Weather)
+    found = client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"})
+    assert isinstance(json.loads(found.choices[0].message.content or ""), dict)
+
+
+def test_a_schema_is_kept_to_while_it_is_streamed(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "response_format": Weather, "seed": 3}
+    whole = client.chat.completions.parse(**asked).choices[0].message.content
+    with client.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.content == whole
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "forecast"}}], ids=str)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_tools_are_called_as_asked(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 5, "max_tokens": 900}
+    answer = client.chat.completions.create(**asked, parallel_tool_calls=parallel).choices[0]
+    calls = answer.message.tool_calls or []
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert len(calls) == 1 or (calls and parallel)
+    for call in calls:
+        assert call.function.name in (("forecast",) if choice != "required" else ("weather", "forecast"))
+        assert set(json.loads(call.function.arguments)) == {"city", "unit"}
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "12"} for call in calls]
+    turns = [*MESSAGES, answer.message.model_dump(), *results]
+    again = client.chat.completions.create(model=MODEL, messages=turns, tools=TOOLS, max_tokens=5)
+    assert again.choices[0].message.content
+
+
+def test_streamed_arguments_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "seed": 6}
+    whole = client.chat.completions.create(**asked, max_tokens=900).choices[0].message.tool_calls or []
+    found: list[list[str]] = []
+    for chunk in client.chat.completions.create(**asked, max_tokens=900, stream=True):
+        for call in chunk.choices[0].delta.tool_calls or ():
+            if call.id:
+                found.append([call.function.name, ""])
+            found[call.index][1] += call.function.arguments or ""
+    assert found == [[call.function.name, call.function.arguments] for call in whole]
+
+
+def test_a_schema_that_nothing_fits_is_refused_with_the_reason(client: openai.OpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": IMPOSSIBLE}
+    with pytest.raises(openai.BadRequestError, match="required property 'a' is unsatisfiable"):
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=wanted)
+
+
 def test_many_at_once_all_get_what_they_get_alone(client: openai.OpenAI) -> None:
     def ask(i: int) -> str | None:
         messages = [{"role": "user", "content": f"Question {i}"}]
@@ -135,3 +207,31 @@ def test_many_at_once_all_get_what_they_get_alone(client: openai.OpenAI) -> None
     alone = [ask(i) for i in range(16)]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(ask, range(16))) == alone
+
+
+def test_a_pattern_and_choices_are_kept_to_on_both_routes(client: openai.OpenAI) -> None:
+    chosen = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, extra_body={"structured_outputs": {"choice": ["yes", "no, never"]}}
+    )
+    assert chosen.choices[0].message.content in ("yes", "no, never")
+    found = client.completions.create(
+        model=MODEL, prompt="a", max_tokens=40, extra_body={"guided_regex": r"[a-c]{3}/[0-9]{2}"}
+    )
+    assert re.fullmatch(r"[a-c]{3}/[0-9]{2}", found.choices[0].text) and found.choices[0].finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="unclosed"):
+        client.completions.create(model=MODEL, prompt="a", extra_body={"guided_regex": "("})
+
+
+def test_a_response_is_streamed_kept_and_gone_on_from_by_any_gateway(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="Say something.", max_output_tokens=12) as stream:
+        began, *_, ended = stream
+    assert began.type == "response.created" and ended.type == "response.incomplete"
+    first = ended.response
+    for _ in range(4):  # two gateways share the store
+        again = client.responses.create(model=MODEL, input="go on", previous_response_id=first.id, max_output_tokens=4)
+        assert again.usage is not None and first.usage is not None
+        assert again.usage.input_tokens > first.usage.input_tokens
+        assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)

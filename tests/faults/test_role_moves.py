@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.local import LocalEngine
 from libs.policy.gateway import placement
 from libs.testing.suites.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.wait import until
@@ -299,7 +301,9 @@ def is_clean(worker: LocalWorker) -> bool:
     return not (integrity.live_sequences or integrity.referenced_blocks or integrity.leased_handles)
 
 
-async def moves_under_load(open_gateway_over: Any, moves: int, *, output_tokens: int = 60, **engine: Any) -> None:
+async def moves_under_load(
+    open_gateway_over: Any, moves: int, *, output_tokens: int = 60, with_kv: bool = True, **engine: Any
+) -> None:
     async with AsyncExitStack() as stack:
         workers = {
             name: await stack.enter_async_context(local_worker(name, role, max_sequences=8, **engine))
@@ -320,10 +324,26 @@ async def moves_under_load(open_gateway_over: Any, moves: int, *, output_tokens:
         assert (traffic.failed, traffic.wrong) == ([], [])
         assert sum(moved.move.running > 0 for moved in mover.moves) >= moves // 3
         assert all(moved.move.effect_s is not None for moved in mover.moves)
-        assert sum(event.moves for event in gateway.events()) > 0
-        assert sum(worker.host.move_offers.moved for worker in workers.values()) > 0
+        moved = sum(event.moves for event in gateway.events())
+        left = sum(worker.host.move_offers.moved for worker in workers.values())
+        assert (moved > 0, left > 0) == (with_kv, with_kv)
+        if not with_kv:
+            assert sum(event.recomputes for event in gateway.events()) > 0
         await until(gateway.idle, what="an idle gateway")
         await until(lambda: all(map(is_clean, workers.values())), what="clean workers")
+
+
+def moves_no_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that cannot hand over what decodes, as vLLM's cannot."""
+    can = vars(LocalEngine)["capabilities"].fget
+    monkeypatch.setattr(LocalEngine, "capabilities", property(lambda self: replace(can(self), moves_running_kv=False)))
+
+
+async def test_workers_that_cannot_move_kv_have_their_sequences_computed_again_elsewhere(
+    open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves_no_kv(monkeypatch)
+    await moves_under_load(open_gateway_over, 8, output_tokens=200, with_kv=False, sim_speedup=4.0)
 
 
 async def test_sim_workers_move_under_load(open_gateway_over: Any) -> None:

@@ -17,7 +17,9 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
-from libs.contracts.topics import ALL, DECISIONS, LOADS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
+from libs.contracts.topics import ALL, CAPACITY, DECISIONS, LOADS, QUEUES, REQUESTS, SILENCES, STEPS, WINDOWS, Topic
+from libs.keys.change_guard import ChangeGuard
+from libs.policy.capacity.plan import wishes
 from libs.policy.metrics.shares import Shares
 from libs.telemetry.fleet_loads import COLUMNS
 from libs.telemetry.worker.split import prefill_shares
@@ -26,7 +28,8 @@ from libs.testing.suites.suite import Suite
 from libs.testing.wait import ManualClock, at_once
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.alerts.prometheus import AlertCollector
+from services.metrics.alerts.run import open_alerts
+from services.metrics.alerts.silencer import silence_of
 from services.metrics.http.routes import make_api as make_metrics_api
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
@@ -40,6 +43,7 @@ from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
+from services.planner.inputs.plans import HeardPlans
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 
@@ -91,10 +95,17 @@ known = {
     "last_step_end_unix_ns": st.one_of(near, st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])),
     "metrics_id": st.sampled_from(["metrics", "other"]),
     "model": st.sampled_from(["sim", "other"]),
+    "made_unix_ns": near,
+    "changed_unix_ns": near,
+    "until_unix_ns": near,
+    "fulcrum.demand.v1.CapacityPlan.start_unix_s": st.floats(),
+    "fulcrum.demand.v1.CapacityPlan.step_s": st.floats(),
 }
 values = {topic: st.tuples(st.just(topic), spoiled(messages(topic.value, known))) for topic in ALL}
 of_any_topic = st.one_of(*values.values())
-of_metrics_topics = st.one_of(*(values[topic] for topic in (STEPS, REQUESTS, DECISIONS, QUEUES, WINDOWS, WINDOWS)))
+of_metrics_topics = st.one_of(
+    *(values[topic] for topic in (STEPS, REQUESTS, DECISIONS, QUEUES, WINDOWS, WINDOWS, SILENCES))
+)
 
 
 def schema(topic: Topic) -> list[tuple[str, bytes]]:
@@ -127,9 +138,22 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
         registry.register(collector)
         hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=0)
         desk = AlertEvaluator(state, MetricsSettings(alert_for_ms=0, slo_requests=1).alert_limits(), lag_ns=0)
-        registry.register(AlertCollector(desk, []))
-        client = TestClient(make_metrics_api(state, hub, desk.book, clock, registry, lag_ns=0, live_lag_ns=0))
+        alerts = open_alerts(
+            MetricsSettings(),
+            RecordingBus(),
+            desk,
+            clock,
+            began_ns=NOW_NS,
+            make_client=None,
+            guard=ChangeGuard(None, clock, token=""),
+        )
+        registry.register(alerts.collector)
+        client = TestClient(
+            make_metrics_api(state, hub, desk.book, clock, registry, lag_ns=0, live_lag_ns=0, more=[alerts.router])
+        )
         for record in records(found):
+            if record.topic is SILENCES:
+                alerts.silencer.book.take(silence_of(record.value), clock.now_ns())  # type: ignore[arg-type]
             state.take(record, clock.now_ns())
             clock.advance_ms(100)
             tick(state, hub, writer, at_once(desk.look(clock.now_ns())), clock.now_ns(), lag_ns=0)
@@ -152,7 +176,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_AUTO)
         state = PlannerState(identity, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
-        registry = CollectorRegistry()
+        registry, plans = CollectorRegistry(), HeardPlans(clock)
         registry.register(PlannerCollector(state, clock))
         modes = ModeApi(Admin(state, RedisPlannerStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token=""))
         limits = LimitsApi(Admin(state, None, RecordingBus(), clock, token=""))
@@ -163,6 +187,9 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
                 state.take_loads(record.value, clock.now_ns())  # type: ignore[arg-type]
             elif record.topic is QUEUES:
                 state.take_queues(record.value, clock.now_ns())  # type: ignore[arg-type]
+            elif record.topic is CAPACITY:
+                plans.take(record.value)  # type: ignore[arg-type]
+                assert all(count >= 0 for count in wishes(plans, "sim", clock.now_ns() / 1e9, 30.0).values())
             clock.advance_ms(50)
             for order in state.decide(clock.now_ns()).orders:
                 state.done(order, None)

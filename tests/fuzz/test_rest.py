@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
-from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -30,7 +29,8 @@ MAX_TOKENS = 64
 UNAVAILABLE = (429, 503)
 NOT_READY = ({"ready", "models"}, {"status", "reason"})
 """What probes of readiness are told: no error, and whoever probes comes back by itself."""
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+"""`check` refuses errors of a service, but those that say when to come back: a metrics service without a planner."""
 
 
 def operations(url: str) -> Iterator[Any]:
@@ -82,7 +82,8 @@ def test_every_operation_answers_as_described(live_suite: Suite, fuzz: Any, serv
             def answers(case: Case) -> None:
                 response = case.call(timeout=ANSWER_S)
                 fuzz.counts[f"{service} {case.method} {case.path}: {response.status_code}"] += 1
-                check(response.status_code, response.text, response.headers)
+                headers = {name: values[0] for name, values in response.headers.items()}
+                check(response.status_code, response.text, headers)
                 case.validate_response(response, checks=CHECKS)
 
             try:
@@ -92,7 +93,7 @@ def test_every_operation_answers_as_described(live_suite: Suite, fuzz: Any, serv
         assert client.get(f"{live_suite.ready[service]}/healthz").status_code == 200
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = json.dumps({"model": "sim", "prompt": "hi", "max_tokens": 2}).encode()
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 pieces = st.sampled_from(

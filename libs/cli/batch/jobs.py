@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from libs.cli.batch.files import MAX_OUTAGE_S, check_targets, content, fetch, requests_file, upload
 from libs.cli.batch.progress import ENDED, Batch, figures, tell, tell_list
-from libs.cli.find import checked, find_suite, no_suite
+from libs.cli.find import checked, find_suite, key_headers, no_suite
 from libs.contracts.batch_terms import check_endpoint, window_s
 from libs.contracts.errors import StartupError
 
@@ -157,7 +157,7 @@ def fetch_results(
 def _gateway(ready_file: Path | None) -> Iterator[httpx.Client]:
     url = find_suite(ready_file).gateway
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+        with httpx.Client(base_url=url, headers=key_headers(url), timeout=TIMEOUT_S, trust_env=False) as http:
             yield http
     except httpx.TransportError:
         raise no_suite(url) from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from libs.cli.find import error_text, no_suite
+from libs.cli.find import error_text, key_headers, no_suite
 from libs.contracts.errors import StartupError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -59,7 +59,7 @@ async def ask(gateway: str, body: dict[str, Any], answer: Answer) -> AsyncIterat
     """Pieces of text as they come; `answer` is filled on the way. Raises StartupError in one line."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    headers = {"x-fulcrum-details": "1"}
+    headers = {"x-fulcrum-details": "1", **key_headers(gateway)}
     try:
         async with (
             httpx.AsyncClient(timeout=timeout, trust_env=False) as client,

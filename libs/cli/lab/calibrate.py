@@ -87,7 +87,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
         print(_words(hardware, workers, notes, path))
 
 
-async def read_told(
+async def read_reported(
     bus: Bus, incarnations: Mapping[str, int], block_tokens: Mapping[str, int], began_ns: int, wait_s: float = WAIT_S
 ) -> dict[str, Reported]:
     """By worker, what the telemetry of the last `LOOK_BACK_S` tells, up to `began_ns`.
@@ -138,7 +138,7 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
         raise StartupError(f"no worker of the suite at {suite.gateway} answers: see `fulcrum workers`")
     bus = KafkaBus(suite.kafka, suite.cluster, "fulcrum lab calibrate")
     try:
-        reported = await read_told(
+        reported = await read_reported(
             bus,
             {worker_id: each.worker.incarnation for worker_id, each in described.items()},
             {worker_id: max(each.worker.capabilities.block_size_tokens, 1) for worker_id, each in described.items()},

@@ -10,7 +10,7 @@ import httpx
 from rich.table import Table
 
 from libs.cli.console import make_console
-from libs.cli.find import TIMEOUT_S, error_text, find_one_suite, find_suite, get_json, no_suite
+from libs.cli.find import TIMEOUT_S, error_text, find_one_suite, find_suite, get_json, key_headers, no_suite
 from libs.contracts.errors import InvalidRequest, StartupError, quoted
 from libs.runtime.settings import CommonSettings, load_settings
 
@@ -90,7 +90,7 @@ def add(
         body["source"] = source if is_sim else str(Path(source).expanduser().resolve())
     if size is not None:
         body["size_bytes"] = size_of(size)
-    _told(_send("PUT", f"/v1/models/{quote(name)}", body, ready_file), as_json=as_json)
+    _show_model(_send("PUT", f"/v1/models/{quote(name)}", body, ready_file), as_json=as_json)
 
 
 def remove(name: str, *, ready_file: Path | None, as_json: bool) -> None:
@@ -102,7 +102,7 @@ def remove(name: str, *, ready_file: Path | None, as_json: bool) -> None:
 def reserve(name: str, gpus: int, *, start: str, end: str, ready_file: Path | None, as_json: bool) -> None:
     """Keep GPUs at a time of the day; 0 GPUs give its reservations up."""
     body = {"gpus": gpus, "from_time": start, "to_time": end}
-    _told(_send("PUT", f"/v1/models/{quote(name)}/reservations", body, ready_file), as_json=as_json)
+    _show_model(_send("PUT", f"/v1/models/{quote(name)}/reservations", body, ready_file), as_json=as_json)
 
 
 def _catalogue(ready_file: Path | None) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _catalogue(ready_file: Path | None) -> dict[str, Any]:
 def _send(method: str, path: str, body: dict[str, Any] | None, ready_file: Path | None) -> dict[str, Any]:
     suite = find_one_suite(ready_file)
     token = suite.token or load_settings(CommonSettings).token.get_secret_value()
-    headers = {"authorization": f"Bearer {token}"}
+    headers = {"authorization": f"Bearer {token}"} if token else key_headers(suite.planner)
     try:
         answer = httpx.request(
             method, f"{suite.planner}{path}", json=body, headers=headers, timeout=TIMEOUT_S, trust_env=False
@@ -126,7 +126,7 @@ def _send(method: str, path: str, body: dict[str, Any] | None, ready_file: Path 
     return found
 
 
-def _told(model: dict[str, Any], *, as_json: bool) -> None:
+def _show_model(model: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(model))
         return

@@ -101,7 +101,7 @@ def limits(
             metavar="[NAME=VALUE]...",
             help="prefill_min, prefill_max, decode_min, decode_max, workers_min, workers_max, gpu_hours_day (of "
             "workers that were started), tpot_ms (none: no bound), moves_per_s, or "
-            "quiet_hours=22:00-06:00,… (UTC, none: none).",
+            "quiet_hours=22:00-06:00,… (UTC, none: none). With --model, none alone: it has no limits of its own.",
             show_default=False,
         ),
     ] = None,

@@ -34,7 +34,7 @@ def planner_limits(
     if changes:
         wanted = found["limits"]
         for setting in settings:
-            _set(wanted, setting, model)
+            set_limit(wanted, setting, model)
         wanted["pinned"] = sorted((set(wanted["pinned"]) | set(pin)) - set(unpin))
         token = suite.token or load_settings(CommonSettings).token.get_secret_value()
         found = put_json(suite.planner, f"/v1/limits?actor={ACTOR.replace(' ', '%20')}", wanted, token=token)
@@ -47,7 +47,11 @@ def planner_limits(
         print("Redis is away: a restart of the planner forgets them.")
 
 
-def _set(limits: dict[str, Any], setting: str, model: str) -> None:
+def set_limit(limits: dict[str, Any], setting: str, model: str) -> None:
+    """One setting, of a model or of all. Raises StartupError that says what is wrong with it."""
+    if model and setting.lower() == "none":  # its own limits go, those of every model hold again
+        limits["models"].pop(model, None)
+        return
     name, equals, text = setting.partition("=")
     none = text.lower() == "none"
     if not equals or not text:

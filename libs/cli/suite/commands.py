@@ -1,4 +1,4 @@
-"""`fulcrum logs` and `down`: of a suite that runs on this machine."""
+"""`fulcrum logs`, `audit` and `down`: what a suite has logged, who changed it, and its end."""
 
 from typing import Annotated
 
@@ -27,6 +27,23 @@ def logs(
     from libs.cli.suite.logs import show_logs  # noqa: PLC0415 (what only this command needs)
 
     show_logs(ready, worker, follow=follow, limit=limit, as_json=json)
+
+
+def audit(
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="How many, the newest.")
+    ] = 30,
+    actor: Annotated[str, typer.Option(metavar="ID", help="Of one key, or of one user of a machine.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Of one tenant's keys.")] = "",
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on, until Ctrl-C.")] = False,
+    ready: ReadyFile = None,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="A line for each, one JSON value on it.")] = False,
+) -> None:
+    """List who changed keys, limits, roles, models, modes and silences, and who deleted what, the oldest first."""
+    from libs.cli.suite.audit import show_audit  # noqa: PLC0415 (what only this command needs)
+
+    show_audit(ready, limit=limit, actor=actor, tenant=tenant, follow=follow, as_json=json)
 
 
 def down(

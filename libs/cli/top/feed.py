@@ -9,11 +9,12 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
+from libs.cli.find import key_headers
 from libs.cli.status.answer import STATUS_PATH, parse_status
 from libs.cli.top import requests, steps
 from libs.cli.top.model import Model
 from libs.cli.top.requests import RequestView
-from libs.contracts.told_step import ToldStep
+from libs.contracts.reported_step import ReportedStep
 from libs.runtime.backoff import Backoff
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class Feed:
     async def follow(self) -> None:
         """Read the stream until cancelled, and open it again whenever it ends."""
         backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
-        async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
+        async with self._client() as http:
             while True:
                 try:
                     await self._read(http, backoff)
@@ -58,6 +59,9 @@ class Feed:
                 self.reconnects += 1
                 self.on_news()
                 await asyncio.sleep(backoff.next_s())
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers=key_headers(self.url), timeout=STALL_S, trust_env=False)
 
     async def _read(self, http: httpx.AsyncClient, backoff: Backoff) -> None:
         event = ""
@@ -85,7 +89,7 @@ class Feed:
 
     async def poll(self) -> None:
         """Ask once a second until cancelled; what fails is asked again."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
+        async with self._client() as http:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
                     self.model.status = parse_status((await http.get(STATUS_PATH)).raise_for_status().json())
@@ -99,14 +103,14 @@ class Feed:
         async for shown in self._poll("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
             yield shown
 
-    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ToldStep] | Refusal, None]:
+    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ReportedStep] | Refusal, None]:
         """The engine steps of a worker's last `window`, the newest first, or why they are not shown: once a second."""
         query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
         async for shown in self._poll("/v1/steps", steps.parse, **query):
             yield shown
 
     async def _poll(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | Refusal, None]:
-        async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
+        async with self._client() as http:
             while True:
                 try:
                     answer = await http.get(path, params=query)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from libs.cli.top import draw
-from libs.contracts.told_step import ToldStep
+from libs.contracts.reported_step import ReportedStep
 
 HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
 WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
@@ -19,12 +19,14 @@ KIND: Final = 2
 """The column that is text."""
 
 
-def parse(reported: Any) -> list[ToldStep]:
+def parse(reported: Any) -> list[ReportedStep]:
     """What `/v1/steps` answers, the newest first; raises KeyError or TypeError for anything else."""
-    return [ToldStep(**{name: each[name] for name in ToldStep.__slots__}) for each in reversed(reported["steps"])]
+    return [
+        ReportedStep(**{name: each[name] for name in ReportedStep.__slots__}) for each in reversed(reported["steps"])
+    ]
 
 
-def table(steps: Sequence[ToldStep]) -> Text:
+def table(steps: Sequence[ReportedStep]) -> Text:
     """A line each of the first `MAX_ROWS` below the heads, in the colour of its phase."""
     text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
     for each in steps[:MAX_ROWS]:
@@ -32,7 +34,7 @@ def table(steps: Sequence[ToldStep]) -> Text:
     return text
 
 
-def _cells(step: ToldStep) -> tuple[str, ...]:
+def _cells(step: ReportedStep) -> tuple[str, ...]:
     seconds, rest_ns = divmod(step.start_unix_ns, 10**9)
     return (
         f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest_ns // 10**6:03}",

@@ -57,7 +57,7 @@ def tune_decode(ready_file: Path | None, worker: str | None, request: pb.TuneDec
         answer = _ask(suite, each, lambda admin: admin.tune_decode(request))
         return _decode_figures(each["id"], request, answer)
 
-    tell = None if as_json else lambda each: print(_decode_told(each))
+    tell = None if as_json else lambda each: print(_decode_line(each))
     _, failed = of_each(_workers(suite, worker, ("decode", "mixed")), ask, tell)
     _end(failed)
 
@@ -126,7 +126,7 @@ def _decode_figures(worker: str, request: pb.TuneDecodeRequest, answer: pb.TuneD
     }
 
 
-def _decode_told(found: dict[str, Any]) -> str:
+def _decode_line(found: dict[str, Any]) -> str:
     if found["decode_batch"]:
         bound = " (no more run there at once)" if found["decode_batch"] == found["max_sequences"] else ""
         batch = f"{found['decode_batch']} sequences{bound}, in steps of {found['step_ms']:.1f} ms"

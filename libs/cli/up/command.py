@@ -75,6 +75,13 @@ def up(
         str | None,
         typer.Option(metavar="NAME", help="Model and workers for --engine vllm, e.g. gpt-oss-120b-8xh100."),
     ] = None,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Argument of vLLM's engine, as often as wanted, e.g. max_model_len=32768; JSON where it is no text.",
+        ),
+    ] = None,
     kafka: Annotated[
         str | None,
         typer.Option(
@@ -118,6 +125,7 @@ def up(
         gateway_port=gateway_port,
         sim_profile=sim_profile,
         profile=profile,
+        engine_args=tuple(engine_arg or ()),
         kafka=kafka,
         redis=redis,
         restart=not no_restart,

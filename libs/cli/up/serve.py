@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 
 from libs.cli.chat.ask import Answer, ask
+from libs.cli.find import remember
 from libs.cli.up.progress import Display, make_display
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
@@ -125,7 +126,7 @@ class _Run:
         }
         answer = Answer()
         try:
-            async for piece in ask(ready.gateway, body, answer):
+            async for piece in ask(remember(ready).gateway, body, answer):
                 self._out.print(piece, end="", markup=False)
         except StartupError as error:
             self._display.note(f"the first question failed: {error.message}")

@@ -12,7 +12,7 @@ WorkerKey = tuple[str, int]
 
 
 @dataclass(eq=False, slots=True)
-class Stay:
+class Attempt:
     """A sequence on a worker: one submit."""
 
     worker: WorkerKey
@@ -40,28 +40,28 @@ class Blocks(NamedTuple):
 class Submit(NamedTuple):
     """Send it there, against a prompt credit, or against the decode credit that is set aside there."""
 
-    stay: Stay
+    attempt: Attempt
     blocks: Blocks | None
     """That its tokens go on from."""
 
 
 class Forget(NamedTuple):
-    """Listen to a stay no more; `abort` also ends it there, or frees the blocks that it left."""
+    """Listen to an attempt no more; `abort` also ends it there, or frees the blocks that it left."""
 
-    stay: Stay
+    attempt: Attempt
     abort: bool
 
 
 class Proceed(NamedTuple):
-    """Tell a stay that pulls blocks while they are computed that all are there, and which tokens it does not know."""
+    """Tell an attempt that pulls blocks as they are computed that all are there, and which tokens it does not know."""
 
-    stay: Stay
+    attempt: Attempt
 
 
 class HandOver(NamedTuple):
-    """Let the worker hand a running stay over: its place elsewhere is reserved."""
+    """Let the worker hand a running attempt over: its place elsewhere is reserved."""
 
-    stay: Stay
+    attempt: Attempt
 
 
 class Reserve(NamedTuple):

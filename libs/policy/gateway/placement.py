@@ -1,8 +1,8 @@
 """Where one sequence is: in the queue, on a worker for its prompt, on one for its tokens, on its way between. Pure.
 
 What happened goes in, what is to be done comes out: the gateway carries effects out in their order. Nobody else changes
-where a sequence is. At most one stay computes its prompt, or holds the blocks of it, and at most one decodes; a decode
-credit is set aside from binding until it decodes there.
+where a sequence is. At most one attempt computes its prompt, or holds the blocks of it, and at most one decodes; a
+decode credit is set aside from binding until it decodes there.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from libs.policy.gateway.effects import (
     NOTHING,
+    Attempt,
     Blocks,
     Effect,
     Effects,
@@ -20,7 +21,6 @@ from libs.policy.gateway.effects import (
     Proceed,
     Release,
     Reserve,
-    Stay,
     Submit,
     Wait,
     WorkerKey,
@@ -66,10 +66,10 @@ class Placement:
 
     model: str
     sequence_id: int = 0
-    """Of its next stays: another one each time it waits or is to move, so that a worker never gets one twice."""
-    prompt: Stay | None = None
+    """Of its next attempts: another one each time it waits or is to move, so that a worker never gets one twice."""
+    prompt: Attempt | None = None
     """Computes its prompt, or holds the blocks that it left."""
-    decode: Stay | None = None
+    decode: Attempt | None = None
     reserved: WorkerKey | None = None
     """Has a decode credit set aside for it."""
     blocks: Blocks | None = None
@@ -84,6 +84,8 @@ class Placement:
     """Retries because a worker had changed its role by then; they do not count as failures."""
     moves: int = 0
     """How often it went on elsewhere with its KV because its worker took another role."""
+    let_go: bool = False
+    """Its worker has been asked to hand it over; one that cannot move its KV ends it."""
     recomputes: int = 0
     """How often its prompt was computed again although its first token had come."""
     avoid: set[str] = field(default_factory=set)
@@ -114,7 +116,7 @@ class Placement:
     # ------------------------------------------------------------ to workers
 
     def queued(self, sequence_id: int) -> None:
-        """It waits for workers; its next stays have this id."""
+        """It waits for workers; its next attempts have this id."""
         self.sequence_id, self.waiting = sequence_id, True
 
     def bound(self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int) -> Effects:
@@ -128,21 +130,23 @@ class Placement:
         phase = Phase.PREFILL
         if prompt == decode:
             phase, self.reserved, self.decode_worker = Phase.BOTH, None, decode[0]
-        self.prompt = Stay(prompt, self.sequence_id, phase, output_tokens)
+        self.prompt = Attempt(prompt, self.sequence_id, phase, output_tokens)
         return [Reserve(decode), Submit(self.prompt, None)]
 
     def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
         """Against the credit that is set aside."""
         self.reserved, self.decode_worker = None, worker[0]
-        self.decode = Stay(worker, self.sequence_id, Phase.DECODE, output_tokens)
+        self.decode = Attempt(worker, self.sequence_id, Phase.DECODE, output_tokens)
         return Submit(self.decode, blocks)
 
-    def opened_blocks(self, stay: Stay, blocks: Blocks, cluster: Cluster, output_tokens: int, left: int) -> Effects:
+    def opened_blocks(
+        self, attempt: Attempt, blocks: Blocks, cluster: Cluster, output_tokens: int, left: int
+    ) -> Effects:
         """Blocks can be read while the prompt is computed; `left`: tokens that may still come. A decode worker that
         cannot read them so is asked afterwards."""
         worker = self.reserved
         partner = cluster.partner(worker) if worker is not None else None
-        if worker is None or partner is None or not self.prefilling or stay is not self.prompt:
+        if worker is None or partner is None or not self.prefilling or attempt is not self.prompt:
             return NOTHING
         reads = partner.takes_decode and partner.streams_kv and partner.kv_kind == blocks.kind and not blocks.once
         if not reads or left <= 1:
@@ -177,77 +181,80 @@ class Placement:
 
     # ------------------------------------------------------------ moves
 
-    def leaves(self, stay: Stay, sequence_id: int) -> bool:
+    def leaves(self, attempt: Attempt, sequence_id: int) -> bool:
         """Its worker would hand it over, and says so again with every role that it takes until then; whether a place is
         to be sought, under a new id. What has its place already is on its way."""
-        runs = stay in (self.prompt, self.decode) and self.blocks is None
+        runs = attempt in (self.prompt, self.decode) and self.blocks is None
         if not runs or self.reserved is not None or self.moves >= MAX_MOVES:
             return False
         self.sequence_id = sequence_id
         return True
 
-    def place_found(self, stay: Stay, worker: WorkerKey) -> Effects:
-        """A worker has room to take it over from the one of `stay`."""
-        self.reserved = worker
-        return [Reserve(worker), HandOver(stay)]
+    def place_found(self, attempt: Attempt, worker: WorkerKey) -> Effects:
+        """A worker has room to take it over from the one of `attempt`."""
+        self.reserved, self.let_go = worker, True
+        return [Reserve(worker), HandOver(attempt)]
 
-    def handed_over(self, stay: Stay, blocks: Blocks, cluster: Cluster, output_tokens: int, *, whole: bool) -> Effects:
-        """The worker has let go: the stay stands for the blocks it left now, as that of a computed prompt does."""
-        forget = self._forget_prompt(abort=True) if stay is not self.prompt else NOTHING
-        self.prompt, self.decode = stay, None
-        self.blocks, self.opened = blocks, None
+    def handed_over(
+        self, attempt: Attempt, blocks: Blocks, cluster: Cluster, output_tokens: int, *, whole: bool
+    ) -> Effects:
+        """The worker has let go: the attempt stands for the blocks it left now, as that of a computed prompt does."""
+        forget = self._forget_prompt(abort=True) if attempt is not self.prompt else NOTHING
+        self.prompt, self.decode = attempt, None
+        self.blocks, self.opened, self.let_go = blocks, None, False
         self.moves += 1
         return [*forget, *self._go_on(cluster, output_tokens, whole=whole)]
 
     # ------------------------------------------------------------ what workers end
 
-    def finished(self, stay: Stay, cluster: Cluster, *, well: bool, whole: bool) -> Effects:
-        """The worker has ended it, `well` or in a way that nobody asked for."""
-        drop = self._drop(stay)
+    def finished(self, attempt: Attempt, cluster: Cluster, *, well: bool, whole: bool) -> Effects:
+        """The worker has ended it, `well`, or without its KV when it was to hand it over, or for no reason."""
+        let_go, drop = self.let_go, self._drop(attempt)
         if well:
             return [*drop, *self.end(EndReason.WHOLE)]
-        return [*drop, *self._restart("its worker ended it", cluster, keep_blocks=False, whole=whole)]
+        why = "its worker took another role" if let_go else "its worker ended it"
+        return [*drop, *self._restart(why, cluster, keep_blocks=False, stale_role=let_go, whole=whole)]
 
-    def refused(self, stay: Stay, why: Refusal | None, detail: str, cluster: Cluster, *, whole: bool) -> Effects:
+    def refused(self, attempt: Attempt, why: Refusal | None, detail: str, cluster: Cluster, *, whole: bool) -> Effects:
         """The worker has not taken it; `why` None: for a reason that is not known here."""
-        drop = self._drop(stay)
+        drop = self._drop(attempt)
         if why is Refusal.INVALID:
-            return [*drop, *self.end(EndReason.REFUSED, f"worker {stay.worker[0]} refused: {detail}")]
-        self.avoid.add(stay.worker[0])
-        keep, stale_role = stay.phase is Phase.DECODE, why in OTHER_ROLE
+            return [*drop, *self.end(EndReason.REFUSED, f"worker {attempt.worker[0]} refused: {detail}")]
+        self.avoid.add(attempt.worker[0])
+        keep, stale_role = attempt.phase is Phase.DECODE, why in OTHER_ROLE
         return [*drop, *self._restart(detail, cluster, keep_blocks=keep, stale_role=stale_role, whole=whole)]
 
-    def failed(self, stay: Stay, detail: str, cluster: Cluster, *, blocks_lost: bool, whole: bool) -> Effects:
+    def failed(self, attempt: Attempt, detail: str, cluster: Cluster, *, blocks_lost: bool, whole: bool) -> Effects:
         """The worker cannot go on with it. Blocks that do not come are their source's fault: computed there again, they
         might never come."""
-        drop = self._drop(stay)
+        drop = self._drop(attempt)
         source = (self.blocks or self.opened) if blocks_lost else None
-        self.avoid.add(source.worker_id if source is not None else stay.worker[0])
+        self.avoid.add(source.worker_id if source is not None else attempt.worker[0])
         return [*drop, *self._restart(detail, cluster, keep_blocks=False, whole=whole)]
 
     def reservation_lost(self) -> None:
         """The worker is gone that had a credit set aside; seen to when the credit would be used."""
         self.reserved = None
 
-    def lost(self, stay: Stay, cluster: Cluster, *, silent: bool, whole: bool) -> Effects:
+    def lost(self, attempt: Attempt, cluster: Cluster, *, silent: bool, whole: bool) -> Effects:
         """The stream to a worker broke, or was left because it was silent.
 
         Blocks that still wait at a prefill worker serve another decode worker, if more than one can read them. A pull
         from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
         """
-        if stay not in (self.prompt, self.decode):
+        if attempt not in (self.prompt, self.decode):
             return NOTHING
-        pulled = stay is self.prompt and self.decode is not None and not self.prefilling
+        pulled = attempt is self.prompt and self.decode is not None and not self.prefilling
         if pulled and silent:
             self.blocks = None
-        give_up = self._give_up_blocks() if stay is self.decode and self.blocks_given else NOTHING
-        drop = [*give_up, *self._drop(stay)]
+        give_up = self._give_up_blocks() if attempt is self.decode and self.blocks_given else NOTHING
+        drop = [*give_up, *self._drop(attempt)]
         if self.waiting:  # for a decode worker: its blocks are gone
             self.blocks = None
             return drop
         if pulled and not silent:
             return drop
-        why, keep = f"worker {stay.worker[0]} was lost", self.blocks is not None
+        why, keep = f"worker {attempt.worker[0]} was lost", self.blocks is not None
         return [*drop, *self._restart(why, cluster, keep_blocks=keep, whole=whole)]
 
     # ------------------------------------------------------------ elsewhere, and the end
@@ -268,7 +275,7 @@ class Placement:
     def _restart(
         self, why: str, cluster: Cluster, *, keep_blocks: bool, whole: bool, stale_role: bool = False
     ) -> Effects:
-        """A stay has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
+        """An attempt has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
         if self.prefilling:
             return NOTHING
         return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, whole=whole)
@@ -290,13 +297,14 @@ class Placement:
         keep_blocks = keep_blocks and blocks is not None and cluster.decodes(self.model, blocks.kind)
         return [*self._release(keep_blocks=keep_blocks), Wait(why)]
 
-    def _drop(self, stay: Stay) -> Effects:
-        """Its worker has ended a stay, or is lost."""
-        if self.prompt is stay:
+    def _drop(self, attempt: Attempt) -> Effects:
+        """Its worker has ended an attempt, or is lost."""
+        self.let_go = False
+        if self.prompt is attempt:
             self.prompt = None
-        if self.decode is stay:
+        if self.decode is attempt:
             self.decode = None
-        return [Forget(stay, abort=False)]
+        return [Forget(attempt, abort=False)]
 
     def _release(self, *, keep_blocks: bool) -> list[Effect]:
         """Let go of everything on workers, except blocks that are to wait for another decode worker."""
@@ -322,5 +330,5 @@ class Placement:
         return self._forget_prompt(abort=False)
 
     def _forget_prompt(self, *, abort: bool) -> Effects:
-        stay, self.prompt = self.prompt, None
-        return NOTHING if stay is None else [Forget(stay, abort)]
+        attempt, self.prompt = self.prompt, None
+        return NOTHING if attempt is None else [Forget(attempt, abort)]

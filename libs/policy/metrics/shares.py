@@ -35,7 +35,7 @@ class Shares:
         """Whether this instance does what only one need do: the first of those who live."""
         return self.alive(now_ns)[0] == self.own_id
 
-    def traces(self, *, own: bool, told_to_ns: int | None, now_ns: int) -> bool:
+    def traces(self, *, own: bool, covered_to_ns: int | None, now_ns: int) -> bool:
         """Whether this instance makes the traces of a worker whose telemetry reaches until then:
         all do for one that nobody seems to read, since a trace that is made twice is the same."""
-        return own or told_to_ns is None or told_to_ns < now_ns - ALIVE_NS
+        return own or covered_to_ns is None or covered_to_ns < now_ns - ALIVE_NS

@@ -14,6 +14,12 @@ def prompts_wanted(served: float, waiting_ns: float) -> float:
     return served + waiting_ns / HORIZON_NS
 
 
+def pressing_tokens(served: float, hopeful_tokens: int, waiting_tokens: int) -> int:
+    """Prompt tokens at gateways that press. Those that can no longer be in time are served by what others leave; where
+    nothing is served, nothing leaves them anything, and they press as well."""
+    return hopeful_tokens if served else max(hopeful_tokens, waiting_tokens)
+
+
 def decodes_to_come(running: int, waiting: int, prompt_tokens: int) -> tuple[int, float]:
     """Sequences that decode soon, of a prefill worker's prompts, and the KV tokens that they bring: those that it
     computes. One that waits decodes no sooner than one before it has ended, and takes its place.

@@ -128,6 +128,8 @@ def scale(
     now_ns: int,
     start_up_ns: int,
     forecast: int = 0,
+    calm_ns: int = CALM_NS,
+    linger_ns: int = LINGER_NS,
 ) -> Scaled:
     """Decide. `forecast`: workers that the horizon of hours wishes, at least; limits hold for them too."""
     memory = charged(memory, pool, now_ns)
@@ -143,7 +145,7 @@ def scale(
     wished, code = (pool.serving if pressed else going), Code.ENOUGH
     if pressed and now_ns - pressed_since_ns >= PRESSED_NS:
         wished, code = needed, Code.PRESSES
-    elif calm and now_ns - calm_since_ns >= CALM_NS:
+    elif calm and now_ns - calm_since_ns >= calm_ns:
         wished, code, calm_since_ns = fewer, Code.CALM, now_ns
     if forecast > wished:
         wished, code = forecast, Code.FORECAST
@@ -152,7 +154,7 @@ def scale(
         wished, code = allowed, Code.LIMITS
     started, code = _started(pool, wished, limits, code, memory=memory, now_ns=now_ns)
     idle_since_ns = (memory.idle_since_ns or now_ns) if started < pool.started else 0
-    if idle_since_ns and now_ns - idle_since_ns < LINGER_NS and code is not Code.GPU_HOURS:
+    if idle_since_ns and now_ns - idle_since_ns < linger_ns and code is not Code.GPU_HOURS:
         # Those stand by, warm.
         started = min(pool.started, _most_started(pool, limits), _affordable(pool, limits, memory, now_ns))
     memory = replace(

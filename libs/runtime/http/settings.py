@@ -8,7 +8,14 @@ from libs.runtime.settings import CommonSettings
 
 
 class HttpSettings(CommonSettings):
-    """Bounds on connections."""
+    """Who may call, and bounds on connections."""
+
+    keys: str = Field("", validation_alias="FULCRUM_KEYS")
+    """Where hashes of API keys are: `redis`, or the path of a file; empty means a file in the cache folder, by
+    cluster. From the first key on every request needs one."""
+    http_hosts: str = Field("", validation_alias="FULCRUM_HTTP_HOSTS")
+    """Host names, separated by commas, that HTTP on loopback answers to beside loopback's own while there is no key;
+    web pages of other names could ask it otherwise."""
 
     http_max_connections: int = Field(MAX_CONNECTIONS, ge=1, validation_alias="FULCRUM_HTTP_MAX_CONNECTIONS")
     """HTTP connections that may be open, or half as many as the process may open files if that is less; more are

@@ -4,6 +4,7 @@ each gateway's use, and two channels that announce changes."""
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.runtime.backoff import Backoff
-from libs.runtime.redis import make_redis
+from libs.runtime.redis import in_time, make_redis
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, CatalogueDown, Uses
 
@@ -46,6 +47,9 @@ return 1
 _PRUNE: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
 """
+
+
+_bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=CatalogueDown)
 
 
 class RedisCatalogue:
@@ -198,14 +202,6 @@ def _stop_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-async def _bounded(call: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            return await call
-    except (RedisError, OSError, TimeoutError) as error:
-        raise CatalogueDown(str(error) or "no answer in time") from error
 
 
 def _decoded(decoder: "msgspec.json.Decoder[T]", values: Mapping[bytes, bytes]) -> dict[str, T]:

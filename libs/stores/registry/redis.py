@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -14,7 +15,7 @@ from redis.exceptions import RedisError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.runtime.backoff import Backoff
-from libs.runtime.redis import is_wrong_type, make_redis
+from libs.runtime.redis import in_time, is_wrong_type, make_redis
 from libs.stores.registry.port import RegistryDown, RegistryStats
 from libs.stores.registry.usable import Unusable, read_worker
 
@@ -66,6 +67,9 @@ return 1
 _PRUNE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
 """
+
+
+_bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=RegistryDown)
 
 
 class RedisRegistry:
@@ -210,15 +214,6 @@ def _stop_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-async def _bounded(call: Awaitable[T]) -> T:
-    """The call's result; raises RegistryDown for whatever keeps Redis from answering in time."""
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            return await call
-    except (RedisError, OSError, TimeoutError) as error:
-        raise RegistryDown(str(error) or "no answer in time") from error
 
 
 def _bytes(value: Any) -> bytes:

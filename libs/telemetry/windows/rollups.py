@@ -52,7 +52,7 @@ class Series:
     roles: NDArray[np.uint8]
     """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
     provisional: NDArray[np.bool_]
-    """[windows, workers]: part of the time is a step that still runs. Told in the first tier only."""
+    """[windows, workers]: part of the time is a step that still runs. Known in the first tier only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def running_suite(
     To be opened on the main thread: the kernel ends the suite with the thread that started it.
     """
     ready_file = folder / "ready.json"
-    full_env = {**AS_STARTED, **os.environ, **(env or {}), "FULCRUM_READY": str(ready_file)}
+    own = {"FULCRUM_READY": str(ready_file), "FULCRUM_KEYS": str(folder / "keys.json")}
+    full_env = {**AS_STARTED, **os.environ, **own, **(env or {})}
     leash = [sys.executable, "-I", "-S", str(Path(libs.launch.processes.leash.__file__)), str(os.getpid())]
     command = [*leash, sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
     with (folder / "up.log").open("w") as log:

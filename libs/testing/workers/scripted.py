@@ -81,6 +81,8 @@ class ScriptedWorker:
     """That gateways said they route by."""
     script: list[int] = field(default_factory=list)
     """Token ids by their place in the output, in place of the usual ones; after them it ends."""
+    stops: bool = False
+    """Whether answers end by a stop token, rather than at their length."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
     _leaving: dict[int, pb.Submit] = field(default_factory=dict)
     _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
@@ -238,7 +240,7 @@ class ScriptedWorker:
             kv = self._source(submit, streamed=False)
             event.prefilled.CopyFrom(pb.Prefilled(kv=kv, computed_tokens=submit.prompt_tokens))
         else:
-            event.finished.reason = pb.FINISH_REASON_LENGTH
+            event.finished.reason = pb.FINISH_REASON_STOP if self.stops else pb.FINISH_REASON_LENGTH
 
 
 async def _die(worker: ScriptedWorker, server: grpc.aio.Server) -> None:

@@ -25,6 +25,7 @@ from services.gateway.batch.runner.served_models import Served
 from services.gateway.batch.runner.slots import Slots
 from services.gateway.dispatch.intake import Intake
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.models.desk import ModelDesk
 from services.gateway.settings import GatewaySettings
 from services.gateway.workers.fleet import Fleet
 
@@ -49,6 +50,7 @@ class Serving:
     dispatcher: Dispatcher
     fleet: Fleet
     metrics: GatewayMetrics
+    desk: ModelDesk | None = None
 
 
 class Batch:
@@ -64,7 +66,7 @@ class Batch:
         served = Served(serving.fleet.views, serving.models, clock)
         self._runner = Runner(
             files=ports.files,
-            asker=Asker(serving.intake, serving.dispatcher, slots, served, clock),
+            asker=Asker(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
             slots=slots,
             clock=clock,
             view=self._view,

@@ -1,13 +1,15 @@
 """One choice as its client sees it: tokens become text, stop strings end it, pieces wait until they can be sent."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason, Generation, unmade
 from libs.engine.port import Logprob
-from libs.model.harmony import Channels, Verdict
 from libs.model.tokenizer import Decoder
+from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.reader import AnswerReader, is_content
 from services.gateway.prompt.stops import StopMatcher
 
 
@@ -22,15 +24,53 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
+class CallPiece:
+    """Of a tool call."""
+
+    index: int
+    """Of the choice's calls, from 0."""
+    id: str = ""
+    """With its name, in the first piece of a call; empty in later ones."""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class Run(NamedTuple):
+    """A part of an answer, in its place among the others."""
+
+    kind: Kind
+    text: str
+    call_id: str = ""
+    """Of a call."""
+
+
+@dataclass(slots=True)
 class Piece:
     """What has come since the last piece was taken."""
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    reasoning: list[str] | None = None
+    calls: list[CallPiece] | None = None
+    """None in place of empty lists, which most answers would make for each token."""
     finish: ApiFinishReason | None = None
+    runs: list[Run] | None = None
+    """The same parts in their order; None where nobody asks for it."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs or self.finish)
+        return bool(self.text or self.logprobs or self.reasoning or self.calls or self.finish)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How an answer of more than content is read."""
+
+    reader: AnswerReader
+    reasons: bool
+    """Whether its usage counts tokens of reasoning."""
+    new_call_id: Callable[[], str]
+    max_calls: int
+    """Calls beyond are dropped."""
 
 
 class ChoiceText:
@@ -48,12 +88,14 @@ class ChoiceText:
         stops: Sequence[str],
         silent_token_ids: frozenset[int],
         in_pieces: bool,
-        channels: Channels | None = None,
+        parts: Parts | None = None,
+        ordered: bool = False,
         changed: Callable[[], None],
     ) -> None:
-        """`silent_token_ids`: they end the text and are no part of it. `channels`: of what it does not show, text and
-        logprobs are dropped, and stop strings are not looked for there. `changed` is called when all is there, and, for
-        one who takes it `in_pieces`, when there may be a piece."""
+        """`silent_token_ids`: they end the text and are no part of it. `parts`: None where all of it is content;
+        otherwise logprobs are of the content alone, and stop strings are looked for there. `ordered`: whether pieces
+        say in which order their parts came. `changed` is called when all is there, and, for one who takes it
+        `in_pieces`, when there may be a piece."""
         self.error: FulcrumError | None = None
         self.done = False
         self._request_id = request_id
@@ -62,14 +104,25 @@ class ChoiceText:
         self._has_stops = bool(stops)
         self._silent = silent_token_ids
         self._in_pieces = in_pieces
-        self._channels = channels
-        self._held: list[tuple[int, Logprob | None]] = []
-        """Tokens that `channels` cannot judge yet, a few at most."""
+        self._parts = parts
+        self._kept: list[tuple[int, Logprob]] = []
+        """Logprobs of tokens that may or may not be content."""
+        self._calls = 0
         self._changed = changed
         self._tokens: list[tuple[int, Logprob | None]] = []
         self._chars = 0
         self._stopped = False
-        self._piece = Piece()
+        self._ordered = ordered
+        self._piece = self._empty()
+
+    def _empty(self) -> Piece:
+        return Piece(runs=[]) if self._ordered else Piece()
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None for a model that writes none."""
+        parts = self._parts
+        return parts.reader.reasoning_tokens if parts is not None and parts.reasons else None
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """Take a token; True when a stop string ended the text."""
@@ -83,12 +136,18 @@ class ChoiceText:
     def finish(self, reason: ApiFinishReason) -> None:
         """The last token was taken."""
         self._decode()
-        self._show(self._held)
         if not self._stopped:
-            text, stopped = self._stops.push(self._decoder.flush())
-            self._add(text if stopped else text + self._stops.flush())
-            reason = ApiFinishReason.STOP if stopped else reason
-        self._piece.finish = reason
+            if self._parts is None:
+                text, self._stopped = self._stops.push(self._decoder.flush())
+                self._add(text)
+            else:
+                self._end(self._parts)
+            if self._stopped:
+                reason = ApiFinishReason.STOP
+            else:
+                self._add(self._stops.flush())
+        called = self._calls and reason is ApiFinishReason.STOP
+        self._piece.finish = ApiFinishReason.TOOL_CALLS if called else reason
         self.done = True
         self._changed()
 
@@ -105,37 +164,84 @@ class ChoiceText:
         except Exception as error:
             self._tokens.clear()
             self.fail(unmade(error, self._request_id))
-        piece, self._piece = self._piece, Piece()
+        piece, self._piece = self._piece, self._empty()
         return piece
 
     def _decode(self) -> None:
-        self._show(self._tokens if self._channels is None else self._judged(self._channels))
+        if self._parts is None:
+            self._show_all()
+        else:
+            self._read(self._parts)
         self._tokens.clear()
 
-    def _judged(self, channels: Channels) -> Iterator[tuple[int, Logprob | None]]:
-        """Tokens of the content alone."""
-        for token in self._tokens:
-            verdict = channels.push(token[0])
-            if verdict is Verdict.HOLD:
-                self._held.append(token)
-                continue
-            if verdict is Verdict.SHOW:
-                yield from self._held
-                yield token
-            self._held.clear()
-
-    def _show(self, tokens: Iterable[tuple[int, Logprob | None]]) -> None:
-        for token_id, logprob in tokens:
+    def _show_all(self) -> None:
+        for token_id, logprob in self._tokens:
             if logprob is not None:
                 self._piece.logprobs.append(TokenLogprob(token_id, logprob, self._chars))
             if token_id not in self._silent:
                 text, self._stopped = self._stops.push(self._decoder.push(token_id))
                 self._add(text)
 
+    def _read(self, parts: Parts) -> None:
+        reader = parts.reader
+        for token_id, logprob in self._tokens:
+            if token_id in self._silent and not reader.is_special(token_id):
+                continue
+            found = reader.token(token_id)
+            if logprob is not None and not reader.is_special(token_id):
+                self._kept.append((token_id, logprob))
+            if is_content(found):
+                self._piece.logprobs += [TokenLogprob(*kept, self._chars) for kept in self._kept]
+            if not reader.kept or is_content(found):
+                self._kept.clear()
+            self._sort(found, parts)
+
+    def _end(self, parts: Parts) -> None:
+        found = parts.reader.end()
+        if is_content(found):
+            self._piece.logprobs += [TokenLogprob(*kept, self._chars) for kept in self._kept]
+        self._sort(found, parts)
+
+    def _sort(self, found: Iterable[Part], parts: Parts) -> None:
+        """Parts of the answer, in order; nothing follows a stop string."""
+        for part in found:
+            if self._stopped:
+                return
+            if part.kind is Kind.CONTENT:
+                text, self._stopped = self._stops.push(part.text)
+                self._add(text)
+            elif part.kind is Kind.REASONING:
+                if self._piece.reasoning is None:
+                    self._piece.reasoning = []
+                self._piece.reasoning.append(part.text)
+                self._run(Kind.REASONING, part.text)
+            else:
+                self._add_call(part, parts)
+
+    def _add_call(self, part: Part, parts: Parts) -> None:
+        if self._piece.calls is None:
+            self._piece.calls = []
+        calls = self._piece.calls
+        if part.kind is Kind.CALL:
+            self._calls += 1
+            if self._calls <= parts.max_calls:
+                calls.append(CallPiece(self._calls - 1, parts.new_call_id(), part.text))
+                self._run(Kind.CALL, part.text, calls[-1].id)
+        elif self._calls <= parts.max_calls:
+            if not calls:
+                calls.append(CallPiece(self._calls - 1))
+            calls[-1].arguments.append(part.text)
+            self._run(Kind.ARGUMENTS, part.text)
+
     def _add(self, text: str) -> None:
         if text:
             self._chars += len(text)
             self._piece.text.append(text)
+            self._run(Kind.CONTENT, text)
+
+    def _run(self, kind: Kind, text: str, call_id: str = "") -> None:
+        if self._piece.runs is not None:
+            self._piece.runs.append(Run(kind, text, call_id))
 
 
 @dataclass(frozen=True, slots=True)

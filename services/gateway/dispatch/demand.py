@@ -8,7 +8,7 @@ from typing import Final
 import xxhash
 
 from libs.bus.port import Bus
-from libs.contracts.errors import FulcrumError
+from libs.contracts.errors import FulcrumError, RateLimited
 from libs.contracts.topics import DEMAND
 from libs.demand.arrivals import ArrivalCounter
 from libs.demand.counts import OTHER, DemandKey
@@ -89,7 +89,7 @@ class Visit:
 
     def failed(self, error: FulcrumError) -> None:
         """It was answered with an error; one for want of room is demand all the same."""
-        if error.http_status in NO_ROOM:
+        if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # which more room would not help
             self._counter.refused(self._key, self.choices, self._mark, self._clock.now_ns(), known=self._admitted)
 
     @property

@@ -3,8 +3,10 @@
 import asyncio
 import secrets
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest, QueueFull
@@ -13,15 +15,23 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.sampling import SamplingDefaults
-from services.gateway.dispatch.choice import Choice, ChoiceText
+from libs.model.tokenizer import Decoder
+from services.gateway.answers.families import MISTRAL_ID_CHARS, prompt_end
+from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.schema_check import SchemaCheck
+from services.gateway.dispatch.choice import Choice, ChoiceText, Parts
 from services.gateway.dispatch.prefix_hints import PrefixHints
+from services.gateway.dispatch.tenant_limits import FREE, Allowance
 from services.gateway.prompt.catalog import Catalog, ServedModel
+from services.gateway.prompt.guided import answer_guide, check_schemas
 from services.gateway.prompt.headers import Defaults, Headers
 from services.gateway.prompt.parse import Asked
+from services.gateway.prompt.schema import MAX_CALLS
 from services.gateway.prompt.tokenise import check_fit, tokenise
 from services.gateway.workers.fleet import Fleet
 
 _SEEDS = 2**64
+_NO_TOOLS: frozenset[str] = frozenset()
 MAX_ARRIVING = 256
 """Requests whose prompts are being tokenised; the threads that do it are few."""
 
@@ -41,6 +51,10 @@ class Arrival:
     request_id: str
     arrival_ns: int
     headers: Headers
+    models: AbstractSet[str] = frozenset()
+    """That it may name; empty: all."""
+    allowance: Allowance = FREE
+    """Of its tenant's limits."""
 
 
 class Intake:
@@ -63,40 +77,48 @@ class Intake:
         self._defaults = defaults
         self._limits = limits
         self._arriving = 0
+        self._schemas = SchemaCheck()
 
-    def model(self, asked: Asked) -> ServedModel:
-        """Raises UnknownModel, and InvalidRequest for too many choices."""
+    def model(self, asked: Asked, allowed: AbstractSet[str]) -> ServedModel:
+        """The one that is asked for, of those `allowed`, which are all where that is empty. Raises UnknownModel, and
+        InvalidRequest for too many choices."""
         if asked.n > self._limits.max_n:
             raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
         if asked.choices > self._limits.max_choices:
             text = f"{asked.choices} choices are asked for; {self._limits.max_choices} are allowed"
             raise InvalidRequest(text, param=asked.prompt_field)
-        return self._catalog.get(asked.model)
+        return self._catalog.need(asked.model, allowed)
 
     async def choices(
         self, asked: Asked, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
         """One for each prompt and each of its `n`; raises InvalidRequest when a prompt does not fit the model."""
-        prompts = await self._tokenise(asked, model)
+        prompts = await self.tokens(asked, model)
         context_tokens = self._fleet.max_context_tokens(asked.model, model.info.max_context_tokens)
         max_output_tokens = check_fit(asked, prompts, model, context_tokens)
         seed = asked.seed if asked.seed is not None else secrets.randbits(63)
-        end_token_ids = frozenset() if asked.sampling.ignore_eos else model.info.eos_token_ids
+        end_token_ids = _ends(asked, model)
+        if asked.guided:
+            await check_schemas(asked, self._schemas)
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
         hints = await self._cached(asked.model, prompts, context.tenant)
         choices: list[Choice] = []
+        # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
+        make_parts = partial(_parts, asked, model) if asked.messages else None
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
+            guide = answer_guide(asked, model, prompt) if asked.guided else ""
             for which in range(asked.n):
                 request_id = _id_of(arrival.request_id, len(choices), asked.choices)
+                decoder = model.tokenizer.decoder()
                 text = ChoiceText(
                     request_id=request_id,
-                    decoder=model.tokenizer.decoder(),
+                    decoder=decoder,
                     stops=asked.stops,
                     silent_token_ids=end_token_ids,
                     in_pieces=asked.stream,
-                    # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
-                    channels=model.tokenizer.channels() if asked.messages else None,
+                    parts=make_parts(prompt, decoder) if make_parts else None,
+                    ordered=asked.for_response,
                     changed=changed,
                 )
                 generation = Generation(
@@ -105,7 +127,7 @@ class Intake:
                     prompt=packed,
                     prompt_tokens=len(prompt),
                     max_output_tokens=max_output_tokens,
-                    sampling=_sampling(asked, model.info.sampling, seed + which),
+                    sampling=_sampling(asked, model.info.sampling, seed + which, guide),
                     context=context,
                     end_token_ids=end_token_ids,
                     sink=text,
@@ -129,7 +151,8 @@ class Intake:
             return [await self._hints.cached_tokens(model, prompts[0], tenant)]
         return await asyncio.gather(*(self._hints.cached_tokens(model, prompt, tenant) for prompt in prompts))
 
-    async def _tokenise(self, asked: Asked, model: ServedModel) -> list[list[int]]:
+    async def tokens(self, asked: Asked, model: ServedModel) -> list[list[int]]:
+        """Of each prompt; raises InvalidRequest, and QueueFull while too many wait for it."""
         if self._arriving >= MAX_ARRIVING:
             raise QueueFull(f"{MAX_ARRIVING} requests are being tokenised already", retry_after_s=RETRY_AFTER_S)
         self._arriving += 1
@@ -139,9 +162,33 @@ class Intake:
             self._arriving -= 1
 
 
-def _sampling(asked: Asked, advised: SamplingDefaults, seed: int) -> pb.Sampling:
-    own = pb.Sampling()
-    own.CopyFrom(asked.sampling)
+def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder) -> Parts | None:
+    """How an answer to a chat is read; None where all of it is content."""
+    shape, tools = model.format, asked.tools
+    end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
+    parser = shape.parser(tools.names if tools else _NO_TOOLS, end)
+    if parser is None:
+        return None
+    id_chars = MISTRAL_ID_CHARS if shape.calls == "mistral" else 0
+    return Parts(
+        reader=AnswerReader(parser, decoder, model.tokenizer.special_tokens),
+        reasons=shape.reasons,
+        new_call_id=lambda: secrets.token_hex()[:id_chars] if id_chars else f"call_{secrets.token_hex(12)}",
+        max_calls=MAX_CALLS if tools is None or tools.parallel else 1,
+    )
+
+
+def _ends(asked: Asked, model: ServedModel) -> frozenset[int]:
+    """Tokens that end an answer."""
+    stops = asked.sampling.stop_token_ids
+    if asked.sampling.ignore_eos:
+        return frozenset(stops)
+    return model.info.eos_token_ids.union(stops) if stops else model.info.eos_token_ids
+
+
+def _sampling(asked: Asked, advised: SamplingDefaults, seed: int, guide: str) -> pb.Sampling:
+    own = pb.Sampling(guide=guide)
+    own.MergeFrom(asked.sampling)
     for name in asked.unset:
         setattr(own, name, getattr(advised, name))
     own.seed = seed % _SEEDS

@@ -3,18 +3,22 @@
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Dispatcher
+from libs.keys.gate import caller_of
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from libs.runtime.tasks import TaskOwner
-from services.gateway.dispatch.choice import first_error
+from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.dispatch.demand import DemandTeller, Visit
 from services.gateway.dispatch.intake import Arrival, Intake
+from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone, read_body
 from services.gateway.http.exchange import Exchange, Frame, News
@@ -22,6 +26,7 @@ from services.gateway.http.formats import Format
 from services.gateway.http.stalls import Patience, Stalled, Stalls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
+from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.headers import read_headers
 from services.gateway.prompt.parse import Asked
 
@@ -31,15 +36,70 @@ CLIENT_GONE_STATUS = 499
 """For metrics only: nobody is there to get it."""
 
 
+class Answering(Protocol):
+    """An answer on its way to its client; raises what fails while it has not begun."""
+
+    async def stream(self, wire: sse.Wire) -> None:
+        """As server-sent events."""
+        ...
+
+    async def whole(self, wire: sse.Wire) -> None:
+        """As one JSON."""
+        ...
+
+
+class Answer(Protocol):
+    """How one request is answered."""
+
+    def __call__(
+        self, choices: list[Choice], model: ServedModel, arrival: Arrival, *, news: News, headers: Mapping[str, str]
+    ) -> Answering:
+        """Of its choices."""
+        ...
+
+
+class Reader(Protocol):
+    """What the routes differ in: how a body is read, and its answer shown."""
+
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+        """Raises FulcrumError."""
+        ...
+
+
+class CompletionReader:
+    """Of the two completion routes."""
+
+    def __init__(self, parse: Callable[[bytes], Asked], make_format: Callable[[Tokenizer, bool], Format]) -> None:
+        self._parse = parse
+        self._make_format = make_format
+
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+        """Nothing is waited for."""
+        asked = self._parse(body)
+        return asked, partial(self._answer, _Shown.of(asked))
+
+    def _answer(
+        self,
+        shown: "_Shown",
+        choices: list[Choice],
+        model: ServedModel,
+        arrival: Arrival,
+        *,
+        news: News,
+        headers: Mapping[str, str],
+    ) -> Exchange:
+        shape = self._make_format(model.tokenizer, shown.logprobs)
+        return Exchange(choices, shape, shown.frame(arrival, shape, headers), news)
+
+
 class CompletionEndpoint:
-    """One of the two routes; they differ in what they parse and how they show it."""
+    """One of the routes that generate."""
 
     def __init__(
         self,
         route: str,
         *,
-        parse: Callable[[bytes], Asked],
-        make_format: Callable[[Tokenizer, bool], Format],
+        reader: Reader,
         intake: Intake,
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
@@ -49,10 +109,11 @@ class CompletionEndpoint:
         demand: DemandTeller,
         max_body_bytes: int,
         models: ModelDesk | None = None,
+        limits: TenantLimiter | None = None,
     ) -> None:
+        """limits: that tenants are held to; None: there are none."""
         self._route = route
-        self._parse = parse
-        self._make_format = make_format
+        self._reader = reader
         self._intake = intake
         self._dispatcher = dispatcher
         self._metrics = metrics
@@ -62,6 +123,7 @@ class CompletionEndpoint:
         self._demand = demand
         self._max_body_bytes = max_body_bytes
         self._models = models
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, with OpenAI's error shape where it fails before its answer began."""
@@ -69,19 +131,25 @@ class CompletionEndpoint:
         request_id = uuid.uuid4().hex
         status = 500
         visit: Visit | None = None
+        allowance = FREE
         try:
             raw = dict(scope["headers"])
-            headers = read_headers(raw)
+            caller = caller_of(scope)
+            headers = read_headers(raw, caller)
             request_id = headers.request_id or request_id
             check_json(raw)
             visit = self._demand.visit(headers.tenant, headers.service_class)
             self._stalls.check_room()
+            if self._limits is not None:
+                allowance = await self._limits.admit(headers.tenant)
             with self._stalls.watched() as patience:
-                arrival, wire = Arrival(request_id, arrival_ns, headers), sse.Wire(send, patience)
+                arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
+                wire = sse.Wire(send, patience)
                 # No name for body and request here: they may be large, and an answer may take long.
-                await self._serve(
-                    self._parse(visit.read(await self._read(receive, raw, patience))), arrival, receive, wire, visit
-                )
+                asked, answer = await self._reader.read(visit.read(await self._read(receive, raw, patience)), arrival)
+                serving = self._serve(asked, answer, arrival, receive=receive, wire=wire, visit=visit)
+                del asked
+                await serving
             status = 200
         except (ClientGone, Stalled):
             status = CLIENT_GONE_STATUS
@@ -93,20 +161,23 @@ class CompletionEndpoint:
                 own = {"x-request-id": request_id, **error.http_headers}
                 await sse.Wire(send, patience).json(status, sse.error_reply(error), own)
         finally:
+            allowance.end()
             self._metrics.responses.labels(self._route, str(status)).inc()
 
     async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], patience: Patience) -> bytes:
         return await read_body(receive, headers, self._max_body_bytes, patience, self._stalls)
 
-    async def _serve(self, asked: Asked, arrival: Arrival, receive: Receive, wire: sse.Wire, visit: Visit) -> None:
-        model = self._intake.model(asked)
+    async def _serve(
+        self, asked: Asked, answer: Answer, arrival: Arrival, *, receive: Receive, wire: sse.Wire, visit: Visit
+    ) -> None:
+        model = self._intake.model(asked, arrival.models)
         visit.model, visit.choices = asked.model, asked.choices
         with nullcontext(0.0) if self._models is None else self._models.asked(asked.model) as wait_s:
             self._dispatcher.check_room(asked.choices)  # before the work of tokenising
             news = News()
             choices = await self._intake.choices(asked, model, arrival, news.changed)
-            shape = self._make_format(model.tokenizer, asked.sampling.logprobs)
-            exchange = Exchange(choices, shape, _frame(asked, arrival, shape, wait_s), news)
+            await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: asked.n]))
+            exchange = answer(choices, model, arrival, news=news, headers=_headers(arrival, wait_s))
             streamed = asked.stream
             del asked  # the last reference: an answer may take long
             watch = self._tasks.spawn("client watch", news.watch(receive))
@@ -121,19 +192,38 @@ class CompletionEndpoint:
                 error = first_error(choices)
                 if error is not None:
                     self._metrics.failed_answers.labels(self._route, error.code).inc()
+                arrival.allowance.output(sum(len(choice.generation.output) for choice in choices))
                 for choice in choices:
                     self._dispatcher.cancel(choice.generation, error)
 
 
-def _frame(asked: Asked, arrival: Arrival, shape: Format, wait_s: float) -> Frame:
+def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
     expected = {WAIT_HEADER: str(round(wait_s * 1000))} if wait_s else {}
-    return Frame(
-        id=shape.id_prefix + arrival.request_id,
-        created=arrival.arrival_ns // 1_000_000_000,
-        model=asked.model,
-        n=asked.n,
-        include_usage=asked.include_usage,
-        continuous_usage=asked.continuous_usage,
-        details=arrival.headers.details,
-        headers={"x-request-id": arrival.request_id, **expected},
-    )
+    return {"x-request-id": arrival.request_id, **expected, **arrival.allowance.headers()}
+
+
+class _Shown(NamedTuple):
+    """Of a request, what its answer needs: the request itself may be large, and an answer may take long."""
+
+    model: str
+    n: int
+    logprobs: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @classmethod
+    def of(cls, asked: Asked) -> "_Shown":
+        return cls(asked.model, asked.n, asked.sampling.logprobs, asked.include_usage, asked.continuous_usage)
+
+    def frame(self, arrival: Arrival, shape: Format, headers: Mapping[str, str]) -> Frame:
+        """What all parts of the answer share."""
+        return Frame(
+            id=shape.id_prefix + arrival.request_id,
+            created=arrival.arrival_ns // 1_000_000_000,
+            model=self.model,
+            n=self.n,
+            include_usage=self.include_usage,
+            continuous_usage=self.continuous_usage,
+            details=arrival.headers.details,
+            headers=headers,
+        )

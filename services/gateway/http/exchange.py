@@ -8,7 +8,6 @@ from functools import cached_property
 from msgspec import UNSET
 from starlette.types import Receive
 
-from libs.dispatch.generation import Generation
 from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone
@@ -91,7 +90,7 @@ class Exchange:
         self._raise_error()
         choices = [self._format.whole(choice.index, choice.text.take()) for choice in self._choices]
         reply = self._envelope(self._format.whole_object, choices)
-        reply.usage = usage([choice.generation for choice in self._choices], self._frame.n)
+        reply.usage = usage(self._choices, self._frame.n)
         self._add_details(reply)
         return reply
 
@@ -127,24 +126,22 @@ class Exchange:
                 opened.add(choice.index)
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    yield self._chunk(opening, choice.generation)
+                    yield self._chunk(opening, choice)
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
-            yield self._chunk(shown, choice.generation, last=last)
+            yield self._chunk(shown, choice, last=last)
 
-    def _chunk(
-        self, choice: ChatChunkChoice | CompletionChoice, generation: Generation, *, last: bool = False
-    ) -> bytes:
+    def _chunk(self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, last: bool = False) -> bytes:
         if self._frame.continuous_usage:
-            envelope = self._envelope(self._format.chunk_object, [choice])
-            envelope.usage = usage_so_far(generation)
+            envelope = self._envelope(self._format.chunk_object, [shown])
+            envelope.usage = usage_so_far(choice)
             return sse.event(envelope)
         if last and self._frame.details:
-            envelope = self._envelope(self._format.chunk_object, [choice])
+            envelope = self._envelope(self._format.chunk_object, [shown])
             self._add_details(envelope)
             return sse.event(envelope)
         before, after = self._around
-        return b"".join((before, b'"choices":[', sse.encode(choice), b"]", after))
+        return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
 
     def _closing(self) -> bytes:
         """The chunk without choices that carries usage."""
@@ -152,7 +149,7 @@ class Exchange:
             return b""
         none: list[ChatChunkChoice] = []
         envelope = self._envelope(self._format.chunk_object, none)
-        envelope.usage = usage([choice.generation for choice in self._choices], self._frame.n)
+        envelope.usage = usage(self._choices, self._frame.n)
         self._add_details(envelope)
         return sse.event(envelope)
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from libs.dispatch.generation import Generation
 from libs.model.tokenizer import Tokenizer
-from services.gateway.dispatch.choice import Piece, TokenLogprob
+from services.gateway.dispatch.choice import Choice, Piece, TokenLogprob
 from services.gateway.http.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -15,9 +17,14 @@ from services.gateway.http.replies import (
     ChatTopLogprob,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionTokensDetails,
     Delta,
     Details,
+    FunctionDelta,
+    FunctionOut,
     PromptTokensDetails,
+    ToolCallDelta,
+    ToolCallOut,
     Usage,
 )
 
@@ -59,19 +66,21 @@ class ChatFormat:
 
     def chunk(self, index: int, piece: Piece) -> ChatChunkChoice:
         """A piece; the last one may have no text."""
+        if piece.reasoning or piece.calls:
+            return ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece))
         content = "".join(piece.text) if piece.text or not piece.finish else None
         return ChatChunkChoice(index, Delta(content=content), self._shown(piece), _reason(piece))
 
     def whole(self, index: int, piece: Piece) -> ChatChoice:
         """All of a choice."""
-        return ChatChoice(index, ChatMessageOut("".join(piece.text)), self._shown(piece), _reason(piece))
+        return ChatChoice(index, _message(piece), self._shown(piece), _reason(piece))
 
     def _shown(self, piece: Piece) -> ChatLogprobs | None:
         if not self._logprobs or not piece.logprobs:
             return None
-        return ChatLogprobs([self._token(entry) for entry in piece.logprobs])
+        return ChatLogprobs([self.token(entry) for entry in piece.logprobs])
 
-    def _token(self, entry: TokenLogprob) -> ChatTokenLogprob:
+    def token(self, entry: TokenLogprob) -> ChatTokenLogprob:
         """With as many of the most likely tokens as were asked for; the sampled one need not be among them."""
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
@@ -122,24 +131,55 @@ class CompletionFormat:
         return self._tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
+def _delta(piece: Piece) -> Delta:
+    reasoning = "".join(piece.reasoning or ()) or None
+    calls = [
+        ToolCallDelta(
+            call.index, call.id, "function" if call.id else "", FunctionDelta(call.name, "".join(call.arguments))
+        )
+        for call in piece.calls or ()
+    ]
+    return Delta("", "".join(piece.text) or None, reasoning, reasoning, calls or None)
+
+
+def _message(piece: Piece) -> ChatMessageOut:
+    message = ChatMessageOut("".join(piece.text))
+    if piece.reasoning:
+        message.reasoning_content = message.reasoning = "".join(piece.reasoning)
+    if piece.calls:
+        message.content = message.content or None
+        message.tool_calls = [
+            ToolCallOut(call.id, FunctionOut(call.name, "".join(call.arguments))) for call in piece.calls
+        ]
+    return message
+
+
 def _reason(piece: Piece) -> str | None:
     return piece.finish.value if piece.finish else None
 
 
-def usage(generations: Sequence[Generation], n: int) -> Usage:
+def usage(choices: Sequence[Choice], n: int) -> Usage:
     """Each prompt counts once, whatever its `n`; a prompt's cached tokens are its first choice's."""
+    generations = [choice.generation for choice in choices]
     firsts = generations[::n]
     prompt_tokens = sum(generation.prompt_tokens for generation in firsts)
     completion_tokens = sum(len(generation.output) for generation in generations)
     cached = PromptTokensDetails(sum(generation.cached_tokens for generation in firsts))
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)
+    reasoning = [choice.text.reasoning_tokens for choice in choices]
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached, _of_reasoning(reasoning))
 
 
-def usage_so_far(generation: Generation) -> Usage:
+def usage_so_far(choice: Choice) -> Usage:
     """Usage of one choice while it is streamed."""
+    generation, reasoning = choice.generation, [choice.text.reasoning_tokens]
     prompt_tokens, completion_tokens = generation.prompt_tokens, len(generation.output)
     cached = PromptTokensDetails(generation.cached_tokens)
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached, _of_reasoning(reasoning))
+
+
+def _of_reasoning(tokens: list[int | None]) -> CompletionTokensDetails | UnsetType:
+    """Nothing for a model that writes none."""
+    return UNSET if None in tokens else CompletionTokensDetails(sum(each or 0 for each in tokens))
 
 
 def details(generation: Generation) -> Details:

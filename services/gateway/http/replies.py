@@ -11,13 +11,20 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Of the answers' tokens, those of reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
-    """Tokens of all prompts and all choices."""
+    """Tokens of all prompts and all choices. Details of the completion are there where the model reasons."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Details(Struct):
@@ -55,11 +62,30 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    """What a chunk adds to a call: in its first, the name."""
+
+    name: str = ""
+    arguments: str | None = None
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """A piece of a call; `id` and `type` stand in its first."""
+
+    index: int | None = None
+    id: str = ""
+    type: str = ""
+    function: FunctionDelta | None = None
+
+
 class Delta(Struct, omit_defaults=True):
-    """What a chunk adds."""
+    """What a chunk adds. `reasoning` is `reasoning_content` under its newer name."""
 
     role: str = ""
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Struct):
@@ -71,12 +97,30 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
 
 
-class ChatMessageOut(Struct):
-    """A whole answer."""
+class FunctionOut(Struct):
+    """What is called; `arguments` is the text of a JSON object, as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCallOut(Struct):
+    """A call."""
+
+    id: str
+    function: FunctionOut
+    type: str = "function"
+
+
+class ChatMessageOut(Struct):
+    """A whole answer. Reasoning and calls are there where the model wrote some; content is null beside calls alone."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):

@@ -1,7 +1,7 @@
 """The FastAPI app around the two hot routes: models, health, metrics, and errors in one shape."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -10,12 +10,14 @@ from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
+from libs.keys.book import Role
+from libs.keys.gate import caller_of, is_public
 from libs.policy.gateway.readiness import serves
-from services.gateway.http.openapi import declare
+from services.gateway.http.openapi import Declared, declare
 from services.gateway.http.replies import ErrorBody, ErrorReply
 from services.gateway.http.sse import error_reply
 from services.gateway.metrics import GatewayMetrics
@@ -26,30 +28,40 @@ from services.gateway.workers.fleet import Fleet
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
+def need(_method: str, path: str) -> Role | None:
+    """The least role that may ask for a path; None: anybody."""
+    if is_public(path):
+        return None
+    return "operator" if path == "/metrics" else "user"
+
+
 def make_routes(
     *,
     hot: Mapping[str, ASGIApp],
-    batch: APIRouter | None,
+    routers: Sequence[APIRouter],
     catalog: Catalog,
     fleet: Fleet,
     draining: Callable[[], bool],
     metrics: GatewayMetrics,
     version: str,
     desk: ModelDesk | None = None,
-) -> ASGIApp:
-    """`hot`: ASGI callables by path, which are asked before FastAPI's own stack is passed."""
+    declared: Sequence[Declared] = (),
+) -> "GatewayRoutes":
+    """`hot`: ASGI callables by path, which are asked before FastAPI's own stack is passed. `declared`: those of them
+    that the document does not know."""
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
     started = int(time.time())
     for path, endpoint in hot.items():
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
-    declare(app)
-    if batch is not None:
-        app.include_router(batch)
+    declare(app, declared)
+    for router in routers:
+        app.include_router(router)
 
     @app.get("/v1/models", tags=["models"], summary="List the models that requests can name.")
-    async def models() -> dict[str, object]:
+    async def models(request: Request) -> dict[str, object]:
         """The models that requests can name."""
-        return {"object": "list", "data": [_model(catalog, name, started, desk) for name in catalog.names]}
+        names = [name for name in catalog.names if caller_of(request.scope).may_use(name)]
+        return {"object": "list", "data": [_model(catalog, name, started, desk) for name in names]}
 
     @app.get(
         "/v1/models/{name:path}",
@@ -57,8 +69,9 @@ def make_routes(
         summary="Describe one model.",
         responses={404: {"description": "There is no such model."}},
     )
-    async def model(name: str) -> dict[str, object]:
+    async def model(name: str, request: Request) -> dict[str, object]:
         """One of them."""
+        catalog.need(name, caller_of(request.scope).models)
         return _model(catalog, name, started, desk)
 
     @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
@@ -68,14 +81,15 @@ def make_routes(
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], summary="Tell whether requests can be served.")
-    async def readyz() -> JSONResponse:
+    async def readyz(request: Request) -> JSONResponse:
         """200 as long as new requests are taken, and both phases of some model have a worker or there is a catalogue
         of models that are loaded when they are asked for."""
         views = fleet.views()
         ready = {name: serves(views, name) and not draining() for name in catalog.names}
         loads = desk is not None and desk.has_models and not draining()
         is_ready = any(ready.values()) or loads
-        return JSONResponse({"ready": is_ready, "models": ready}, 200 if is_ready else 503)
+        shown = {name: state for name, state in ready.items() if caller_of(request.scope).may_use(name)}
+        return JSONResponse({"ready": is_ready, "models": shown}, 200 if is_ready else 503)
 
     @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.", response_class=PlainTextResponse)
     async def prometheus() -> Response:
@@ -83,7 +97,7 @@ def make_routes(
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     tell_errors(app)
-    return _HotFirst(hot, app)
+    return GatewayRoutes(hot, app)
 
 
 def tell_errors(app: FastAPI) -> None:
@@ -93,15 +107,18 @@ def tell_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-class _HotFirst:
+class GatewayRoutes:
     """POSTs to hot routes go straight to them, all else through the app, which knows them too: for /docs, and to refuse
     other methods."""
 
-    def __init__(self, hot: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+    def __init__(self, hot: Mapping[str, ASGIApp], app: FastAPI) -> None:
         self._hot = {path: ServerErrorMiddleware(endpoint, handler=_unexpected) for path, endpoint in hot.items()}
-        self._app = app
+        self._app: ASGIApp = app
+        self.routes: Sequence[BaseRoute] = app.routes
+        """All of them: each needs an owner or is everybody's (tests/unit/gateway/test_isolation.py)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         await (hot or self._app)(scope, receive, send)
 

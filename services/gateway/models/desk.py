@@ -38,6 +38,8 @@ class _Use:
     in_flight: int = 0
     waiting_since_ms: int = 0
     promised_ms: int = 0
+    lines: int = 0
+    """Of batch jobs, which wait for the model before they are in the queue."""
     cold_ms: int = 0
     """When the last request came for which no worker had the model."""
 
@@ -126,17 +128,59 @@ class ModelDesk:
             raise error
         return expected.wait_s(self._now_ms())
 
+    # ------------------------------------------------------------ what batch jobs ask
+
+    @contextmanager
+    def line(self, name: str) -> Iterator[None]:
+        """A batch line, to its end: it counts as use, and may wait longer than a person's request."""
+        if name not in self._found.entries:
+            yield
+            return
+        use = self._uses.setdefault(name, _Use())
+        use.arrivals += 1
+        use.last_ms = round(self._now_ms())
+        use.in_flight += 1
+        try:
+            yield
+        finally:
+            use.in_flight -= 1
+
+    @contextmanager
+    def wakes(self, name: str) -> Iterator[None]:
+        """While a line waits for the model outside the queue: that is a reason to load it."""
+        use = self._uses.setdefault(name, _Use())
+        use.lines += 1
+        self._news.set()
+        try:
+            yield
+        finally:
+            use.lines -= 1
+
+    def fault(self, name: str) -> str:
+        """Why the model cannot be loaded, as was last known; empty: nothing is known against it. Raises UnknownModel
+        for one that was removed."""
+        expected = self._expected(name)
+        if expected is None:
+            if self.covers(name):
+                raise removed(name)
+            return ""
+        outlook = expected.outlook
+        return self._broken.get(name) or (outlook.error if outlook else "")
+
     # ------------------------------------------------------------ what the queue asks
 
     def covers(self, name: str) -> bool:
         """Whether what becomes of requests that wait for the model is decided here: it is no model of the settings."""
         return name not in self._catalog.own
 
-    def ends(self, name: str, waited_s: float) -> FulcrumError | None:
-        """Why a request that waits for a model without a worker waits no longer; None: it does."""
+    def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
+        """Why a request that waits for a model without a worker waits no longer; None: it does. `begun`: its answer has
+        begun, and is not given up for an estimate."""
         expected = self._expected(name)
         if expected is None:
             return removed(name)
+        if begun and waited_s <= self._max_wait_s and not (expected.outlook and expected.outlook.error):
+            return None
         return gives_up(expected, waited_s, self._max_wait_s, self._now_ms(), self._draw())
 
     # ------------------------------------------------------------ tasks
@@ -154,6 +198,8 @@ class ModelDesk:
             return
         self._is_emptied = False
         if found.entries != self._found.entries:
+            for gone in self._broken.keys() - found.entries.keys():
+                del self._broken[gone], self._catalog.broken[gone]
             models = [await self._model(entry) for entry in found.entries.values()]
             self._catalog.replace_added(filter(None, models))
         self._found = found
@@ -167,10 +213,11 @@ class ModelDesk:
         except StartupError as error:
             if self._broken.get(name) != error.message:
                 log.warning("a model of the catalogue cannot be served here", model=name, error=error.message)
-            self._broken[name] = error.message
+            self._broken[name] = self._catalog.broken[name] = error.message
             return None
         self._broken.pop(name, None)
-        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms)
+        self._catalog.broken.pop(name, None)
+        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
 
     async def report(self) -> None:
         """Tell how models are used here until cancelled: when that changes, and as long as anything runs."""
@@ -194,7 +241,7 @@ class ModelDesk:
         now_ms = round(self._now_ms())
         found = {}
         for name, use in self._uses.items():
-            waiting = min(self._waiting(name), use.in_flight)
+            waiting = min(self._waiting(name) + use.lines, use.in_flight)
             # One that has just come may not be in the queue yet; answers that a worker ends before it leaves wait not.
             waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
             use.waiting_since_ms = (use.waiting_since_ms or now_ms) if waiting else 0

@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.ports import Demand, LinkListener, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
 from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.effects import Blocks, Stay
+from libs.policy.gateway.effects import Attempt, Blocks
 from libs.policy.gateway.outlook import Sent
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
@@ -164,10 +164,10 @@ class WorkerLink:
 
     # ------------------------------------------------------------ what goes into the next frame
 
-    def submit(self, stay: Stay, work: Work, blocks: Blocks | None) -> None:
+    def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
         """Send work there against a prompt credit, or against the decode credit that is set aside for it."""
         assert self._worker is not None
-        sequence_id, phase = stay.sequence_id, stay.phase
+        sequence_id, phase = attempt.sequence_id, attempt.phase
         if self.overdue_ms > SIGN_OF_LIFE_MS:
             self._unheard.add(sequence_id)
         if not self.running:
@@ -182,7 +182,7 @@ class WorkerLink:
         if self.prefill.spent or self.decode.spent:
             self._return_credits()
         self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
-        self._submits.append(work.message(stay, blocks, self._worker.assignment.epoch))
+        self._submits.append(work.message(attempt, blocks, self._worker.assignment.epoch))
         self._wake.set()
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:

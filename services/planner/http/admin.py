@@ -1,12 +1,14 @@
 """What the admin verbs share: who may change what the planner does; what they set is published and remembered."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 
 from libs.bus.port import Bus
-from libs.contracts.errors import Conflict, Unauthenticated
+from libs.contracts.errors import Conflict
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.topics import DECISIONS
+from libs.keys.book import Role
+from libs.keys.change_guard import ChangeGuard
+from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from services.planner.kept import Lead, PlannerStore
 from services.planner.state import PlannerState
@@ -18,18 +20,27 @@ Write = Callable[[PlannerStore], Awaitable[bool]]
 class Admin:
     """One planner as its admin verbs see it."""
 
-    def __init__(self, state: PlannerState, store: PlannerStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
+    def __init__(
+        self,
+        state: PlannerState,
+        store: PlannerStore | None,
+        bus: Bus,
+        clock: Clock,
+        *,
+        token: str,
+        keys: KeyTable | None = None,
+    ) -> None:
+        """keys: an API key of the role that a verb needs counts as the token does."""
+        self._guard = ChangeGuard(keys, clock, token=token)
         self.state = state
         self._store = store
         self._bus = bus
         self._clock = clock
-        self._token = token
 
-    def allow(self, authorization: str, what: str) -> None:
-        """Raises Unauthenticated unless the header carries the suite's token, and without one always; Conflict where
-        another planner decides, since what is set here would change nothing."""
-        if not (self._token and hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())):
-            raise Unauthenticated(f"{what} needs the suite's token as authorization: Bearer TOKEN")
+    def allow(self, authorization: str, what: str, least: Role = "operator") -> None:
+        """Raises what ChangeGuard raises for who may not; Conflict where another planner decides, since what is set
+        here would change nothing."""
+        self._guard.admit(authorization, what, least)
         if self.state.lead is Lead.ANOTHERS:
             raise Conflict("another planner of this cluster leads: ask that one")
 

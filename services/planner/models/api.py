@@ -96,7 +96,7 @@ class ModelsApi:
         return router
 
     def _check(self, authorization: str) -> None:
-        self._admin.allow(authorization, "changing models")
+        self._admin.allow(authorization, "changing models", "admin")
 
     async def _put(self, name: str, body: ModelBody) -> CatalogueModel:
         if not name or len(name) > MAX_NAME_CHARS:

@@ -64,7 +64,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Ordered:
     """An order to a worker, until the worker shows its effect."""
 
     model: str
@@ -103,7 +103,7 @@ class ModelKeeper:
     _arrivals: dict[str, int] = field(default_factory=dict)
     _seen: dict[tuple[str, str], int] = field(default_factory=dict)
     _last_ms: dict[str, int] = field(default_factory=dict)
-    _told: dict[str, _Told] = field(default_factory=dict)
+    _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
     """When each worker's last move was known, of those that were looked at."""
@@ -121,9 +121,9 @@ class ModelKeeper:
         self.workers = [each for each in workers if each.HasField("pool")]
         measured: dict[str, LoadTimes] = {}
         for worker in self.workers:
-            reported = self._told.get(worker.id)
+            reported = self._ordered.get(worker.id)
             if reported is not None and worker.assignment.epoch >= reported.epoch:
-                del self._told[worker.id]
+                del self._ordered[worker.id]
             move = worker.pool.last
             if not move.unix_ns or self._moves.get(worker.id) == move.unix_ns:
                 continue
@@ -282,9 +282,9 @@ class ModelKeeper:
 
     def done(self, call: Call, *, reached: bool) -> None:
         """A call has ended; one that changed nothing leaves its worker to the next decision."""
-        reported = self._told.get(call.worker.id)
+        reported = self._ordered.get(call.worker.id)
         if not reached and reported is not None and reported.epoch == call.epoch + 1:
-            del self._told[call.worker.id]
+            del self._ordered[call.worker.id]
 
     def _call(self, worker: Worker, order: Order, now_ns: int) -> Call:
         self.switches[order.why.value] += 1
@@ -292,33 +292,33 @@ class ModelKeeper:
         self.cold_starts += bool(model and model.waiting)
         epoch = worker.assignment.epoch
         ready_ns = now_ns + round((order.switch_s + CONNECT_S) * SECOND_NS)
-        self._told[worker.id] = _Told(order.model, epoch + 1, now_ns, ready_ns)
+        self._ordered[worker.id] = _Ordered(order.model, epoch + 1, now_ns, ready_ns)
         return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
 
     def _standing(self, worker: Worker, now_ns: int) -> Standing:
-        kept = frozenset(each.model for each in worker.pool.asleep)
-        reported = self._told.get(worker.id)
+        kept, memory = frozenset(each.model for each in worker.pool.asleep), worker.pool.memory_bytes
+        reported = self._ordered.get(worker.id)
         if (
             reported is not None
             and now_ns - reported.at_ns > SHOWN_S * SECOND_NS
             and worker.state != WORKER_STATE_DRAINING
         ):
-            del self._told[worker.id]
+            del self._ordered[worker.id]
             reported = None
         if reported is not None:
             stage = Stage.LOADING if reported.model else Stage.LEAVING
             left_s = max(reported.ready_ns - now_ns, 0) / 1e9
-            return Standing(worker.id, stage, reported.model, 0.0, left_s, kept, can_take=False)
+            return Standing(worker.id, stage, reported.model, 0.0, left_s, kept, can_take=False, memory_bytes=memory)
         model, since_ns = worker.assignment.model, worker.pool.since_unix_ns
         since_s = max(now_ns - since_ns, 0) / 1e9
         if worker.state == WORKER_STATE_READY:
-            return Standing(worker.id, Stage.SERVING, model, since_s, kept=kept)
+            return Standing(worker.id, Stage.SERVING, model, since_s, kept=kept, memory_bytes=memory)
         if worker.state == WORKER_STATE_ASLEEP:
-            return Standing(worker.id, Stage.EMPTY, "", since_s, kept=kept)
+            return Standing(worker.id, Stage.EMPTY, "", since_s, kept=kept, memory_bytes=memory)
         if worker.state == WORKER_STATE_LOADING and model:
             left_s = max(self._ready_ns(worker) - now_ns, 0) / 1e9
-            return Standing(worker.id, Stage.LOADING, model, since_s, left_s, kept, can_take=False)
-        return Standing(worker.id, Stage.LEAVING, model, since_s, kept=kept, can_take=False)
+            return Standing(worker.id, Stage.LOADING, model, since_s, left_s, kept, can_take=False, memory_bytes=memory)
+        return Standing(worker.id, Stage.LEAVING, model, since_s, kept=kept, can_take=False, memory_bytes=memory)
 
     def _ready_ns(self, worker: Worker) -> int:
         """When a worker that loads a model is expected to serve it: as measured before, else as it says itself."""
@@ -353,6 +353,7 @@ class ModelKeeper:
             worth=chances.worth,
             worth_ahead=chances.worth_ahead,
             blocked=bool(self.failure(name, now_ns)),
+            size_bytes=entry.size_bytes,
         )
 
     def _reserved(self, entry: ModelEntry, now_ns: int) -> int:
@@ -382,7 +383,7 @@ class ModelKeeper:
         """A model's state in a word; where it is being loaded also when it is expected to serve, Unix ms."""
         ready_ms = []
         for worker in self.workers:
-            reported = self._told.get(worker.id)
+            reported = self._ordered.get(worker.id)
             if reported is not None:
                 if reported.model == name:
                     ready_ms.append(reported.ready_ns // MS_NS)

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from libs.actuators.port import Actuator, ActuatorDown, Started
 from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_RECOMMEND,
     ACTION_SCALE,
@@ -23,11 +24,14 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Decision,
     Scale,
 )
+from libs.contracts.roles import role_name
 from libs.contracts.topics import DECISIONS
+from libs.policy.capacity.plan import CapacityPlan, CapacityPlans, Phase, wishes
 from libs.policy.planner.calling import Wish
-from libs.policy.planner.scaling import CALM_NS, DAY_NS, Code, Pool, Scaled, ScaleMemory, scale
+from libs.policy.planner.scaling import CALM_NS, DAY_NS, LINGER_NS, Code, Pool, Scaled, ScaleMemory, scale
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
+from services.planner.inputs.roster import by_planner
 from services.planner.kept import Lead, PlannerStore
 from services.planner.reasons import figure, workers
 from services.planner.role_planner import ModelPlan
@@ -35,7 +39,16 @@ from services.planner.scaling.advisor import Advisor
 from services.planner.state import PlannerState
 
 
-def why_scaled(plan: ModelPlan, pool: Pool, found: Scaled, *, start_up_ns: int, acts: bool) -> str:
+def why_scaled(
+    plan: ModelPlan,
+    pool: Pool,
+    found: Scaled,
+    *,
+    start_up_ns: int,
+    calm_ns: int,
+    acts: bool,
+    forecast: Mapping[Phase, int],
+) -> str:
     """Why another number of workers is wished than there are."""
     observed, there = plan.observed, f"{pool.serving} worker{'' if pool.serving == 1 else 's'} of {plan.observed.model}"
     wished = f"{found.wished} {'is' if found.wished == 1 else 'are'} wished"
@@ -46,9 +59,13 @@ def why_scaled(plan: ModelPlan, pool: Pool, found: Scaled, *, start_up_ns: int, 
             f" {start_up_ns / 1e9:.0f} s: {wished}"
         )
     elif found.code is Code.CALM:
-        text = f"{there} have had room for one fewer for {CALM_NS / 1e9:.0f} s: {wished}"
+        text = f"{there} have had room for one fewer for {calm_ns / 1e9:g} s: {wished}"
     elif found.code is Code.FORECAST:
-        text = f"{wished} by the forecast, in place of {there}"
+        of_each = " and ".join(f"{count} {phase}" for phase, count in forecast.items())
+        text = (
+            f"{there} are too few for what is forecast by the time that one more would have started"
+            f" ({start_up_ns / 1e9:.0f} s): {wished}, {of_each}"
+        )
     elif found.code is Code.GPU_HOURS:
         text = f"the day's GPU-hours of started workers are spent: {workers(found.started, 'started')} may stay"
     elif found.code is Code.LIMITS:
@@ -79,21 +96,13 @@ class Asked(StrEnum):
     FAILED = "failed"
 
 
-class Forecasts(Protocol):
-    """The horizon of hours: how many workers will be wanted by the time that they could have started."""
-
-    def wished(self, model: str, at_ns: int) -> int:
-        """Workers of a model in a role at that time, at least; 0: nothing is known."""
-        ...
-
-
-class NoForecasts:
+class NoPlans:
     """Nothing is known of the hours to come."""
 
-    def wished(self, model: str, at_ns: int) -> int:
+    def plan(self, model: str) -> CapacityPlan | None:
         """Of any model."""
-        del model, at_ns
-        return 0
+        del model
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,8 @@ class Settings:
 
     start_up_ns: int
     """Until one has started, of a worker."""
+    calm_ns: int = CALM_NS
+    linger_ns: int = LINGER_NS
 
 
 class Scaler:
@@ -116,23 +127,26 @@ class Scaler:
         actuator: Actuator | None,
         settings: Settings,
         store: PlannerStore | None = None,
-        forecasts: Forecasts | None = None,
+        plans: CapacityPlans | None = None,
     ) -> None:
         self._state = state
         self._bus = bus
         self._clock = clock
         self._actuator = actuator
         self._store = store
-        self._forecasts = forecasts or NoForecasts()
+        self._plans = plans or NoPlans()
+        self._settings = settings
         self.start_up_ns = settings.start_up_ns
         """As the slowest of the last starts took."""
         self._advisor = Advisor()
         self._memories: dict[str, ScaleMemory] = {}
-        self._told: dict[str, tuple[int, int]] = {}
+        self._last_reported: dict[str, tuple[int, int]] = {}
         self._first_seen_ns: dict[str, int] = {}
         """Started workers that are not registered yet, since when the actuator names them."""
         self._kept_ns = 0
         self.asked = dict.fromkeys(Asked, 0)
+        self.forecast: dict[str, Mapping[Phase, int]] = {}
+        """Workers of each pool that a capacity plan wishes, by model, where there is a plan."""
         self.started: Started | None = None
 
     async def run(self) -> None:
@@ -158,6 +172,8 @@ class Scaler:
         for plan in list(state.plans)[:MAX_MODELS]:
             if plan.assigned is not None:
                 wishes[plan.observed.model] = await self._scale(plan, now_ns)
+        await self._show()
+        self.forecast = {model: each for model, each in self.forecast.items() if model in wishes}
         state.wishes = MappingProxyType(wishes) if state.identity.mode == MODE_AUTO else MappingProxyType({})
         if now_ns - self._kept_ns >= KEEP_EVERY_NS:
             self._kept_ns = now_ns
@@ -168,6 +184,8 @@ class Scaler:
         assert observed.engine is not None
         ours = started if started is not None and started.model == observed.model else None
         pool = pool_of(plan, ours)
+        forecast = wishes(self._plans, observed.model, now_ns / 1e9, self.start_up_ns / 1e9)
+        self.forecast[observed.model] = forecast
         found = scale(
             observed.engine,
             observed.work,
@@ -176,7 +194,9 @@ class Scaler:
             memory=self._memories.get(observed.model, ScaleMemory()),
             now_ns=now_ns,
             start_up_ns=self.start_up_ns,
-            forecast=self._forecasts.wished(observed.model, now_ns + self.start_up_ns),
+            forecast=sum(forecast.values()),
+            calm_ns=self._settings.calm_ns,
+            linger_ns=self._settings.linger_ns,
         )
         self._memories[observed.model] = found.memory
         acts = ours is not None and state.identity.mode == MODE_AUTO
@@ -192,8 +212,8 @@ class Scaler:
     def _tell(self, plan: ModelPlan, pool: Pool, found: Scaled, *, acts: bool, now_ns: int) -> None:
         model = plan.observed.model
         now = found.wished, found.started
-        before = self._told.get(model, (pool.serving, pool.started))
-        self._told[model] = now
+        before = self._last_reported.get(model, (pool.serving, pool.started))
+        self._last_reported[model] = now
         news = now != before and not (found.code is Code.ENOUGH and found.started == before[1])
         if not news or self._actuator is None:  # without one it is advice (see advisor.py)
             return
@@ -202,7 +222,15 @@ class Scaler:
             action=ACTION_SCALE if acts else ACTION_RECOMMEND,
             model=model,
             reason_code=found.code.value,
-            reason=why_scaled(plan, pool, found, start_up_ns=self.start_up_ns, acts=acts),
+            reason=why_scaled(
+                plan,
+                pool,
+                found,
+                start_up_ns=self.start_up_ns,
+                calm_ns=self._settings.calm_ns,
+                acts=acts,
+                forecast=self.forecast.get(model, {}),
+            ),
             scale=Scale(
                 serving=pool.serving, standby=pool.standby, wished=found.wished, started_from=pool.started,
                 started_to=found.started, actuator=kind,
@@ -219,6 +247,22 @@ class Scaler:
         except (ActuatorDown, TimeoutError) as error:
             self._failed(error)
             return None
+
+    async def _show(self) -> None:
+        """Roles as they are, where people look at the actuator's workers and at others of their model."""
+        if self._actuator is None or self.started is None:
+            return
+        planner_id = self._state.identity.planner_id
+        roles = {
+            each.id: shown_role(each, planner_id)
+            for each in self._state.view.roster.workers
+            if each.assignment.model == self.started.model
+        }
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._actuator.show(roles)
+        except (ActuatorDown, TimeoutError) as error:
+            log.warning("roles of workers cannot be shown: tried again", error=str(error) or "it took too long")
 
     async def _ask(self, count: int, first_to_end: Sequence[str]) -> None:
         assert self._actuator is not None
@@ -270,6 +314,12 @@ def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
         return {str(model): {day: float(spent)} for model, spent in list(found["gpu_s"].items())[:MAX_MODELS]}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def shown_role(worker: Worker, planner_id: str) -> str:
+    """A decode worker to which a planner lends prompts is still one: budgets come and go within seconds."""
+    role = role_name(worker.assignment)
+    return "decode" if role == "mixed" and by_planner(worker, planner_id) else role
 
 
 def pool_of(plan: ModelPlan, started: Started | None) -> Pool:

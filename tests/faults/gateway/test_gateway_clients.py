@@ -28,7 +28,7 @@ async def connect(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader,
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
     payload = json.dumps({"model": "sim", "prompt": "hello", **body}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
     await writer.drain()

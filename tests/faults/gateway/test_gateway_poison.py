@@ -120,9 +120,9 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
             worker.plans.extend((Plan(tokens=3, hang=True), Plan(tokens=1, hang=True)))
         asked = asyncio.create_task(gateway.complete(TOKENS, stream=True))
         for number in (1, 2):
-            await until(lambda: [stay.tokens >= 1 for stay in stays(gateway)] == [True], what="its tokens")
-            (stay,) = stays(gateway)
-            worker = next(worker for worker in found if worker.worker.id == stay.worker[0])
+            await until(lambda: [attempt.tokens >= 1 for attempt in attempts(gateway)] == [True], what="its tokens")
+            (attempt,) = attempts(gateway)
+            worker = next(worker for worker in found if worker.worker.id == attempt.worker[0])
             worker.dead.set()
             gone = worker.worker.id
             await until(lambda gone=gone: asked.done() or gone not in gateway.connected, what=f"death {number}")
@@ -131,8 +131,8 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
         assert dead(found) == 2
 
 
-def stays(gateway: Any) -> list[Any]:
-    return [stay for _, stay in gateway.running.dispatcher.stays]
+def attempts(gateway: Any) -> list[Any]:
+    return [attempt for _, attempt in gateway.running.dispatcher.attempts]
 
 
 async def test_what_ran_beside_it_is_answered_whatever_it_was_doing(open_gateway_over: Any) -> None:

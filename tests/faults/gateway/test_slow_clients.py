@@ -41,7 +41,7 @@ async def connect(url: str, *, window_bytes: int | None = None) -> tuple[asyncio
 
 def request(body: dict[str, Any]) -> bytes:
     payload = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload
 
 

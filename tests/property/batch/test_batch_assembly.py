@@ -74,9 +74,9 @@ class FaultyDraft:
         await self._fate.at(takes_room=True)
         await self._draft.write(part)
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
+    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
         await self._fate.at(takes_room=True)
-        info = await self._draft.keep(name=name, purpose=purpose, file_id=file_id)
+        info = await self._draft.keep(name=name, purpose=purpose, file_id=file_id, tenant=tenant)
         await self._fate.at()  # it is there, whatever is replied
         return info
 

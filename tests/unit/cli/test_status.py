@@ -152,7 +152,7 @@ def test_each_command_prints_what_the_service_answers(tmp_path: Path) -> None:
         assert json.loads(run("status", "--json")) == answers["/v1/status"]
         assert run("advice") == "fulcrum role gpu-4 gpu-6 prefill\n"
         assert json.loads(run("advice", "--json"))["commands"] == ["fulcrum role gpu-4 gpu-6 prefill"]
-        assert "FulcrumImbalance sim" in run("alerts")
+        assert "FulcrumImbalance sim" in run("alerts") == run("alerts", "list")
         happened = [json.loads(line) for line in run("events", "--json").splitlines()]
         assert [each["kind"] for each in happened] == ["role_moved", "alert"]
 

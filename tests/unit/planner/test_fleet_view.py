@@ -5,8 +5,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
 from libs.testing.loads import Telling
 from libs.testing.workers.telemetry import MS, at, step, step_batch
-from services.planner.hearing.fleet_view import COVERED, DECODE, PREFILL, FleetView, Taken
-from services.planner.hearing.roster import Roster
+from services.planner.inputs.fleet_view import COVERED, DECODE, PREFILL, FleetView, Taken
+from services.planner.inputs.roster import Roster
 
 WINDOW_MS = 1_000
 

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from libs.cli.planner.limits import set_limit
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
 from libs.policy.planner.limits import DAY_MINUTES, Limits, ModelLimits, QuietHours
 from libs.policy.planner.role_planning import LACKING_NS
 from libs.testing.workers.telemetry import at
-from services.planner.hearing.roster import HAND_NS
 from services.planner.http.answers import decision_answer
 from services.planner.http.limits_body import LimitsBody
+from services.planner.inputs.roster import HAND_NS
 from services.planner.kept import Lead
 from services.planner.role_planner import FAILED_NS
 from services.planner.state import MEASURED_NS
@@ -23,6 +24,15 @@ from tests.planner_rig import CHUNK, MS, Cluster, actions
 
 def limits(**own: Any) -> Limits:
     return LimitsBody(**own).limits()
+
+
+def test_a_models_own_limits_are_set_and_taken_back_in_the_cli() -> None:
+    wanted = LimitsBody().model_dump()
+    before = LimitsBody().model_dump()
+    set_limit(wanted, "prefill_min=2", "m")
+    assert wanted["models"]["m"]["prefill_min"] == 2
+    set_limit(wanted, "none", "m")
+    assert wanted == before
 
 
 def test_a_pinned_worker_keeps_its_role_and_budget() -> None:

@@ -25,9 +25,9 @@ from libs.policy.planner.role_planning import Memory, assign
 from libs.telemetry.gateways import Waiting
 from libs.testing.loads import Telling
 from libs.testing.workers.telemetry import MS, at, step, step_batch
-from services.planner.hearing.fleet_view import FleetView, Taken
-from services.planner.hearing.models import Look, ObservedModel, Observer
-from services.planner.hearing.roster import Roster
+from services.planner.inputs.fleet_view import FleetView, Taken
+from services.planner.inputs.models import Look, ObservedModel, Observer
+from services.planner.inputs.roster import Roster
 
 WINDOW_MS = 1_000
 NOW_NS = at(WINDOW_MS)
@@ -107,6 +107,14 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
         ),
     )
     assert busy.work.prompts == pytest.approx(4.0, rel=1e-3)
+
+
+def test_late_prompts_press_where_nothing_is_served_and_no_one_else() -> None:
+    late = Waiting(prefill_requests=3, prefill_tokens=50_000, hopeful_tokens=0)
+    served = look(worker("p", "prefill", prefill=0.5), worker("d", "decode"), waiting=late)
+    assert served.work.prompts == pytest.approx(0.5)
+    stuck = look(worker("d", "decode"), worker("e", "decode"), waiting=late)
+    assert stuck.work.prompts > 0
 
 
 def test_decodes_are_all_sequences_that_decode_or_soon_will_but_no_prompts_that_wait() -> None:

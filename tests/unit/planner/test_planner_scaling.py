@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_RECOMMEND,
     ACTION_SCALE,
@@ -13,11 +14,15 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Decision,
 )
 from libs.contracts.roles import role_name
+from libs.demand.plan_wire import plan_message
+from libs.policy.capacity.plan import PHASES, CapacityPlan, Phase, PoolHour
 from libs.testing.memory.actuator import MemoryActuator
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import at
 from services.planner.http.answers import decision_answer
 from services.planner.http.limits_body import LimitsBody
+from services.planner.inputs.fleet_view import Taken
+from services.planner.inputs.plans import HeardPlans
 from services.planner.scaling.scaler import Scaler, Settings
 from services.planner.state import Decided
 from tests.planner_rig import WINDOW_MS, Cluster, registered
@@ -58,13 +63,14 @@ class Town:
         self.actuator = MemoryActuator(most, on_start=self._come, on_end=self._go)
         self.bus = RecordingBus()
         self.memory = memory or Memory()
+        self.plans = HeardPlans(RigClock(self.cluster))
         self.scaler = self.make_scaler(self.actuator)
 
     def make_scaler(self, actuator: MemoryActuator | None) -> Scaler:
         store: Any = self.memory
         return Scaler(
             self.cluster.state, self.bus, RigClock(self.cluster), actuator=actuator,
-            settings=Settings(START_UP_NS), store=store,
+            settings=Settings(START_UP_NS), store=store, plans=self.plans,
         )  # fmt: skip
 
     def _come(self, name: str) -> None:
@@ -110,6 +116,14 @@ async def test_workers_are_started_and_take_roles_where_no_split_has_room() -> N
         for change in decision.changes
     ]
     assert {"spare-1", "spare-2"} <= set(called)
+
+
+async def test_the_actuator_shows_what_workers_do_now() -> None:
+    town = Town()
+    await flooded(town, 3)
+    await town.second(0)
+    lent = {name: {"mixed": "decode"}.get(role, role) for name, role in town.roles().items()}
+    assert town.actuator.shown == lent, "budgets that a planner lends come and go within seconds"
 
 
 @pytest.mark.parametrize("trouble", ["away", "slow"])
@@ -194,3 +208,74 @@ async def test_regret_is_told_by_cause_and_outlives_a_restart() -> None:
     again.take(ledger.written())
     assert again.regret(at(town.cluster.ms), 3_600_000_000_000).by_cause == pytest.approx(lost.by_cause, rel=1e-6)
     again.take("nonsense")
+
+
+def day_ahead(made_s: float, needs: list[tuple[int, int]], *, step_s: float = 900.0) -> PlanMessage:
+    """A plan made then, of so many prefill and decode workers in each stretch."""
+    pools: dict[Phase, tuple[PoolHour, ...]] = {
+        phase: tuple(PoolHour(count, count, count, max(count, 1), 1.0) for count in counts)
+        for phase, counts in zip(PHASES, zip(*needs, strict=True), strict=True)
+    }
+    starts = tuple(made_s + at * step_s for at in range(len(needs)))
+    plan = CapacityPlan(starts, step_s, pools, {}, 0.95, 0)
+    return plan_message(plan, "sim", "metrics-0", round(made_s * 1e9))
+
+
+async def test_workers_are_started_before_the_work_comes_that_a_plan_forecasts() -> None:
+    town = Town()
+    town.plans.take(day_ahead(at(0) / 1e9, [(1, 1), (2, 2), (1, 1)]))
+    await town.second()
+    assert len(town.actuator.worker_ids) == 2
+    (scale,) = [each for each in town.told if each.action == ACTION_SCALE]
+    assert scale.reason_code == "forecast" and "4 are wished, 2 prefill and 2 decode" in scale.reason
+    assert town.scaler.forecast["sim"] == {"prefill": 2, "decode": 2}
+
+
+async def test_limits_hold_for_what_is_forecast_and_advisory_only_says_it() -> None:
+    town = Town()
+    town.cluster.state.set_limits(LimitsBody(every={"workers_max": 3}).limits(), "me", "", at(0))
+    town.plans.take(day_ahead(at(0) / 1e9, [(4, 4)]))
+    await town.second()
+    assert len(town.actuator.worker_ids) == 1
+    advisory = Town(MODE_ADVISORY)
+    advisory.plans.take(day_ahead(at(0) / 1e9, [(2, 2)]))
+    await advisory.second()
+    assert advisory.actuator.worker_ids == []
+    assert [(each.action, each.reason_code) for each in advisory.told] == [(ACTION_RECOMMEND, "forecast")]
+
+
+@pytest.mark.parametrize(
+    ("made_s", "needs"),
+    [
+        pytest.param(-7_200.0, [(4, 4)] * 20, id="an old plan"),
+        pytest.param(7_200.0, [(4, 4)] * 20, id="one of a clock far ahead"),
+        pytest.param(-1_800.0, [(4, 4)], id="one that says nothing of now"),
+        pytest.param(0.0, [(0, 0)], id="one of an hour without work"),
+        pytest.param(0.0, [(1, 1)], id="one that the workers there are enough for"),
+    ],
+)
+async def test_a_plan_that_says_nothing_of_now_starts_nobody(made_s: float, needs: list[tuple[int, int]]) -> None:
+    town = Town()
+    town.plans.take(day_ahead(at(0) / 1e9 + made_s, needs))
+    await town.second()
+    assert town.actuator.worker_ids == [] and town.told == []
+
+
+def test_of_two_plans_the_one_made_last_counts_and_nonsense_is_left_out() -> None:
+    town = Town()
+    now_s = at(0) / 1e9
+    assert town.plans.take(day_ahead(now_s, [(3, 3)])) is Taken.COUNTED
+    assert town.plans.take(day_ahead(now_s - 60, [(5, 5)])) is Taken.OLD
+    wrong = day_ahead(now_s + 1, [(5, 5)])
+    for spoil in ("step_s", "length", "workers"):
+        bad = PlanMessage.FromString(wrong.SerializeToString())
+        if spoil == "step_s":
+            bad.step_s = float("nan")
+        elif spoil == "length":
+            bad.decode.asked.append(1)
+        else:
+            bad.decode.asked[0] = 2**31
+        assert town.plans.take(bad) is Taken.MALFORMED
+    plan = town.plans.plan("sim")
+    assert plan is not None and plan.pools["decode"][0].asked == 3
+    assert town.plans.plan("another") is None

@@ -7,14 +7,25 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import BrokerUnavailable, Conflict, FileNotFound, InvalidRequest, QueueFull
+from libs.contracts.errors import (
+    BatchNotFound,
+    BrokerUnavailable,
+    Conflict,
+    FileNotFound,
+    InvalidRequest,
+    QueueFull,
+    quoted,
+)
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
-from libs.filestore.port import FileStore
+from libs.filestore.port import FileInfo, FileStore
+from libs.keys.gate import caller_of
+from libs.keys.table import Caller
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.api.replies import show_batch, show_file, show_page
+from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.order import (
     IDEMPOTENCY_HEADER,
     MAX_BODY_BYTES,
@@ -68,19 +79,22 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         """Upload a file."""
         if uploads.locked():
             raise QueueFull(f"{MAX_UPLOADS} files are being uploaded already", retry_after_s=RETRY_AFTER_S)
+        tenant = read_headers(dict(request.headers.raw), caller_of(request.scope)).tenant
         try:
             async with uploads:
-                info = await receive_file(request, files, max_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
+                info = await receive_file(
+                    request, files, tenant=tenant, max_bytes=max_file_bytes, max_line_bytes=max_line_bytes
+                )
         except ClientGone:
             return Response(status_code=CLIENT_GONE_STATUS)
         return show_file(info)
 
     @router.get("/v1/files", tags=["files"], summary="List files.", openapi_extra=page_parameters("purpose", "order"))
     async def list_files(request: Request) -> dict[str, Any]:
-        """List files, the youngest first."""
-        query = request.query_params
+        """List files that the caller may see, the youngest first."""
+        query, caller = request.query_params, caller_of(request.scope)
         purpose = query.get("purpose")
-        there = [info for info in await files.infos() if info.purpose != PART_PURPOSE]
+        there = [info for info in await files.infos() if info.purpose != PART_PURPOSE and caller.may_read(info.tenant)]
         listed = [info for info in there if purpose is None or info.purpose == purpose]
         if _order(request) == "asc":
             listed.reverse()
@@ -88,9 +102,9 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         return show_page(listed, show_file, after=query.get("after"), limit=limit)
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
-    async def retrieve_file(file_id: str) -> dict[str, Any]:
+    async def retrieve_file(file_id: str, request: Request) -> dict[str, Any]:
         """One of them."""
-        return show_file(await files.info(file_id))
+        return show_file(await _file(files, file_id, caller_of(request.scope)))
 
     @router.get(
         "/v1/files/{file_id}/content",
@@ -99,15 +113,17 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         response_class=StreamingResponse,
         responses={200: {"description": "Its bytes.", "content": {CONTENT_TYPE: {}}}},
     )
-    async def content(file_id: str) -> StreamingResponse:
+    async def content(file_id: str, request: Request) -> StreamingResponse:
         """Its bytes."""
-        info = await files.info(file_id)
+        info = await _file(files, file_id, caller_of(request.scope))
         headers = {"content-length": str(info.bytes)}
         return StreamingResponse(files.read(file_id), media_type=CONTENT_TYPE, headers=headers)
 
     @router.delete("/v1/files/{file_id}", tags=["files"], summary="Delete a file that no running batch reads.")
-    async def delete_file(file_id: str) -> dict[str, Any]:
+    async def delete_file(file_id: str, request: Request) -> dict[str, Any]:
         """Forget a file."""
+        caller = caller_of(request.scope)
+        caller.check_write((await _file(files, file_id, caller)).tenant, file_id)
         await view.ready()
         user = next((job for job in view.jobs() if not job.finished and job.input_file_id == file_id), None)
         if user is not None:
@@ -125,8 +141,10 @@ def _add_batches(
         headers = dict(request.headers.raw)
         check_json(headers)
         body, now_ns = await small_body(request, MAX_BODY_BYTES), clock.now_ns()
-        tenant = read_headers(headers).tenant if TENANT_HEADER in request.headers else ""
-        created = read_request(body, topics=topics, tenant=tenant, now_ns=now_ns)
+        caller = caller_of(request.scope)
+        named = read_headers(headers, caller).tenant
+        tenant = named if caller.tenant or TENANT_HEADER in request.headers else ""
+        created = read_request(body, topics=topics, tenant=tenant, caller=caller, now_ns=now_ns)
         key = request.headers.get(IDEMPOTENCY_HEADER)
         event = pb.JobEvent(job_id=job_id(key, created.tenant), at_unix_ns=now_ns, created=created)
         await view.ready()
@@ -134,7 +152,7 @@ def _add_batches(
             if not same_request(known.created, created):
                 raise Conflict(f"{known.id} was created with this key, and asks for something else", param="body")
             return show_batch(known)
-        await _check_input(files, created)
+        await _check_input(files, created, caller)
         with view.room(created.tenant):
             await check_topics(bus, created)
             await _publish(bus, event, repeatable=key is not None)
@@ -143,20 +161,23 @@ def _add_batches(
 
     @router.get("/v1/batches", tags=["batches"], summary="List batches.", openapi_extra=page_parameters())
     async def list_batches(request: Request) -> dict[str, Any]:
-        """List batches, the youngest first."""
-        limit = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX)
+        """List batches that the caller may see, the youngest first."""
+        limit, caller = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX), caller_of(request.scope)
         await view.ready()
-        return show_page(view.jobs(), show_batch, after=request.query_params.get("after"), limit=limit)
+        jobs = [job for job in view.jobs() if caller.may_read(job.created.tenant)]
+        return show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit)
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
-    async def retrieve(batch_id: str) -> dict[str, Any]:
+    async def retrieve(batch_id: str, request: Request) -> dict[str, Any]:
         """One of them."""
-        return show_batch(await view.seen(batch_id))
+        return show_batch(await _job(view, batch_id, caller_of(request.scope)))
 
     @router.post("/v1/batches/{batch_id}/cancel", tags=["batches"], summary="Answer no further lines of a batch.")
-    async def cancel(batch_id: str) -> dict[str, Any]:
+    async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
         """Cancel; lines that are not answered yet get an error that says so."""
-        job = await view.seen(batch_id)
+        caller = caller_of(request.scope)
+        job = await _job(view, batch_id, caller)
+        caller.check_write(job.created.tenant, job.id)
         if job.finished:
             raise Conflict(f"the batch is {job.status} already", param="batch_id")
         asked = pb.JobEvent(job_id=job.id, at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
@@ -165,11 +186,28 @@ def _add_batches(
         return show_batch(job)
 
 
-async def _check_input(files: FileStore, created: pb.Created) -> None:
+async def _file(files: FileStore, file_id: str, caller: Caller) -> FileInfo:
+    """A file that the caller may see; raises FileNotFound for another's as for one that is not there."""
+    info = await files.info(file_id)
+    # Parts belong to a job that is still being answered: they are no client's files yet.
+    if not caller.may_read(info.tenant) or (caller.role == "user" and info.purpose == PART_PURPOSE):
+        raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
+    return info
+
+
+async def _job(view: JobView, batch_id: str, caller: Caller) -> Job:
+    """Likewise for a batch; raises BatchNotFound."""
+    job = await view.seen(batch_id)
+    if not caller.may_read(job.created.tenant):
+        raise BatchNotFound(f"no batch {quoted(batch_id)} is known", param="batch_id")
+    return job
+
+
+async def _check_input(files: FileStore, created: pb.Created, caller: Caller) -> None:
     """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
     if created.input_file_id:
         try:
-            info = await files.info(created.input_file_id)
+            info = await _file(files, created.input_file_id, caller)
         except FileNotFound as error:
             raise FileNotFound(error.message, param="input_file_id") from None
         if info.purpose not in PURPOSES:

@@ -9,10 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from libs.contracts.batch_terms import check_endpoint, window_s
-from libs.contracts.errors import BodyTooLarge, InvalidRequest, TopicNotAllowed
+from libs.contracts.errors import BodyTooLarge, InvalidRequest, PermissionDenied, TopicNotAllowed
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
+from libs.keys.book import TENANT_NAME
+from libs.keys.table import ANYBODY, DEFAULT_TENANT, Caller
 from services.gateway.prompt.fit import fit
-from services.gateway.prompt.headers import DEFAULT_TENANT, TENANT_NAME
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 MAX_BODY_BYTES = 64 * 1024
@@ -22,26 +23,39 @@ _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _TOPIC = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 _NEVER = ("fulcrum.", "__")
 """What our topics begin with, and Kafka's own: no client reads or writes those here, whatever is allowed."""
+OWN = "{tenant}"
 TOPICS_VARIABLE = "FULCRUM_GATEWAY_BATCH_TOPICS"
 
 
 class AllowedTopics:
-    """Which topics of the broker a job may read and write, by patterns in which * is any text."""
+    """Which topics of the broker a job may read and write, by patterns in which * is any text and {tenant} the tenant
+    of who asks."""
 
     def __init__(self, patterns: str) -> None:
         """`patterns`: comma-separated, as the setting has them; without any no topic is allowed."""
-        self._patterns = [
-            re.compile(".*".join(map(re.escape, pattern.split("*"))))
-            for pattern in re.split(r"[ ,]+", patterns)
-            if pattern
-        ]
+        self._patterns = list(filter(None, re.split(r"[ ,]+", patterns)))
 
-    def need(self, topic: str, *, param: str) -> None:
-        """Raises TopicNotAllowed that names the field and what would allow it."""
+    def need(self, topic: str, *, param: str, tenant: str | None = None) -> None:
+        """Raises TopicNotAllowed that names the field and what would allow it. `tenant`: of a caller who is held to its
+        own topics, which patterns without {tenant} do not tell from others'; None: of one who is not."""
         if topic.startswith(_NEVER):
             raise TopicNotAllowed(f"topic {topic!r} is not for jobs: it begins with {' or '.join(_NEVER)}", param=param)
-        if not any(pattern.fullmatch(topic) for pattern in self._patterns):
-            raise TopicNotAllowed(f"topic {topic!r} is not one that {TOPICS_VARIABLE} allows jobs", param=param)
+        patterns = self._patterns if tenant is None else [each for each in self._patterns if _separates(each)]
+        if not any(_matches(each, topic, tenant) for each in patterns):
+            whose = f" of tenant {tenant}: patterns with {OWN} allow some" if tenant is not None else ""
+            raise TopicNotAllowed(f"topic {topic!r} is not one that {TOPICS_VARIABLE} allows jobs{whose}", param=param)
+
+
+def _separates(pattern: str) -> bool:
+    """Whether topics that it gives one tenant can be no other's."""
+    return OWN in pattern and f"{OWN}*" not in pattern and f"*{OWN}" not in pattern
+
+
+def _matches(pattern: str, topic: str, tenant: str | None) -> bool:
+    """`tenant` None: any. Else * stands for no separator, which a longer tenant's name might begin with."""
+    whose, some = (".*", ".*") if tenant is None else (re.escape(tenant), "[A-Za-z0-9]*")
+    text = re.escape(pattern).replace(re.escape("*"), some).replace(re.escape(OWN), whose)
+    return re.fullmatch(text, topic) is not None
 
 
 _Key = Annotated[str, Meta(max_length=MAX_KEY_CHARS)]
@@ -61,8 +75,11 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     error_topic: str = ""
 
 
-def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns: int) -> Created:
-    """The job that is asked for; raises InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge.
+def read_request(
+    body: bytes, *, topics: AllowedTopics, tenant: str = "", caller: Caller = ANYBODY, now_ns: int
+) -> Created:
+    """The job that is asked for; raises InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge, and
+    PermissionDenied for a priority above the caller's.
 
     `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does, where they can be
     meant so: clients of OpenAI's may have either for something of theirs.
@@ -78,8 +95,11 @@ def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns
         if topic and not _TOPIC.fullmatch(topic):
             raise InvalidRequest(f"{name} must be the name of a topic", param=name)
         if topic:
-            topics.need(topic, param=name)
+            topics.need(topic, param=name, tenant=tenant if caller.role == "user" else None)
     metadata = asked.metadata or {}
+    priority = _priority(metadata) if asked.priority is None else asked.priority
+    if caller.priority is not None and priority > caller.priority:
+        raise PermissionDenied(f"the key's batches have a priority of {caller.priority} at most", param="priority")
     return Created(
         input_file_id=asked.input_file_id,
         endpoint=asked.endpoint,
@@ -87,10 +107,11 @@ def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns
         expires_unix_ns=now_ns + window_s(asked.completion_window) * 1_000_000_000,
         metadata=metadata,
         tenant=tenant or _tenant(metadata),
-        priority=_priority(metadata) if asked.priority is None else asked.priority,
+        priority=priority,
         input_topic=asked.input_topic,
         output_topic=asked.output_topic,
         error_topic=asked.error_topic,
+        models=sorted(caller.models),
     )
 
 

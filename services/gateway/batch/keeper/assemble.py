@@ -75,8 +75,8 @@ class Assembly:
         self._expired = self._published.expired
         self._cancelled = self._published.cancelled
         self._parts = Parts(files, job.id)
-        self._good = Output(files, self._parts, job.id, "output", self._published.output, max_bytes=max_bytes)
-        self._bad = Output(files, self._parts, job.id, "errors", self._published.errors, max_bytes=max_bytes)
+        self._good = Output(files, self._parts, job, "output", self._published.output, max_bytes=max_bytes)
+        self._bad = Output(files, self._parts, job, "errors", self._published.errors, max_bytes=max_bytes)
 
     async def run(self) -> pb.Finished:
         """Assemble until every line has its answer. Raises StoreFull, FileTooLarge or StoreUnavailable; the next

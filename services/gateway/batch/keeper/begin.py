@@ -41,7 +41,7 @@ async def begin(
     if job.created.input_topic:
         # A random name: a keeper that was replaced and does not know it writes no file that another one reads.
         file_id = f"file-{job.id}-input-{secrets.token_hex(8)}"
-        await spool(bus, files, job.created.input_topic, file_id, max_bytes=max_file_bytes)
+        await spool(bus, files, job.created, file_id, max_bytes=max_file_bytes)
     found = await count(files, file_id)
     if not 0 < found.lines <= max_lines:
         code, text = ("too_many_lines", "more lines than") if found.lines else ("empty_file", "no line, of at most")
@@ -51,11 +51,12 @@ async def begin(
     return Begun(started, found.repeats)
 
 
-async def spool(bus: WorkBus, files: FileStore, topic: str, file_id: str, *, max_bytes: int) -> None:
-    """Copy a client's topic into a file, one line per record, in the order of partitions and offsets.
+async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: str, *, max_bytes: int) -> None:
+    """Copy a job's topic into a file of its tenant's, one line per record, in the order of partitions and offsets.
 
     Raises TopicNotFound and FileTooLarge, and StoreFull and BrokerUnavailable, after which it may be tried again.
     """
+    topic = created.input_topic
     async with files.draft(file_id, max_bytes=max_bytes) as draft:
         buffer = bytearray()
         async for value in bus.values(topic):
@@ -65,7 +66,7 @@ async def spool(bus: WorkBus, files: FileStore, topic: str, file_id: str, *, max
                 await draft.write(bytes(buffer))
                 buffer.clear()
         await draft.write(bytes(buffer))
-        await draft.keep(name=f"{topic}.jsonl", purpose=PURPOSES[0])
+        await draft.keep(name=f"{topic}.jsonl", purpose=PURPOSES[0], tenant=created.tenant)
 
 
 def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:

@@ -74,6 +74,7 @@ class Dealer:
             tenant=job.created.tenant,
             output_topic=job.created.output_topic,
             error_topic=job.created.error_topic,
+            models=job.created.models,
         )
 
     async def _cut(self, window_bytes: int) -> list[Span]:

@@ -7,6 +7,7 @@ from typing import Self
 from libs.contracts.errors import FileTooLarge
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import AssembledFile
 from libs.filestore.port import Draft, FileStore
+from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.lines.parts import PART_PURPOSE, Parts
 
 WRITE_BYTES = 256 * 1024
@@ -17,12 +18,13 @@ class Output:
     """File `file-JOB-KIND`. A context manager: its exit discards lines that were written and not kept."""
 
     def __init__(
-        self, files: FileStore, parts: Parts, job_id: str, kind: str, before: AssembledFile, *, max_bytes: int
+        self, files: FileStore, parts: Parts, job: Job, kind: str, before: AssembledFile, *, max_bytes: int
     ) -> None:
         """`before`: the parts that are kept already."""
         self._files = files
         self._parts = parts
-        self._job_id = job_id
+        self._job_id = job.id
+        self._tenant = job.created.tenant
         self._kind = kind
         self._max_bytes = max_bytes
         self._kept = list(before.parts)
@@ -93,7 +95,7 @@ class Output:
             await (await self._open()).write(part)
 
     async def _keep_draft(self, name: str, purpose: str, file_id: str) -> str:
-        info = await (await self._open()).keep(name=name, purpose=purpose, file_id=file_id)
+        info = await (await self._open()).keep(name=name, purpose=purpose, file_id=file_id, tenant=self._tenant)
         self._draft = None
         await self._held.aclose()
         return info.id

@@ -57,8 +57,10 @@ async def small_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def receive_file(request: Request, files: FileStore, *, max_bytes: int, max_line_bytes: int) -> FileInfo:
-    """Store the form's file; raises InvalidRequest, FileTooLarge or StoreFull, and keeps nothing then."""
+async def receive_file(
+    request: Request, files: FileStore, *, tenant: str, max_bytes: int, max_line_bytes: int
+) -> FileInfo:
+    """Store the form's file as `tenant`'s; raises InvalidRequest, FileTooLarge or StoreFull, and keeps nothing then."""
     check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes + MAX_OVERHEAD_BYTES:
@@ -76,10 +78,10 @@ async def receive_file(request: Request, files: FileStore, *, max_bytes: int, ma
             for content in form.taken():
                 lines.add(content)
                 await draft.write(content)
-        return await _keep(draft, form, lines)
+        return await _keep(draft, form, lines, tenant)
 
 
-async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck") -> FileInfo:
+async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck", tenant: str) -> FileInfo:
     form.finish()
     purpose = form.fields.pop("purpose", "")
     if form.fields:
@@ -91,7 +93,7 @@ async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck") -> FileInfo:
         raise InvalidRequest("the form has no file", param="file")
     if not lines.bytes:
         raise InvalidRequest("the file is empty", param="file")
-    return await draft.keep(name=form.file_name, purpose=purpose)
+    return await draft.keep(name=form.file_name, purpose=purpose, tenant=tenant)
 
 
 class _LineCheck:

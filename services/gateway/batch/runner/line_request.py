@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.dispatch.dispatcher import Dispatcher
+from libs.keys.table import DEFAULT_TENANT
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
@@ -19,7 +21,9 @@ from services.gateway.dispatch.intake import Arrival, Intake
 from services.gateway.http.exchange import Exchange, Frame, News
 from services.gateway.http.formats import ChatFormat, CompletionFormat, Format
 from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope
-from services.gateway.prompt.headers import DEFAULT_TENANT, MAX_TARGET_MS, Headers
+from services.gateway.models.desk import ModelDesk
+from services.gateway.prompt.catalog import ServedModel
+from services.gateway.prompt.headers import MAX_TARGET_MS, Headers
 from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
 
 TPOT_TARGET_MS = 1_000.0
@@ -40,8 +44,18 @@ _ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool]
 class Asker:
     """Asks lines."""
 
-    def __init__(self, intake: Intake, dispatcher: Dispatcher, slots: Slots, served: Served, clock: Clock) -> None:
-        """`slots`: each line has one of these while it is asked."""
+    def __init__(
+        self,
+        intake: Intake,
+        dispatcher: Dispatcher,
+        slots: Slots,
+        served: Served,
+        clock: Clock,
+        *,
+        desk: ModelDesk | None = None,
+    ) -> None:
+        """`slots`: each line has one of these while it is asked. `desk`: of models that are loaded when asked for."""
+        self._desk = desk
         self._slots = slots
         self._served = served
         self._intake = intake
@@ -67,19 +81,30 @@ class Asker:
             await asyncio.sleep(backoff.next_s())
 
     def _goes_on(self, model: str) -> bool:
-        """Whether a line has waited for its model's workers to the end; raises NoWorkersForLong."""
+        """Whether a line has waited for its model's workers to the end; raises NoWorkersForLong, and UnknownModel where
+        the model was removed meanwhile."""
+        fault = self._desk.fault(model) if self._desk else ""
         if self._served.away_s(model) >= AWAY_S:
-            raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some")
+            why = f": {fault}" if fault else ""
+            raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some{why}")
         return self._served.has(model)
 
     async def _ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
-        parse, make_format = _ROUTES[share.endpoint]
+        parse, _ = _ROUTES[share.endpoint]
         asked = parse(line.body)
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
-        model = self._intake.model(asked)
-        if not self._served.has(asked.model):
-            await self._slots.without(lambda: self._goes_on(asked.model))
+        model = self._intake.model(asked, frozenset(share.models))
+        with self._desk.line(asked.model) if self._desk else nullcontext():
+            if not self._served.has(asked.model):
+                with self._desk.wakes(asked.model) if self._desk else nullcontext():
+                    await self._slots.without(lambda: self._goes_on(asked.model))
+            return await self._answer(share, line, asked, model)
+
+    async def _answer(
+        self, share: Share, line: Line, asked: Asked, model: ServedModel
+    ) -> Envelope[ChatChoice | CompletionChoice]:
+        _, make_format = _ROUTES[share.endpoint]
         now_ns = self._clock.now_ns()
         arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
         news = News()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66ulcrum/alerts/v1/alerts.proto\x12\x11\x66ulcrum.alerts.v1\"\xe6\x02\n\nAlertEvent\x12\x10\n\x08\x61lert_id\x18\x01 \x01(\t\x12\x12\n\nmetrics_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12,\n\x05state\x18\x05 \x01(\x0e\x32\x1d.fulcrum.alerts.v1.AlertState\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x10\n\x08severity\x18\x07 \x01(\t\x12\x39\n\x06labels\x18\x08 \x03(\x0b\x32).fulcrum.alerts.v1.AlertEvent.LabelsEntry\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x17\n\x0fstarted_unix_ns\x18\n \x01(\x04\x12\x15\n\rended_unix_ns\x18\x0b \x01(\x04\x12\x13\n\x0brunbook_url\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*[\n\nAlertState\x12\x1b\n\x17\x41LERT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41LERT_STATE_FIRING\x10\x01\x12\x18\n\x14\x41LERT_STATE_RESOLVED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66ulcrum/alerts/v1/alerts.proto\x12\x11\x66ulcrum.alerts.v1\"\xe6\x02\n\nAlertEvent\x12\x10\n\x08\x61lert_id\x18\x01 \x01(\t\x12\x12\n\nmetrics_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12,\n\x05state\x18\x05 \x01(\x0e\x32\x1d.fulcrum.alerts.v1.AlertState\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x10\n\x08severity\x18\x07 \x01(\t\x12\x39\n\x06labels\x18\x08 \x03(\x0b\x32).fulcrum.alerts.v1.AlertEvent.LabelsEntry\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x17\n\x0fstarted_unix_ns\x18\n \x01(\x04\x12\x15\n\rended_unix_ns\x18\x0b \x01(\x04\x12\x13\n\x0brunbook_url\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa8\x02\n\x0c\x41lertSilence\x12\x12\n\nsilence_id\x18\x01 \x01(\t\x12\x12\n\nalert_name\x18\x02 \x01(\t\x12;\n\x06labels\x18\x03 \x03(\x0b\x32+.fulcrum.alerts.v1.AlertSilence.LabelsEntry\x12\x10\n\x08\x61lert_id\x18\x04 \x01(\t\x12\x14\n\x0cmade_unix_ns\x18\x05 \x01(\x04\x12\x15\n\runtil_unix_ns\x18\x06 \x01(\x04\x12\x17\n\x0f\x63hanged_unix_ns\x18\x07 \x01(\x04\x12\r\n\x05\x61\x63tor\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12\r\n\x05\x65nded\x18\n \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*[\n\nAlertState\x12\x1b\n\x17\x41LERT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41LERT_STATE_FIRING\x10\x01\x12\x18\n\x14\x41LERT_STATE_RESOLVED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ALERTEVENT_LABELSENTRY']._loaded_options = None
   _globals['_ALERTEVENT_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_ALERTSTATE']._serialized_start=414
-  _globals['_ALERTSTATE']._serialized_end=505
+  _globals['_ALERTSILENCE_LABELSENTRY']._loaded_options = None
+  _globals['_ALERTSILENCE_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_ALERTSTATE']._serialized_start=713
+  _globals['_ALERTSTATE']._serialized_end=804
   _globals['_ALERTEVENT']._serialized_start=54
   _globals['_ALERTEVENT']._serialized_end=412
   _globals['_ALERTEVENT_LABELSENTRY']._serialized_start=367
   _globals['_ALERTEVENT_LABELSENTRY']._serialized_end=412
+  _globals['_ALERTSILENCE']._serialized_start=415
+  _globals['_ALERTSILENCE']._serialized_end=711
+  _globals['_ALERTSILENCE_LABELSENTRY']._serialized_start=367
+  _globals['_ALERTSILENCE_LABELSENTRY']._serialized_end=412
 # @@protoc_insertion_point(module_scope)

@@ -51,7 +51,7 @@ class JobEvent(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., look_back: _Optional[_Union[LookBack, _Mapping]] = ..., waits: _Optional[_Union[Waits, _Mapping]] = ...) -> None: ...
 
 class Created(_message.Message):
-    __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata", "tenant", "priority", "input_topic", "output_topic", "error_topic")
+    __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata", "tenant", "priority", "input_topic", "output_topic", "error_topic", "models")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Created(_message.Message):
     INPUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     ERROR_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     input_file_id: str
     endpoint: str
     completion_window: str
@@ -79,7 +80,8 @@ class Created(_message.Message):
     input_topic: str
     output_topic: str
     error_topic: str
-    def __init__(self, input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., expires_unix_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., input_topic: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ...) -> None: ...
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., expires_unix_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., input_topic: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("lines", "results_since", "input_file_id", "repeats")
@@ -230,7 +232,7 @@ class Finished(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., error_param: _Optional[str] = ...) -> None: ...
 
 class Share(_message.Message):
-    __slots__ = ("share_id", "job_id", "number", "input_file_id", "endpoint", "first_line", "lines", "first_byte", "bytes", "repeats", "expires_unix_ns", "first_place", "tenant", "output_topic", "error_topic")
+    __slots__ = ("share_id", "job_id", "number", "input_file_id", "endpoint", "first_line", "lines", "first_byte", "bytes", "repeats", "expires_unix_ns", "first_place", "tenant", "output_topic", "error_topic", "models")
     SHARE_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +248,7 @@ class Share(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     ERROR_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     share_id: str
     job_id: str
     number: int
@@ -261,7 +264,8 @@ class Share(_message.Message):
     tenant: str
     output_topic: str
     error_topic: str
-    def __init__(self, share_id: _Optional[str] = ..., job_id: _Optional[str] = ..., number: _Optional[int] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., first_line: _Optional[int] = ..., lines: _Optional[int] = ..., first_byte: _Optional[int] = ..., bytes: _Optional[int] = ..., repeats: _Optional[_Iterable[int]] = ..., expires_unix_ns: _Optional[int] = ..., first_place: _Optional[int] = ..., tenant: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ...) -> None: ...
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, share_id: _Optional[str] = ..., job_id: _Optional[str] = ..., number: _Optional[int] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., first_line: _Optional[int] = ..., lines: _Optional[int] = ..., first_byte: _Optional[int] = ..., bytes: _Optional[int] = ..., repeats: _Optional[_Iterable[int]] = ..., expires_unix_ns: _Optional[int] = ..., first_place: _Optional[int] = ..., tenant: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("body",)

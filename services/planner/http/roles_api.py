@@ -1,0 +1,112 @@
+"""The route that gives one worker another role; an admin verb."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Header
+from pydantic import BaseModel, Field
+
+from libs.contracts.errors import InvalidRequest, NoWorkers, StartupError, UnknownWorker, quoted
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
+from libs.contracts.roles import role_from_name, role_name
+from libs.policy.roles import MAX_BUDGET_TOKENS
+from libs.runtime.web import JsonRoute
+from services.planner.http.admin import Admin
+from services.planner.inputs.roster import PLANNERS
+from services.planner.orders import OrderExecutor
+
+BUDGET_TOKENS = 256
+"""Of role mixed where none is named."""
+WAIT_MS = 1_000
+"""Gateways are waited for so long."""
+MAX_REASON_CHARS = 200
+MAX_ACTOR_CHARS = 80
+
+
+class RoleBody(BaseModel):
+    """The role to take, and who asks why."""
+
+    role: Literal["prefill", "decode", "mixed", "standby"]
+    budget_tokens: int | None = Field(None, ge=1, le=MAX_BUDGET_TOKENS)
+    """Prompt tokens a step, of role mixed alone."""
+    epoch: int | None = Field(None, ge=0)
+    """Of the assignment that was seen; another one by now is a conflict. Null: whatever it is."""
+    actor: str = Field("somebody", min_length=1, max_length=MAX_ACTOR_CHARS)
+    reason: str = Field("", max_length=MAX_REASON_CHARS)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAnswer:
+    """What the worker has by now. `effect_ms`: until its old work was refused and every gateway held the new role; null
+    where it had it already, or gateways are behind."""
+
+    worker: str
+    role: str
+    budget_tokens: int
+    epoch: int
+    changed: bool
+    effect_ms: float | None
+    gateways_behind: int
+
+
+class RolesApi:
+    """PUT /v1/workers/ID/role."""
+
+    def __init__(self, admin: Admin, executor: OrderExecutor) -> None:
+        self._admin = admin
+        self._executor = executor
+
+    def router(self) -> APIRouter:
+        """The route, for the planner's app."""
+        router = APIRouter(route_class=JsonRoute)
+
+        @router.put(
+            "/v1/workers/{worker_id}/role",
+            responses={
+                401: {"description": "the token is missing or wrong"},
+                404: {"description": "no such worker is registered"},
+                409: {"description": "it has another assignment by now, or another planner leads"},
+                503: {"description": "the worker does not answer, or the token may not travel to it"},
+            },
+        )
+        async def set_role(worker_id: str, body: RoleBody, authorization: Annotated[str, Header()] = "") -> RoleAnswer:
+            """Ask a worker to take a role; needs the suite's token as `authorization: Bearer TOKEN`. The planner leaves
+            it so for a minute."""
+            self._admin.allow(authorization, "changing a role")
+            return await self._set_role(self._worker(worker_id), body)
+
+        return router
+
+    def _worker(self, worker_id: str) -> Worker:
+        roster = self._admin.state.view.roster
+        place = roster.places.get(worker_id)
+        if place is None:
+            raise UnknownWorker(f"no worker {quoted(worker_id)} is registered", param="worker_id")
+        return roster.workers[place]
+
+    async def _set_role(self, worker: Worker, body: RoleBody) -> RoleAnswer:
+        if body.actor.startswith(PLANNERS):
+            raise InvalidRequest(f"an actor whose name begins with {PLANNERS!r} counts as a planner", param="actor")
+        if body.budget_tokens is not None and body.role != "mixed":
+            raise InvalidRequest("only role mixed has a budget", param="budget_tokens")
+        budget = (body.budget_tokens or BUDGET_TOKENS) if body.role == "mixed" else 0
+        role, budget_tokens = role_from_name(body.role, budget)
+        epoch = self._admin.state.view.epoch(self._admin.state.view.roster.places[worker.id])
+        known = worker.assignment if worker.assignment.epoch == epoch else None
+        if known is not None and (known.role, known.budget_tokens) == (role, budget_tokens) and body.epoch is None:
+            return _answer(worker.id, known, changed=False)
+        expected = epoch if body.epoch is None else body.epoch
+        wanted = Assignment(role=role, budget_tokens=budget_tokens, epoch=expected + 1)
+        try:
+            move = await self._executor.ask(worker, wanted, actor=body.actor, reason=body.reason, wait_ms=WAIT_MS)
+        except StartupError as error:  # the settings of this planner, not of whoever asks
+            raise NoWorkers(error.message) from None
+        found = _answer(worker.id, move.assignment, changed=True)
+        effect_ms = None if move.effect_s is None else round(move.effect_s * 1e3, 2)
+        return RoleAnswer(
+            found.worker, found.role, found.budget_tokens, found.epoch, True, effect_ms, move.gateways_behind
+        )
+
+
+def _answer(worker_id: str, assignment: Assignment, *, changed: bool) -> RoleAnswer:
+    return RoleAnswer(worker_id, role_name(assignment), assignment.budget_tokens, assignment.epoch, changed, None, 0)

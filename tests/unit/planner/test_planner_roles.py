@@ -1,0 +1,84 @@
+"""The planner's route that gives one worker another role, over scripted channels."""
+
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
+from libs.runtime.tasks import TaskOwner
+from libs.runtime.web import make_web_app
+from libs.testing.wait import ManualClock
+from libs.testing.workers.hosts import RecordingBus
+from services.planner.http.admin import Admin
+from services.planner.http.roles_api import RolesApi
+from services.planner.kept import Lead
+from services.planner.orders import OrderExecutor
+from tests.planner_rig import Cluster
+from tests.unit.planner.test_planner_orders import Channel, Network, refused
+
+
+class Rig:
+    """Two workers, and a planner that may change them."""
+
+    def __init__(self, *, token: str = "secret") -> None:
+        self.cluster, self.network = Cluster(p="prefill", d="decode"), Network()
+        executor = OrderExecutor(self.network, TaskOwner(), planner_id="planner-0", token=token)  # type: ignore[arg-type]
+        admin = Admin(self.cluster.state, None, RecordingBus(), ManualClock(), token=token)
+        app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
+        app.include_router(RolesApi(admin, executor).router())
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://p")
+        self.worker = self.network.channels["127.0.0.1:1"] = Channel()
+        self.worker.may_answer.set()
+
+    async def ask(self, worker: str = "d", token: str = "secret", **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return await self.http.put(f"/v1/workers/{worker}/role", json={"role": "prefill", **body}, headers=headers)
+
+
+async def test_a_worker_is_asked_for_the_role_in_the_name_of_whoever_wants_it() -> None:
+    rig = Rig()
+    found = (await rig.ask(actor="ann", reason="prompts wait")).json()
+    assert (found["worker"], found["role"], found["epoch"], found["changed"]) == ("d", "prefill", 4, True)
+    (asked,) = rig.worker.asked
+    assert (asked.role, asked.expected_epoch, asked.incarnation) == (ROLE_PREFILL, 3, 1)
+    assert (asked.actor, asked.reason) == ("ann", "prompts wait")
+    assert rig.worker.closed == 1
+
+
+async def test_a_worker_that_has_the_role_is_not_asked() -> None:
+    rig = Rig()
+    assert (await rig.ask("p")).json()["changed"] is False
+    assert rig.worker.asked == []
+
+
+async def test_mixed_has_a_budget_and_no_other_role_has() -> None:
+    rig = Rig()
+    assert (await rig.ask(role="mixed")).json()["budget_tokens"] == 256
+    assert rig.worker.asked[0].role == ROLE_MIXED
+    assert (await rig.ask(role="prefill", budget_tokens=8)).status_code == 400
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+async def test_without_the_token_nobody_is_asked(token: str) -> None:
+    rig = Rig()
+    assert (await rig.ask(token=token)).status_code == 401
+    assert (await Rig(token="").ask(token=token)).status_code == 401
+    assert rig.worker.asked == []
+
+
+async def test_refusals_say_why() -> None:
+    rig = Rig()
+    assert (await rig.ask("none")).json()["error"]["code"] == "worker_not_found"
+    assert "counts as a planner" in (await rig.ask(actor="planner-7")).text
+    assert (await rig.ask(role="king")).status_code == 400
+    rig.worker.error = refused(grpc.StatusCode.FAILED_PRECONDITION, "stale_role: epoch is 9")
+    assert (await rig.ask()).status_code == 409
+    rig.network.token_travels = False
+    answer = await rig.ask()
+    assert answer.status_code == 503 and "plaintext" in answer.text
+    rig.cluster.state.lead = Lead.ANOTHERS
+    assert "another planner" in (await rig.ask()).text
