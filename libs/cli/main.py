@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "capacity": _Command("capacity.commands"),
     "models": _Command("models.commands"),
     "keys": _Command("keys.commands"),
+    "tls": _Command("tls.commands"),
 }
 """By name, in the order of the help."""
 

@@ -34,8 +34,11 @@ def grpc_serves(address: str) -> bool:
     from libs.runtime.net.rpc import make_channel  # noqa: PLC0415
     from libs.runtime.settings import CommonSettings, load_settings  # noqa: PLC0415
 
+    class ProbeSettings(CommonSettings):
+        tls_role = "worker"  # whose containers are probed so; health is answered to any role
+
     async def check() -> bool:
-        async with make_channel(load_settings(CommonSettings), address) as channel:
+        async with make_channel(load_settings(ProbeSettings), address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)

@@ -6,7 +6,7 @@ import secrets
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -58,8 +58,14 @@ class CommonSettings(BaseSettings):
     """PEM file of the certificate's private key."""
     tls_ca: str = Field("", validation_alias="FULCRUM_TLS_CA")
     """PEM file of the authority that signs every process's certificate; peers must show one (mutual TLS)."""
+    tls_folder: Path | None = Field(None, validation_alias="FULCRUM_TLS_FOLDER")
+    """Folder that `fulcrum tls init` has filled, or a copy of ca.pem and this process's file in it: in place of the
+    three."""
 
-    @field_validator("token_file", mode="before")
+    tls_role: ClassVar[str] = "operator"
+    """Which of its files is this process's."""
+
+    @field_validator("token_file", "tls_folder", mode="before")
     @classmethod
     def _no_file(cls, value: object) -> object:
         return value or None
@@ -67,6 +73,9 @@ class CommonSettings(BaseSettings):
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         """Half of it would be plaintext without a word, or a listener that asks nobody who they are."""
+        if self.tls_folder is not None and not (self.tls_cert or self.tls_key or self.tls_ca):
+            own = self.tls_folder / f"{self.tls_role}.pem"
+            self.tls_cert, self.tls_key, self.tls_ca = str(own), str(own), str(self.tls_folder / "ca.pem")
         files = {"FULCRUM_TLS_CERT": self.tls_cert, "FULCRUM_TLS_KEY": self.tls_key, "FULCRUM_TLS_CA": self.tls_ca}
         missing = [variable for variable, path in files.items() if not path]
         if 0 < len(missing) < len(files):

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -24,6 +24,7 @@ class WorkerSettings(CommonSettings):
     """What a worker reads from the environment as FULCRUM_WORKER_<FIELD>."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_WORKER_")
+    tls_role: ClassVar[str] = "worker"
 
     id: MemberName = Field(default_factory=lambda: own_name("worker"))
     """Stable over restarts; unique in the cluster."""

@@ -1,7 +1,7 @@
 """Settings of a gateway."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -26,6 +26,7 @@ class GatewaySettings(HttpSettings):
     """What a gateway reads from the environment as FULCRUM_GATEWAY_<FIELD>."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_GATEWAY_")
+    tls_role: ClassVar[str] = "gateway"
 
     id: MemberName = Field(default_factory=lambda: own_name("gateway"))
     """Unique in the cluster."""

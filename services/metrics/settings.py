@@ -1,6 +1,6 @@
 """Settings of the metrics service: FULCRUM_METRICS_* and the common ones."""
 
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 import httpx
 from pydantic import AfterValidator, Field, model_validator
@@ -38,6 +38,7 @@ class MetricsSettings(HttpSettings):
     """Read from the environment once, at start."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_METRICS_", extra="ignore", populate_by_name=True)
+    tls_role: ClassVar[str] = "metrics"
 
     port: int = Field(8002, ge=0, le=65535)
     """HTTP port; 0 picks one."""

@@ -1,6 +1,6 @@
 """Settings of the planner: FULCRUM_PLANNER_* and the common ones."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -13,6 +13,7 @@ class PlannerSettings(HttpSettings):
     """Read from the environment once, at start."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_PLANNER_", extra="ignore", populate_by_name=True)
+    tls_role: ClassVar[str] = "planner"
 
     port: int = Field(8001, ge=0, le=65535)
     """HTTP port; 0 picks one."""

@@ -1,12 +1,17 @@
 """Who may call a gRPC listener, and where the suite's token may travel. Pure.
 
 Loopback is trusted as far as the machine's users are: only admin verbs need the token there. Beyond it every caller
-shows a certificate (mutual TLS) or, where a setting accepts that it can be read on its way, the token.
+shows a certificate (mutual TLS) or, where a setting accepts that it can be read on its way, the token. Certificates of
+`fulcrum tls` name a role, and each role has the calls that its service makes: a gateway sets no roles, a worker submits
+nothing.
 """
 
+import re
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
+from typing import Final, Literal, NamedTuple, get_args
 
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import PermissionDenied, StartupError
 from libs.runtime.settings import CommonSettings
 
 Metadata = tuple[tuple[str, str], ...]
@@ -16,6 +21,16 @@ AUTHORIZATION = "authorization"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """Answered to anybody: a probe has no secret, and learns no more than that the process serves."""
 ADMIN_SERVICE = "AdminService/"
+CertificateRole = Literal["gateway", "worker", "planner", "metrics", "operator"]
+"""operator: a person with the command line."""
+CERTIFICATE_ROLES: Final[tuple[CertificateRole, ...]] = get_args(CertificateRole)
+_CALLS: Final[Mapping[str, frozenset[str]]] = {
+    "WorkerService/": frozenset({"gateway"}),
+    "KvService/": frozenset({"worker"}),
+    ADMIN_SERVICE: frozenset({"planner", "operator"}),
+}
+"""Which roles call which service."""
+_ROLE_URI: Final = re.compile(r"spiffe://([a-z0-9][a-z0-9-]{0,31})\.fulcrum/([a-z]+)")
 TLS_VARIABLES = "FULCRUM_TLS_CERT, FULCRUM_TLS_KEY and FULCRUM_TLS_CA"
 PLAINTEXT_VARIABLE = "FULCRUM_ALLOW_PLAINTEXT_TOKEN=1"
 
@@ -78,3 +93,33 @@ def admin_token(settings: CommonSettings, address: str, suite_token: str = "") -
 
 def _hidden(settings: CommonSettings, address: str) -> bool:
     return bool(settings.tls_cert) or settings.allow_plaintext_token or is_loopback(address)
+
+
+class CertifiedPeer(NamedTuple):
+    """Who a certificate says its holder is."""
+
+    cluster: str
+    role: str
+
+
+def role_uri(cluster: str, role: CertificateRole) -> str:
+    """What a certificate names its holder's role by."""
+    return f"spiffe://{cluster}.fulcrum/{role}"
+
+
+def certified(uris: Iterable[str]) -> CertifiedPeer | None:
+    """The first role that is among a certificate's names; None for one of an authority that gives out none."""
+    found = (_ROLE_URI.fullmatch(each) for each in uris)
+    return next((CertifiedPeer(each[1], each[2]) for each in found if each), None)
+
+
+def check_peer(own: CertifiedPeer | None, peer: CertifiedPeer | None, method: str) -> None:
+    """Raises PermissionDenied where the peer's role does not make such calls, or is another cluster's. A process whose
+    own certificate names no role has an authority that gives out none: there any certificate will do."""
+    if own is None or method.startswith(OPEN_SERVICES):
+        return
+    if peer is None or peer.cluster != own.cluster:
+        raise PermissionDenied(f"the caller's certificate names no role in cluster {own.cluster}")
+    allowed = next((roles for service, roles in _CALLS.items() if service in method), frozenset[str]())
+    if peer.role not in allowed:
+        raise PermissionDenied(f"a certificate of role {peer.role} may not call {method}")

@@ -1,17 +1,30 @@
 """gRPC servers and channels: TLS from settings, message bounds, keepalive, the token of calls."""
 
 import hmac
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import structlog
 from google.protobuf.message import DecodeError
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, StartupError, Unauthenticated
-from libs.runtime.net.access import AUTHORIZATION, bearer, check_listener, needs_token
+from libs.contracts.errors import FulcrumError, InvalidRequest, PermissionDenied, StartupError, Unauthenticated
+from libs.runtime.net.access import (
+    AUTHORIZATION,
+    CertifiedPeer,
+    bearer,
+    certified,
+    check_listener,
+    check_peer,
+    needs_token,
+)
 from libs.runtime.settings import CommonSettings
+
+log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 KEEPALIVE_MS = 2_000
@@ -46,20 +59,65 @@ def make_server(settings: CommonSettings, address: str) -> tuple[grpc.aio.Server
     guard = TokenInterceptor(
         settings.token.get_secret_value(), needs_token=lambda method: needs_token(settings, address, method)
     )
-    server = grpc.aio.server(options=_OPTIONS, interceptors=(guard,))
     try:
         if settings.tls_cert:
-            credentials = grpc.ssl_server_credentials(
-                [(_read(settings.tls_key, "FULCRUM_TLS_KEY"), _read(settings.tls_cert, "FULCRUM_TLS_CERT"))],
-                root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA"),
-                require_client_auth=True,
-            )
-            return server, server.add_secure_port(address, credentials)
+            files = _ServerFiles(settings)
+            server = grpc.aio.server(options=_OPTIONS, interceptors=(guard, RoleInterceptor(files.own_role())))
+            return server, server.add_secure_port(address, files.credentials())
+        server = grpc.aio.server(options=_OPTIONS, interceptors=(guard,))
         return server, server.add_insecure_port(address)
     except RuntimeError:
         raise StartupError(
             f"cannot listen on {address}: the port is in use or the address is not this host's"
         ) from None
+
+
+class _ServerFiles:
+    """Certificate, key and authority of a listener: read again for each connection, so that rotating them needs no
+    restart."""
+
+    def __init__(self, settings: CommonSettings) -> None:
+        self._settings = settings
+        self._read = self._contents()
+
+    def own_role(self) -> CertifiedPeer | None:
+        """The role that the process's own certificate names."""
+        from libs.runtime.net.authority import held_uris  # noqa: PLC0415 (where there are no certificates none is read)
+
+        return certified(held_uris(self._read[1]))
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Mutual TLS by the files as they are when somebody connects."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            self._newer,  # type: ignore[arg-type]  # None, as gRPC's documentation has it
+            require_client_authentication=True,
+        )
+
+    def _newer(self) -> "grpc.ServerCertificateConfiguration | None":
+        """On a thread of gRPC's; None: as before."""
+        try:
+            found = self._contents()
+        except StartupError as error:
+            log.warning("certificates cannot be read: the last ones stay", error=error.message)
+            return None
+        if found == self._read:
+            return None
+        self._read = found
+        log.info("certificates were rotated", file=self._settings.tls_cert)
+        return self._configuration()
+
+    def _contents(self) -> tuple[bytes, bytes, bytes]:
+        settings = self._settings
+        return (
+            _read(settings.tls_key, "FULCRUM_TLS_KEY"),
+            _read(settings.tls_cert, "FULCRUM_TLS_CERT"),
+            _read(settings.tls_ca, "FULCRUM_TLS_CA"),
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        key, cert, authority = self._read
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=authority)
 
 
 def make_channel(settings: CommonSettings, address: str) -> grpc.aio.Channel:
@@ -100,6 +158,69 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
         # Of whatever kind the method is: a stream may say nothing before it has heard something.
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class RoleInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls that the role in the caller's certificate does not make."""
+
+    def __init__(self, own: CertifiedPeer | None) -> None:
+        self._own = own
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Who calls is known once the call begins: its handler is asked only then."""
+        handler = await continuation(handler_call_details)
+        if handler is None or self._own is None:
+            return handler
+        check = partial(self._check, str(handler_call_details.method))
+        for kind in ("unary_unary", "stream_unary"):
+            if (behaviour := getattr(handler, kind)) is not None:
+                return _with_behaviour(handler, kind, _checked_answer(behaviour, check))
+        for kind in ("unary_stream", "stream_stream"):
+            if (behaviour := getattr(handler, kind)) is not None:
+                generates = inspect.isasyncgenfunction(behaviour)
+                wrapped = _checked_stream(behaviour, check) if generates else _checked_answer(behaviour, check)
+                return _with_behaviour(handler, kind, wrapped)
+        return handler
+
+    async def _check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        try:
+            check_peer(self._own, certified(_uris(context.auth_context())), method)
+        except PermissionDenied as error:
+            await abort_with(context, error)
+
+
+def _uris(auth_context: Any) -> Iterable[str]:
+    return (name.decode("utf-8", "replace") for name in auth_context.get("x509_subject_alternative_name", ()))
+
+
+def _with_behaviour(handler: Any, kind: str, behaviour: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+    made: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{kind}_rpc_method_handler")(
+        behaviour,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return made
+
+
+def _checked_answer(behaviour: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
+    async def checked(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        await check(context)
+        return await behaviour(request, context)
+
+    return checked
+
+
+def _checked_stream(behaviour: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
+    async def checked(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncIterator[Any]:
+        await check(context)
+        async for each in behaviour(request, context):
+            yield each
+
+    return checked
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: FulcrumError) -> None:

@@ -1,0 +1,62 @@
+"""`fulcrum tls`: certificates that services show each other."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json
+
+tls = typer.Typer(
+    help="Certificates that services show each other, a role in each: make them, rotate them, look at them.",
+    no_args_is_help=True,
+)
+Folder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where they are; left out: tls/CLUSTER in the cache folder."),
+]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host", metavar="NAME", help="Name or address by which services are reached, beside loopback's; repeatable."
+    ),
+]
+Days = Annotated[int, typer.Option(min=1, max=825, metavar="N", help="How long certificates count.")]
+
+
+@tls.callback()
+def options() -> None:
+    """Certificates that services show each other, a role in each: make them, rotate them, look at them."""
+
+
+@tls.command(epilog="Example: fulcrum tls init --host gpu-1.example --host 10.0.0.7")
+def init(folder: Folder = None, host: Hosts = None, days: Days = 90, json: Json = False) -> None:
+    """Make an authority and a certificate for each role; prints what to set where. Refuses to replace any."""
+    from libs.cli.tls.certificates import make_certificates  # noqa: PLC0415 (what only this command needs)
+
+    make_certificates(folder, host or [], days=days, as_json=json)
+
+
+@tls.command(epilog="Example: fulcrum tls rotate, from cron each month; services take the new ones by themselves")
+def rotate(
+    folder: Folder = None,
+    host: Hosts = None,
+    days: Days = 90,
+    authority: Annotated[
+        bool,
+        typer.Option("--authority", metavar="", help="A new authority too; the last one stays trusted until the next."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make all certificates anew, for the names that they have; no service needs a restart."""
+    from libs.cli.tls.certificates import rotate_certificates  # noqa: PLC0415
+
+    rotate_certificates(folder, host or [], days=days, authority=authority, as_json=json)
+
+
+@tls.command(epilog="Example: fulcrum tls show --json")
+def show(folder: Folder = None, json: Json = False) -> None:
+    """Roles, names and ends of the certificates that are there."""
+    from libs.cli.tls.certificates import show_certificates  # noqa: PLC0415
+
+    show_certificates(folder, as_json=json)

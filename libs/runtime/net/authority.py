@@ -1,0 +1,221 @@
+"""A cluster's own certificate authority, and the certificates that its services show each other.
+
+A certificate names the role of its holder as the path of a URI, `spiffe://CLUSTER.fulcrum/ROLE`, so that a worker knows
+a gateway from a planner (`libs.runtime.net.access`). Files are PEM; keys are for their owner alone.
+"""
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from libs.contracts.errors import StartupError
+from libs.runtime.net.access import CERTIFICATE_ROLES, CertificateRole, role_uri
+from libs.runtime.paths import private_folder
+
+AUTHORITY_DAYS: Final = 3650
+CLOCK_SKEW: Final = datetime.timedelta(minutes=5)
+"""A certificate counts from this long before it is made: clocks of hosts differ."""
+MAX_AUTHORITIES: Final = 2
+"""In ca.pem: the one that signs, and the one before it, by which processes that have not read the new one are still
+known."""
+_CA, _CA_KEY = "ca.pem", "ca-key.pem"
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One certificate that was written."""
+
+    role: str
+    file: Path
+    """Certificate and key in one, so that one rename replaces both."""
+    names: tuple[str, ...]
+    expires: datetime.datetime
+
+
+def describe(folder: Path) -> list[Issued]:
+    """The certificates of roles that are in the folder. Raises StartupError."""
+    try:
+        return [
+            _described(role, folder / f"{role}.pem") for role in CERTIFICATE_ROLES if (folder / f"{role}.pem").exists()
+        ]
+    except (OSError, ValueError) as error:
+        raise StartupError(f"certificates in {folder} cannot be read: {error}") from error
+
+
+def _described(role: str, file: Path) -> Issued:
+    cert = x509.load_pem_x509_certificate(file.read_bytes())
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return Issued(role, file, tuple(hosts), cert.not_valid_after_utc)
+
+
+def held_uris(certificate: bytes) -> list[str]:
+    """URIs that a certificate names its holder by; none for what is no certificate."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+@dataclass(frozen=True, slots=True)
+class _Authority:
+    cert: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def issue(
+    folder: Path,
+    cluster: str,
+    *,
+    now: datetime.datetime,
+    names: Sequence[str],
+    roles: Sequence[CertificateRole] = CERTIFICATE_ROLES,
+    days: int = 90,
+    new_authority: bool = False,
+) -> list[Issued]:
+    """Write a certificate for each role into `folder`, over those that were there; the authority too where there is
+    none. Each file is replaced as a whole: a process that reads meanwhile has the old or the new one.
+
+    names: host names and addresses that services are reached by. new_authority: begin a new one, beside which the last
+    one stays trusted until the next time. Raises StartupError.
+    """
+    try:
+        private_folder(folder)
+        authority = None if new_authority else _load_authority(folder)
+        if authority is None:
+            authority = _make_authority(cluster, now)
+            trusted = (authority.cert, *_trusted(folder))[:MAX_AUTHORITIES]
+            _write(folder / _CA_KEY, _private(authority.key), mode=0o600)
+            _write(folder / _CA, b"".join(map(_public, trusted)), mode=0o644)
+        return [_issue_one(folder, cluster, role, authority, now=now, names=names, days=days) for role in roles]
+    except (OSError, ValueError) as error:
+        raise StartupError(f"certificates cannot be made in {folder}: {error}") from error
+
+
+def _load_authority(folder: Path) -> _Authority | None:
+    key_file = folder / _CA_KEY
+    if not key_file.exists():
+        return None
+    key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise StartupError(f"{key_file} is no key that `fulcrum tls init` has made")
+    return _Authority(_trusted(folder)[0], key)
+
+
+def _trusted(folder: Path) -> list[x509.Certificate]:
+    file = folder / _CA
+    return x509.load_pem_x509_certificates(file.read_bytes()) if file.exists() else []
+
+
+def _make_authority(cluster: str, now: datetime.datetime) -> _Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Each has a name of its own: a reader of ca.pem looks an issuer up by it.
+    name = _name(f"Fulcrum {cluster} authority {secrets.token_hex(4)}")
+    cert = (
+        _builder(name, name, key, now, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return _Authority(cert, key)
+
+
+def _issue_one(
+    folder: Path,
+    cluster: str,
+    role: CertificateRole,
+    authority: _Authority,
+    *,
+    now: datetime.datetime,
+    names: Sequence[str],
+    days: int,
+) -> Issued:
+    key = ec.generate_private_key(ec.SECP256R1())
+    alternatives = [x509.UniformResourceIdentifier(role_uri(cluster, role)), *map(_host_name, names)]
+    purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    cert = (
+        _builder(_name(f"Fulcrum {cluster} {role}"), authority.cert.subject, key, now, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(purposes, critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    issued = Issued(role, folder / f"{role}.pem", tuple(names), cert.not_valid_after_utc)
+    _write(issued.file, _public(cert) + _private(key), mode=0o600)
+    return issued
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _host_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _public(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, content: bytes, *, mode: int) -> None:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
