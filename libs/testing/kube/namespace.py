@@ -8,12 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from libs.testing.kube.leases import renewed_leases
+
 CHART: Final = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "fulcrum"
 RELEASE: Final = "fulcrum"
 OLDEST: Final = "1.30"
 """Kubernetes that the chart takes."""
 COMMAND_S: Final = 60.0
 CHECK_EVERY_S: Final = 0.4
+
+
+SHOWN_EVENTS: Final = 60
 
 
 class CommandFailed(Exception):
@@ -107,24 +112,70 @@ class Namespace:
         }
 
     async def until(self, what: str, holds: Callable[[], Awaitable[Any]], *, timeout_s: float = COMMAND_S) -> Any:
-        """What `holds` returns once that is true. Raises TimeoutError that says `what` is waited for."""
+        """What `holds` returns once that is true. Raises TimeoutError that says `what` is waited for, and what there is
+        instead."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not (found := await holds()):  # noqa: ASYNC110 - in another process
                     await asyncio.sleep(CHECK_EVERY_S)
         except TimeoutError:
-            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}") from None
+            try:
+                there = await self.described()
+            except CommandFailed as error:  # the server is away, or too busy to answer
+                there = str(error)
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}\n{there}") from None
         return found
+
+    async def described(self) -> str:
+        """Nodes, pods of this namespace and its last events, a line each."""
+        nodes, pods, events = [(await self.get(kind))["items"] for kind in ("nodes", "pods", "events")]
+        latest = sorted(events, key=lambda each: each["metadata"]["creationTimestamp"])[-SHOWN_EVENTS:]
+        return "\n".join((
+            "nodes:", *map(_node_line, nodes), "pods:", *map(_pod_line, pods), "events:", *map(_event_line, latest)
+        ))  # fmt: skip
+
+
+def _conditions(found: Any) -> str:
+    return " ".join(
+        f"{each['type']}={each['status']}{'/' + each['reason'] if each.get('reason') else ''}"
+        f"@{each.get('lastTransitionTime', '')[11:19]}"
+        for each in found["status"].get("conditions", ())
+    )
+
+
+def _node_line(node: Any) -> str:
+    taints = ",".join(f"{each['key']}:{each['effect']}" for each in node["spec"].get("taints", ()))
+    return f"  {node['metadata']['name']} taints=[{taints}] {_conditions(node)}"
+
+
+def _pod_line(pod: Any) -> str:
+    meta = pod["metadata"]
+    states = " ".join(
+        f"{each['name']}:{'/'.join(each['state'])} ready={each['ready']} restarts={each['restartCount']}"
+        for each in pod["status"].get("containerStatuses", ())
+    )
+    return (
+        f"  {meta['name']} {pod['status'].get('phase')} node={pod['spec'].get('nodeName', '')}"
+        f" made={meta['creationTimestamp']} ends={meta.get('deletionTimestamp', '')}"
+        f" ip={pod['status'].get('podIP', '')} {_conditions(pod)} {states}"
+    )
+
+
+def _event_line(event: Any) -> str:
+    of = event["involvedObject"]
+    at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
+    return f"  {at} {of['kind']}/{of['name']} {event.get('reason')}: {event.get('message', '')[:300]}"
 
 
 @asynccontextmanager
 async def namespace(folder: Path) -> AsyncIterator[Namespace]:
-    """While the context is open."""
+    """While the context is open; so long nodes of KWOK's are there too."""
     own = Namespace(f"test-{uuid.uuid4().hex[:8]}", folder)
     await run("kubectl", "create", "namespace", own.name)
     try:
         await run("kubectl", "label", "namespace", own.name, "pod-security.kubernetes.io/enforce=restricted")
-        yield own
+        async with renewed_leases():
+            yield own
     finally:
         await run("kubectl", "delete", "namespace", own.name, "--wait=false")
 
