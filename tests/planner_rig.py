@@ -16,8 +16,7 @@ from libs.contracts.roles import role_from_name, role_name
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
-from libs.testing.loads import Telling
-from libs.testing.workers.telemetry import MS, at, step, step_batch
+from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.state import Decided, Identity, PlannerState
 
 STEP_TIME = step_time_message(FittedModel(PROFILES["llama-8b-h100"].step_time))

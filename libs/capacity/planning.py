@@ -1,5 +1,6 @@
 """The capacity answer: GPUs per pool and hour, when those there run short, and what it costs."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import floor, inf, log
@@ -8,13 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from libs.capacity.inputs import HOUR_S, PlanInput
+from libs.capacity.inputs import HOUR_S, PlanInput, input_from_json
 from libs.capacity.measure import Bench, Traffic, gap_cv, made_lengths, worker_kind
 from libs.capacity.tables import kept_tables
 from libs.contracts.errors import InvalidRequest
 from libs.demand.outlook import Outlook, make_outlook
-from libs.lab.hardware import Hardware
-from libs.lab.slo import SloSpec
+from libs.lab.hardware import Hardware, resolve
+from libs.lab.slo import SloSpec, parse_slo
+from libs.lab.study import quiet
 from libs.perfmodel.profiles import Profile
 from libs.policy.capacity.paths import sample_paths
 from libs.policy.capacity.phase_work import WorkerKind
@@ -297,3 +299,25 @@ def _round(value: float) -> float:
 def hardware_kind(hardware: Hardware) -> WorkerKind:
     """As forecasts need it."""
     return worker_kind(hardware, hardware.max_sequences or MAX_SEQUENCES)
+
+
+def make_plan_row(
+    row: dict[str, Any], asked: dict[str, Any], folder: str, device: str, *, check: bool
+) -> dict[str, Any]:
+    """`plan_json` of what `input_json` gave; asked: fields of `PlanAsked`, `slo` as text. Raises InvalidRequest."""
+    quiet()
+    found = input_from_json(row)
+    wanted = PlanAsked(**{**asked, "slo": parse_slo(asked["slo"])})
+    if device:
+        hardware = resolve(found.model, device)
+    elif found.kind is None:
+        raise InvalidRequest("no worker has reported its step times yet")
+    else:
+        hardware = reported_hardware(found.kind, found.model)
+    planned = plan_capacity(found, wanted, hardware, Path(folder))
+    return plan_json(found, wanted, planned, check_plan(planned) if check else None)
+
+
+def step_back() -> None:
+    """Let everything else on this machine go first."""
+    os.nice(10)

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the words that a shell completes: workers and logs of the running suite."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,3 +10,30 @@ ReadyFile = Annotated[
     typer.Option("--ready", envvar="FULCRUM_READY", metavar="FILE", help="Ready file of the suite to talk to."),
 ]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON value on one line and nothing else.")]
+ROLES = ("prefill", "decode", "mixed", "standby")
+
+
+def complete_worker(incomplete: str) -> list[str]:
+    """Ids of workers that begin so."""
+    from libs.cli.find import find_suite, get_json  # noqa: PLC0415 (only when a shell asks)
+    from libs.contracts.errors import FulcrumError  # noqa: PLC0415
+
+    try:
+        workers = get_json(find_suite(None).planner, "/v1/workers")
+    except FulcrumError:
+        return []
+    return [worker["id"] for worker in workers if worker["id"].startswith(incomplete)]
+
+
+def complete_role(incomplete: str) -> list[str]:
+    """Ids of workers, and roles, which come last."""
+    return [*complete_worker(incomplete), *(role for role in ROLES if role.startswith(incomplete))]
+
+
+def complete_log(incomplete: str) -> list[str]:
+    """Processes of the suite that log on this machine."""
+    from libs.cli.find import find_suite  # noqa: PLC0415 (only when a shell asks)
+    from libs.launch.ready import logs_folder  # noqa: PLC0415
+
+    names = sorted(path.stem for path in logs_folder(find_suite(None).gateway_port).glob("*.log"))
+    return [name for name in names if name.startswith(incomplete)]

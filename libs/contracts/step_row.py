@@ -1,7 +1,9 @@
-"""Engine steps in telemetry: rows for who makes or reads them one by one, columns on the wire. Pure."""
+"""Engine steps in telemetry: rows for who makes or reads them one by one, columns on the wire; steps as
+`/v1/steps` reports them. Pure."""
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -60,3 +62,25 @@ def step_rows(steps: StepColumns) -> list[StepRow]:
 def step_count(steps: StepColumns) -> int:
     """How many steps there are."""
     return len(steps.start_unix_ns) // ENTRY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedStep:
+    """An engine step."""
+
+    start_unix_ns: int
+    end_unix_ns: int
+    """As far as it is known to have run, while it runs."""
+    running: bool
+    kind: str
+    """prefill, decode or mixed."""
+    prefill_share: float
+    """Part of its time that counts as prefill, 0..1: 1 and 0 but for mixed steps."""
+    prefill_tokens: int
+    prefill_sequences: int
+    decode_sequences: int
+    decode_kv_tokens: int
+    """Tokens whose KV it read for decode, over all sequences."""
+    prefill_ns: int
+    """Of it, in the window's covered time."""
+    decode_ns: int

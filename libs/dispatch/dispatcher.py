@@ -37,8 +37,7 @@ from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.outlook import lend_speeds
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.queues import Queue
-from libs.policy.gateway.readiness import serves_decode
-from libs.policy.gateway.view import Binding, WorkerView, rooms
+from libs.policy.gateway.view import Binding, WorkerView, rooms, serves_decode
 from libs.runtime.clock import Clock
 from libs.runtime.scheduler import Call, Scheduler
 

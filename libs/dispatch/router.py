@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from libs.dispatch.generation import Generation
 from libs.policy.gateway.binding import bind
-from libs.policy.gateway.readiness import serves_decode
 from libs.policy.gateway.routing import Policy
-from libs.policy.gateway.view import Ask, Binding, WorkerView
+from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
 
 
 class Router:

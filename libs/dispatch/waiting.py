@@ -13,8 +13,7 @@ from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Line, hopeless_from_ns
 from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.prediction import fastest_speed
-from libs.policy.gateway.readiness import serves, why_not
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.view import WorkerView, serves, why_not
 from libs.policy.speed import Speed
 
 RETRY_AFTER_S = 1.0

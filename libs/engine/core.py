@@ -34,9 +34,8 @@ from libs.engine.port import (
 )
 from libs.engine.roster import QUEUED, Roster
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sequence import Sequence, Stage
+from libs.engine.sequence import Sequence, Stage, check_request
 from libs.engine.trial import blocks_for
-from libs.engine.validation import check_request
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.pace import Pace
 

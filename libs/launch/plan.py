@@ -9,8 +9,7 @@ from typing import Any
 from libs.launch.gpus import deal
 from libs.launch.options import SuiteOptions
 from libs.launch.processes.port import ChildSpec
-from libs.launch.profile import load_profile
-from libs.launch.roles import POOL, ROLES, SPARE, role_settings, service_of
+from libs.launch.profile import POOL, ROLES, SPARE, load_profile, role_settings, service_of
 from libs.model.fetch import Model
 
 _REDIS_READY = "eady to accept connections"

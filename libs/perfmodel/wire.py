@@ -1,4 +1,4 @@
-"""Step-time models in protobuf and back. Pure."""
+"""Step-time models and speeds of workers in protobuf and back. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.step_row import StepRow
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.utilisation import Compute
+from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import MOST_TOKENS, Point, PrefillCurve, Saturation
 
@@ -130,3 +131,22 @@ def _kind_message(fit: KindFit) -> common.StepKindFit:
 
 def _kind(message: common.StepKindFit) -> KindFit:
     return KindFit(message.steps, message.error_p50, message.error_p90)
+
+
+def speed_message(speed: Speed) -> pb.Speed:
+    """The speed as gateways receive it."""
+    step_time = step_time_message(FittedModel(speed.step_time))
+    return pb.Speed(
+        step_time=step_time,
+        kv_token_ns=speed.kv_token_ns,
+        measured=speed.measured,
+        chunk_tokens=speed.chunk_tokens,
+    )
+
+
+def speed_of(message: pb.Speed, chunk_tokens: int) -> Speed | None:
+    """The speed that a worker sent, with `chunk_tokens` where it sent none; None for values that are not a speed."""
+    fitted = fitted_model(message.step_time)
+    if fitted is None or not 0 <= message.kv_token_ns < math.inf:
+        return None
+    return Speed(fitted.model, max(message.chunk_tokens or chunk_tokens, 1), message.kv_token_ns, message.measured)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import WorkerFrame
 from libs.engine.port import Engine, EngineEvent
 from libs.perfmodel.priors import prior_speed
-from libs.perfmodel.speed_wire import speed_message
+from libs.perfmodel.wire import speed_message
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.transfers import TransferSpeed

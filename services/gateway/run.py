@@ -25,8 +25,8 @@ from libs.keys.hosts import own_hosts
 from libs.keys.table import KeyTable
 from libs.policy.gateway.effects import Attempt
 from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.readiness import serves
 from libs.policy.gateway.routing import POLICIES
+from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
 from libs.runtime.scheduler import LoopScheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice

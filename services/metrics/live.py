@@ -6,11 +6,10 @@ from typing import Final
 
 from libs.policy.alerts.store import Alert
 from libs.runtime.clock import Clock
-from services.metrics.accounting.age import MS_NS, age_ns
 from services.metrics.accounting.queues import phase_queues
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.loads import LoadPublisher
-from services.metrics.state import MetricsState
+from services.metrics.state import MS_NS, MetricsState, age_ns
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter

@@ -6,7 +6,7 @@ import httpx
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.rules import Limits
 from libs.policy.grade import Threshold
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name

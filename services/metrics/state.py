@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Final
 
+import numpy as np
+
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
@@ -11,10 +13,10 @@ from libs.policy.alerts.burn import BurnLog
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways
 from libs.telemetry.history import History
+from libs.telemetry.listing import Loads
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.timeline import PrefillShares, Taken
-from services.metrics.accounting.age import age_ns
 from services.metrics.cluster_events.decisions import DecisionLog
 from services.metrics.cluster_events.events import Event, EventLog
 from services.metrics.cluster_events.lives import WorkerLives, together
@@ -22,6 +24,7 @@ from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests.log import RequestLog
 from services.metrics.sharing.sharing import Sharing
 
+MS_NS: Final = 1_000_000
 STALE_NS: Final = 3_000_000_000
 """Without a record for this long, figures are not live: workers send three or ten a second, the planner some."""
 
@@ -110,3 +113,17 @@ class MetricsState:
             f"nothing has come from the broker for {silent_ns / 1e9:.1f} s: nobody sends, or the broker is away; "
             "figures are the last known"
         )
+
+
+def age_ns(loads: Loads, written_to_ns: int | None, now_ns: int) -> int | None:
+    """Now less the newest instant that the shown data cover: windows are written until then, and half of the workers,
+    those that have left not counted, have reported until then. By this process's clock and each worker's; never
+    below 0. None without any worker.
+
+    A dead worker does not make the others' data old: it lowers coverage.
+    """
+    reported_to_ns = np.sort(loads.covered_to_ns[~loads.listing.left])[::-1]
+    if not len(reported_to_ns):
+        return None
+    newest_ns = int(reported_to_ns[(len(reported_to_ns) - 1) // 2])
+    return max(now_ns - (newest_ns if written_to_ns is None else min(newest_ns, written_to_ns)), 0)

@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
 from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
-from libs.policy.planner.cadence import is_due
+from libs.policy.planner.limits import is_due
 from libs.runtime.clock import Clock
 from libs.stores.registry.port import Registry
 from services.planner.inputs.plans import HeardPlans

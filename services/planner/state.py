@@ -22,20 +22,18 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
-from libs.policy.planner.cadence import is_news
 from libs.policy.planner.calling import Wish
 from libs.policy.planner.hindsight import Replay, came, replayed
-from libs.policy.planner.limits import Limits
+from libs.policy.planner.limits import Limits, is_news
 from libs.policy.planner.role_planning import RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Workload, prompt_speed
 from libs.telemetry.gateways import Gateways
 from services.planner import messages
-from services.planner.inputs.fleet_view import FleetView
+from services.planner.inputs.fleet_view import FleetView, ObservedWorker, observed_workers
 from services.planner.inputs.models import Look, Observed, Observer
 from services.planner.inputs.roster import Roster
 from services.planner.kept import Lead, mode_word
-from services.planner.observe import ObservedWorker, observed_workers
 from services.planner.orders import Order
 from services.planner.regret import Ledger
 from services.planner.role_planner import ModelPlan, RolePlanner

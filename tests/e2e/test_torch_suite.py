@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from libs.runtime.paths import cache_dir
-from libs.testing.suites.suite import Suite, running_suite
-from libs.testing.suites.transfers import kv_transfers
+from libs.testing.suites.suite import Suite, kv_transfers, running_suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 

@@ -17,8 +17,7 @@ from libs.testing.suites.joining import joining
 from libs.testing.suites.processes import is_whole, pid_of
 from libs.testing.suites.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.suites.streams import Streamed, stream
-from libs.testing.suites.suite import Suite, running_suite
-from libs.testing.suites.transfers import kv_transfers
+from libs.testing.suites.suite import Suite, kv_transfers, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -23,7 +23,7 @@ def mode(
     json: Json = False,
 ) -> None:
     """Set the planner's mode, which outlives its restart; without one, print it."""
-    from libs.cli.planner.mode import planner_mode  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.planner.limits import planner_mode  # noqa: PLC0415 (what only this command needs)
 
     planner_mode(mode, ready_file=ready, as_json=json)
 

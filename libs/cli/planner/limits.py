@@ -1,4 +1,4 @@
-"""What `fulcrum planner limits` does."""
+"""What `fulcrum planner limits` and `fulcrum planner mode` do."""
 
 import json
 from collections.abc import Sequence
@@ -100,3 +100,18 @@ def _of_model(each: dict[str, Any]) -> str:
     named = workers if most is not None or each.get("workers_min") else ""
     started = "" if hours is None else f", {hours:g} GPU-hours a day of started ones"
     return f"{to('prefill')}, {to('decode')}{named}{started}{target}"
+
+
+def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
+    """Print the mode, after setting it where one is named. Raises StartupError that says what to do."""
+    if mode is None:
+        found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode")
+    else:
+        suite = find_one_suite(ready_file)
+        token = suite.token or load_settings(CommonSettings).token.get_secret_value()
+        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": ACTOR}, token=token)
+    if as_json:
+        print(json.dumps(found))
+        return
+    forgotten = "" if found["kept"] else " (Redis is away: a restart of the planner forgets it)"
+    print(f"The planner is {found['mode']}{forgotten}.")

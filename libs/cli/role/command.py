@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.completion import complete_role
-from libs.cli.options import Json, ReadyFile
+from libs.cli.options import Json, ReadyFile, complete_role
 
 
 def role(

@@ -14,7 +14,7 @@ from libs.cli.status.answer import STATUS_PATH, parse_status
 from libs.cli.top import requests, steps
 from libs.cli.top.model import Model
 from libs.cli.top.requests import RequestView
-from libs.contracts.reported_step import ReportedStep
+from libs.contracts.step_row import ReportedStep
 from libs.runtime.backoff import Backoff
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from libs.cli.top import draw
-from libs.contracts.reported_step import ReportedStep
+from libs.contracts.step_row import ReportedStep
 
 HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
 WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)

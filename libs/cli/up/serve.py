@@ -20,7 +20,7 @@ from libs.launch.profile import load_profile
 from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file, logs_folder
 from libs.launch.settings import LaunchSettings
 from libs.launch.up import Up
-from libs.runtime.log import configure_logging
+from libs.runtime.service import configure_logging
 from libs.runtime.settings import load_settings
 
 FIRST_QUESTION = "What is the capital of France?"

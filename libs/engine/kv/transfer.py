@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 import numpy as np
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.checksum import block_checksum
-from libs.engine.kv.copy import BlockWriter
+from libs.engine.kv.copy import BlockWriter, block_checksum
 from libs.engine.kv.handles import Held, Received
 from libs.engine.kv_port import KvChunk, KvFetcher, KvHandle
 from libs.engine.port import Capabilities

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch, StartupError
-from libs.engine.kv.checksum import block_checksum
+from libs.engine.kv.copy import block_checksum
 from libs.engine.kv.pool_file import HEADER_BYTES, PoolFile, PoolFileError
 
 log = structlog.get_logger()

@@ -29,8 +29,7 @@ from libs.engine.port import (
     Progress,
     SequenceOutput,
 )
-from libs.engine.sequence import Sequence
-from libs.engine.validation import check_request
+from libs.engine.sequence import Sequence, check_request
 from libs.engine.vllm.core import CoreProcess
 from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal
 from libs.engine.vllm.outputs import Reading, announcement

@@ -10,9 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.alerts.condition import Condition, Severity
-from libs.policy.alerts.limits import Limits
-from libs.policy.alerts.rules import Name
+from libs.policy.alerts.rules import Condition, Limits, Name, Severity
 from libs.policy.alerts.snapshot import Burn, Count
 from libs.policy.grade import Grade
 

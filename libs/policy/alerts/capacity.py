@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from libs.policy.alerts.condition import Condition
-from libs.policy.alerts.rules import Name
+from libs.policy.alerts.rules import Condition, Name
 from libs.policy.grade import Grade
 
 CLEAR_SHARE = 0.5

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from libs.policy.alerts.condition import Condition, Labels
-from libs.policy.alerts.rules import Name
+from libs.policy.alerts.rules import Condition, Labels, Name
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.grade import Grade
 from libs.policy.verdict.cause import IMBALANCES, SHORTAGES, Cause, Code

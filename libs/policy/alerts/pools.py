@@ -2,10 +2,8 @@
 
 from collections.abc import Container, Iterator
 
-from libs.policy.alerts.condition import Condition, Labels
-from libs.policy.alerts.limits import Limits
 from libs.policy.alerts.queues import QueueLog
-from libs.policy.alerts.rules import Name
+from libs.policy.alerts.rules import Condition, Labels, Limits, Name
 from libs.policy.alerts.snapshot import Pool
 from libs.policy.grade import Grade
 

@@ -1,10 +1,38 @@
-"""Which alerts there are: names, how long each must hold, how long it must be over. Pure."""
+"""Which alerts there are: names, thresholds, how long each must hold, and what a rule finds about a subject. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
-from libs.policy.alerts.limits import Limits
+from libs.policy.grade import Grade, Threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Built from the service's settings."""
+
+    window_ns: int
+    """What shares of GPU time are of."""
+    for_ns: int
+    clear_ns: int
+    busy: Threshold
+    """Share of a starved pool's time in steps."""
+    idle: Threshold
+    """Share of the other pool's time in which nothing runs."""
+    queue_tokens: int
+    """Prompt tokens a GPU that wait for prefill: a queue is one from here on, and grows if by as many a minute."""
+    queue_sequences: int
+    """Sequences a GPU that wait for decode, likewise."""
+    kv_wait: Threshold
+    kv_used: Threshold
+    stuck_s: Threshold
+    """Since the last step ended, with work at hand."""
+    stale_s: Threshold
+    """Since a worker's telemetry ended."""
+    slo_objective: float
+    """Share of requests that are to be good."""
+    slo_requests: int
+    """With fewer in a window nothing is graded."""
 
 
 class Name(StrEnum):
@@ -61,3 +89,25 @@ def make_rules(limits: Limits) -> dict[Name, Rule]:
         Name.TELEMETRY_STALE: at_once,
         Name.CAPACITY_SHORT: at_once,
     }
+
+
+Severity = Literal["warning", "critical"]
+Labels = tuple[tuple[str, str], ...]
+"""What an alert is about, e.g. (("model", "m"), ("phase", "prefill"))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One subject's grade, with the figures behind it in words."""
+
+    name: Name
+    labels: Labels
+    grade: Grade | None
+    """None: nothing is known now, so nothing changes."""
+    reason: str
+    severity: Severity = "warning"
+
+
+def held_back(condition: Condition) -> Condition:
+    """The same, of which nothing is known now."""
+    return replace(condition, grade=None)

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from libs.policy.alerts.condition import Labels
-from libs.policy.alerts.rules import Name
+from libs.policy.alerts.rules import Labels, Name
 from libs.policy.alerts.store import Alert
 
 MAX_SILENCES: Final = 256

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from libs.policy.alerts.condition import Condition, Labels, Severity
-from libs.policy.alerts.rules import Name, Rule
+from libs.policy.alerts.rules import Condition, Labels, Name, Rule, Severity
 from libs.policy.grade import Grade
 
 MAX_SUBJECTS: Final = 16_384

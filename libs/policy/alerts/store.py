@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from libs.policy.alerts.condition import Condition, Labels, Severity
+from libs.policy.alerts.rules import Condition, Labels, Severity
 from libs.policy.alerts.state_machine import Transition
 
 MAX_RECENT: Final = 1_000

@@ -7,11 +7,9 @@ from typing import Final
 
 from libs.policy.alerts.burn import burn_conditions
 from libs.policy.alerts.causes import cause_conditions, is_explained
-from libs.policy.alerts.condition import Condition, held_back
-from libs.policy.alerts.limits import Limits
 from libs.policy.alerts.pools import pool_conditions
 from libs.policy.alerts.queues import QueueLog
-from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
+from libs.policy.alerts.rules import ON_TELEMETRY, Condition, Limits, held_back, make_rules
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.alerts.state_machine import AlertStateMachine
 from libs.policy.alerts.store import Alert, AlertStore

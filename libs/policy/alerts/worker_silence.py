@@ -3,7 +3,7 @@ reader is silent. Pure."""
 
 from typing import Final
 
-from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.rules import Limits
 from libs.policy.alerts.snapshot import Snapshot, Worker
 
 ALL_SILENT_SHARE: Final = 0.5

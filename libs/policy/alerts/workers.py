@@ -3,9 +3,7 @@
 from collections.abc import Container, Iterator
 from typing import Final
 
-from libs.policy.alerts.condition import Condition, Labels
-from libs.policy.alerts.limits import Limits
-from libs.policy.alerts.rules import Name
+from libs.policy.alerts.rules import Condition, Labels, Limits, Name
 from libs.policy.alerts.snapshot import Snapshot, Worker
 from libs.policy.alerts.worker_silence import Hearing
 from libs.policy.grade import Grade

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from libs.policy.gateway.readiness import serves
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.view import WorkerView, serves
 
 SILENT_MS = 350.0
 """After three and a half signs of life, unless a setting says otherwise, what runs there goes to other workers, where

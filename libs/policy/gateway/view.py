@@ -1,4 +1,7 @@
-"""What one binding round works on: workers as this gateway sees them, requests that wait, and who gets whom. Pure."""
+"""What one binding round works on: workers as this gateway sees them, requests that wait, and who gets whom.
+
+Also whether these workers can serve a model at all. Pure.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -143,3 +146,24 @@ def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
     for view in workers:
         found[view.model] = found.get(view.model, 0) + max(view.decode_credits, 0)
     return found
+
+
+def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bool:
+    """Whether some worker could take over blocks of this kind, credits aside."""
+    return any(view.model == model and view.takes_decode and view.kv_kind == kv_kind for view in workers)
+
+
+def why_not(workers: Iterable[WorkerView], model: str) -> str:
+    """What keeps a model that has workers from being served, to be added to a sentence; empty where it has none."""
+    views = [view for view in workers if view.model == model]
+    if any(view.takes_prefill for view in views) and any(view.takes_decode for view in views):
+        return ": its prefill and decode workers have different kinds of KV, `fulcrum workers` tells in what"
+    return ""
+
+
+def serves(workers: Iterable[WorkerView], model: str) -> bool:
+    """Whether both phases of the model have a worker, credits aside."""
+    views = [view for view in workers if view.model == model]
+    if any(view.takes_both for view in views):
+        return True
+    return any(view.takes_prefill and serves_decode(views, model, view.kv_kind) for view in views)

@@ -1,4 +1,5 @@
-"""What a person allows decisions to do: workers a role, moves a second, hours in which roles stand still. Pure."""
+"""What a person allows decisions to do: workers a role, moves a second, hours in which roles stand still. Also
+how often the planner decides and reports. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,11 @@ from typing import Final
 DAY_MINUTES: Final = 24 * 60
 MAX_WORKERS: Final = 100_000
 MAX_MOVES_PER_S: Final = 1_000
+REST_S: Final = 1.0
+"""From one decision about a cluster at rest to the next, which says the same."""
+KEEP_NS: Final = 900_000_000
+"""Between two reports of a decision to keep for the same reasons, by which readers know that the planner
+lives. Less than a second by half of the longest period, so that one a second is reported."""
 NO_BOUND: Final = 1e9
 """GPU-hours: of a hundred thousand workers with a hundred GPUs each, a day, forty times."""
 
@@ -69,3 +75,14 @@ class Limits:
         """Whether roles stand still; `now_ns` is Unix time."""
         minute = now_ns // 60_000_000_000 % DAY_MINUTES
         return any(each.hold(minute) for each in self.quiet_hours)
+
+
+def is_due(*, at_rest: bool, since_s: float, period_s: float) -> bool:
+    """Whether to decide in this round, `since_s` after the last decision: in each of them, and every `REST_S` about a
+    cluster at rest. Rounds come on a beat of periods: half of one is what they may be off."""
+    return not at_rest or since_s >= REST_S - period_s / 2
+
+
+def is_news(*, same_reasons: bool, since_ns: int) -> bool:
+    """Whether to report a decision to keep, `since_ns` after the last one."""
+    return not same_reasons or since_ns >= KEEP_NS

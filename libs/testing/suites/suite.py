@@ -1,5 +1,6 @@
 """A whole suite of real processes for tests: `fulcrum up`, as a person would start it."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -7,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import libs.launch.processes.leash
+from libs.bus.kafka import KafkaBus
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
+from libs.contracts.topics import STEPS
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
@@ -98,3 +103,26 @@ def _stop(process: "subprocess.Popen[str]") -> None:
             process.kill()
             process.wait()
             raise AssertionError(f"the suite did not stop within {STOP_TIMEOUT_S} s of SIGTERM") from None
+
+
+WAIT_S = 30.0
+
+
+async def kv_transfers(suite: Suite, wanted: Mapping[int, int]) -> list[KvTransfer]:
+    """All transfers from the start until there are `wanted` (count by prompt tokens); a rerouted request has several.
+
+    Leaves out transfers of other prompts. Raises TimeoutError.
+    """
+    bus = KafkaBus(suite.ready["kafka"], "local", "test")
+    await bus.start()
+    found: list[KvTransfer] = []
+    try:
+        async with asyncio.timeout(WAIT_S):
+            async for record in bus.subscribe([STEPS], from_start=True):
+                assert isinstance(record.value, StepBatch)
+                found += (transfer for transfer in record.value.kv_transfers if transfer.prompt_tokens in wanted)
+                if Counter(transfer.prompt_tokens for transfer in found) >= Counter(wanted):
+                    break
+    finally:
+        await bus.close()
+    return found

@@ -1,15 +1,21 @@
-"""Step telemetry for tests: batches of a worker, in milliseconds since an origin."""
+"""Step telemetry for tests: batches of a worker, in milliseconds since an origin, and the loads that a
+metrics service makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, Interval, StepBatch
 from libs.contracts.roles import role_from_name
 from libs.contracts.step_row import StepRow, step_columns
-from libs.telemetry.history import History
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet_loads import WINDOW_NS, LoadTeller
+from libs.telemetry.history import History, WrittenWindow
+from libs.telemetry.worker.split import prefill_shares
 
 ORIGIN_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
+SPAN_NS = 3_000_000_000
+"""How far back each message of `Telling` has windows."""
 
 
 def at(ms: float) -> int:
@@ -70,3 +76,24 @@ def write_windows(history: History, from_ms: float, to_ms: float) -> None:
     written_ms = ((history.written_to_ns or 0) - ORIGIN_NS) // MS
     for ms in range(written_ms, round(to_ms) + 1, 100):
         history.advance(at(ms))
+
+
+class Telling:
+    """A metrics service without its history: what workers tell goes in, what planners hear comes out."""
+
+    def __init__(self, metrics_id: str = "metrics") -> None:
+        self.fleet = Fleet(prefill_shares)
+        self._teller = LoadTeller(metrics_id, incarnation=1)
+
+    def loads(self, batches: Iterable[StepBatch], now_ns: int) -> FleetLoads:
+        """What is sent at `now_ns`, after these batches have come."""
+        for batch in batches:
+            self.fleet.add(batch, now_ns)
+        ids = self.fleet.directory.listing(now_ns).own_ids
+        end_ns = now_ns // WINDOW_NS * WINDOW_NS
+        written = [
+            WrittenWindow(start_ns, self.fleet.cells(ids, start_ns, start_ns + WINDOW_NS), revised=False)
+            for start_ns in range(end_ns - SPAN_NS, end_ns, WINDOW_NS)
+        ]
+        reported = self._teller.message(self.fleet, written, now_ns)
+        return reported.message if reported is not None else FleetLoads(metrics_id="metrics", told_unix_ns=now_ns)

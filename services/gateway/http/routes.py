@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
 from libs.keys.book import Role
 from libs.keys.gate import caller_of, is_public
-from libs.policy.gateway.readiness import serves
+from libs.policy.gateway.view import serves
 from services.gateway.http.openapi import Declared, declare
 from services.gateway.http.replies import ErrorBody, ErrorReply
 from services.gateway.http.sse import error_reply

@@ -3,8 +3,7 @@
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.priors import prior_speed
-from libs.perfmodel.speed_wire import speed_of
-from libs.perfmodel.wire import compute_of
+from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.outlook import Outlook
 
 

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Final
 
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
-from libs.contracts.reported_step import ReportedStep
+from libs.contracts.step_row import ReportedStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
 from libs.telemetry.worker.steps import FULL_SHARE
 from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, SpentStep, Timeline

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from libs.policy.alerts.condition import Condition
-from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.rules import Condition, Limits
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.alerts.store import Alert, AlertStore
 from libs.policy.alerts.watch import AlertWatch, every_ns

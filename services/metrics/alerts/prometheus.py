@@ -9,8 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.policy.alerts.condition import Severity
-from libs.policy.alerts.rules import ON_TELEMETRY, Name
+from libs.policy.alerts.rules import ON_TELEMETRY, Name, Severity
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.silencer import Silencer
 from services.metrics.alerts.webhook import Webhook

@@ -13,9 +13,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from libs.capacity.aside import make_plan_row, step_back
 from libs.capacity.inputs import input_json, input_of
-from libs.capacity.planning import plan_from_json
+from libs.capacity.planning import make_plan_row, plan_from_json, step_back
 from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, QueueFull
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage

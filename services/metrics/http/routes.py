@@ -11,7 +11,6 @@ from libs.contracts.errors import InvalidRequest
 from libs.policy.alerts.store import AlertStore
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
-from services.metrics.accounting.age import MS_NS
 from services.metrics.accounting.efficiency import Efficiency, RecentOccupancy, efficiency
 from services.metrics.accounting.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
 from services.metrics.accounting.queues import phase_queues
@@ -25,7 +24,7 @@ from services.metrics.http.static import Page
 from services.metrics.past_status.recorder import StatusRecorder
 from services.metrics.past_status.rings import TIERS
 from services.metrics.requests.wire import Finished, RequestsReport
-from services.metrics.state import MetricsState
+from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.api import status_router
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.stream.hub import Hub

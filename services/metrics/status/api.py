@@ -5,8 +5,7 @@ from fastapi import APIRouter, Response
 
 from libs.policy.alerts.store import AlertStore
 from libs.runtime.clock import Clock
-from services.metrics.accounting.age import MS_NS
-from services.metrics.state import MetricsState
+from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.report import ClusterStatus, cluster_status
 

@@ -22,10 +22,10 @@ from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decisio
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
 from services.planner.http.regret_api import regret_router
+from services.planner.inputs.fleet_view import ObservedWorker
 from services.planner.inputs.roster import by_planner, gpus_of
 from services.planner.kept import Lead
 from services.planner.messages import action_word, seen
-from services.planner.observe import ObservedWorker
 from services.planner.orders import OrderExecutor, Outcome
 from services.planner.state import PlannerState
 

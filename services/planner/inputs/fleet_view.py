@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, StepTime
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, StepTime, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import fitted_model
@@ -200,3 +200,22 @@ LOAD_COLUMNS: Final = (
     "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions",
     "recomputed_tokens", "pool_faults",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedWorker:
+    """`load` is None while its present incarnation has reported nothing."""
+
+    worker: Worker
+    load: Load | None
+    coverage: float
+    """Share of the window that its telemetry covers, 0..1."""
+
+
+def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
+    """Every registered worker, over the window that ends at `end_ns`."""
+    covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
+    return [
+        ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns)
+        for place, worker in enumerate(view.roster.workers)
+    ]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.checksum import block_checksum
+from libs.engine.kv.copy import block_checksum
 from libs.engine.kv.handles import Held
 from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport
 from libs.engine.kv_port import KvChunk, KvHandle

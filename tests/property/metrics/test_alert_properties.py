@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.alerts.burn import BUCKET_S, WINDOWS_S, BurnLog
-from libs.policy.alerts.condition import Condition
-from libs.policy.alerts.rules import Name, Rule
+from libs.policy.alerts.rules import Condition, Name, Rule
 from libs.policy.alerts.slo_attainment import JudgedRequest, missed_levels
 from libs.policy.alerts.state_machine import FLAP_NS, GAP_NS, AlertStateMachine
 from libs.policy.grade import Grade, Threshold

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.cli.completion import complete_log, complete_role
+from libs.cli.options import complete_log, complete_role
 from libs.cli.suite.down import is_suite, stop_suite
 from libs.cli.suite.logs import readable, show_logs, tail
 from libs.contracts.errors import StartupError

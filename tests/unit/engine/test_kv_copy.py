@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.checksum import block_checksum
-from libs.engine.kv.copy import COPY_THREADS, INLINE_BYTES, SLICE_BYTES, BlockCopies
+from libs.engine.kv.copy import COPY_THREADS, INLINE_BYTES, SLICE_BYTES, BlockCopies, block_checksum
 from libs.engine.kv_port import KvChunk
 from libs.testing.wait import until
 

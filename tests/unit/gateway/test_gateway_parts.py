@@ -9,8 +9,7 @@ from libs.dispatch.ports import Demand
 from libs.dispatch.waiting import WaitingQueue, expired
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.readiness import serves
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.view import WorkerView, serves
 from libs.runtime.settings import load_settings
 from services.gateway.dispatch.recorder import request_event
 from services.gateway.prompt.catalog import load_catalog

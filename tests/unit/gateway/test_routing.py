@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineEvent, KvTransferReport
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
-from libs.perfmodel.speed_wire import speed_message, speed_of
+from libs.perfmodel.wire import speed_message, speed_of
 from libs.policy.gateway.binding import bind
 from libs.policy.gateway.outlook import Sent, lend_speeds
 from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin

@@ -3,8 +3,7 @@
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
-from libs.testing.loads import Telling
-from libs.testing.workers.telemetry import MS, at, step, step_batch
+from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.inputs.fleet_view import COVERED, DECODE, PREFILL, FleetView, Taken
 from services.planner.inputs.roster import Roster
 

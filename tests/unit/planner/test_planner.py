@@ -25,13 +25,12 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_OFF,
 )
 from libs.contracts.roles import role_from_name
-from libs.policy.planner.cadence import is_due, is_news
+from libs.policy.planner.limits import is_due, is_news
 from libs.policy.roles import Role
 from libs.telemetry.fleet_loads import MOST_COUNTED
-from libs.testing.loads import Telling
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
-from libs.testing.workers.telemetry import MS, at, step, step_batch
+from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi

@@ -23,8 +23,7 @@ from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
 from libs.policy.planner.role_planning import Memory, assign
 from libs.telemetry.gateways import Waiting
-from libs.testing.loads import Telling
-from libs.testing.workers.telemetry import MS, at, step, step_batch
+from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.inputs.fleet_view import FleetView, Taken
 from services.planner.inputs.models import Look, ObservedModel, Observer
 from services.planner.inputs.roster import Roster

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from libs.engine.config import EngineConfig
 from libs.engine.cpu import cpu_name
-from libs.engine.kv.checksum import block_checksum
+from libs.engine.kv.copy import block_checksum
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
 from libs.engine.torch.runner import TorchRunner

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from libs.policy.gateway.readiness import serves
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.view import WorkerView, serves
 from libs.runtime.clock import Clock
 
 LOOK_S = 0.25
