@@ -10,6 +10,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from libs.bus.security import Brokers, client_options
+
 REQUEST_TIMEOUT_MS = 3000
 """Bound on each request; a broker that takes longer counts as away."""
 METADATA_AGE_MS = 5000
@@ -49,9 +51,9 @@ def quiet_client_log() -> None:
 
 
 @asynccontextmanager
-async def open_admin(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaAdminClient]:
+async def open_admin(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIOKafkaAdminClient]:
     """A connected admin client; raises one of CONNECTION_ERRORS when the broker is away."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
+    admin = AIOKafkaAdminClient(**client_options(bootstrap), client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
     try:
         await _start(admin.start())
         yield admin
@@ -59,9 +61,9 @@ async def open_admin(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaAd
         await admin.close()
 
 
-def _producer(bootstrap: str, client_id: str, **own: Any) -> AIOKafkaProducer:
+def _producer(bootstrap: Brokers, client_id: str, **own: Any) -> AIOKafkaProducer:
     return AIOKafkaProducer(
-        bootstrap_servers=bootstrap,
+        **client_options(bootstrap),
         client_id=client_id,
         acks="all",
         linger_ms=0,
@@ -73,7 +75,7 @@ def _producer(bootstrap: str, client_id: str, **own: Any) -> AIOKafkaProducer:
 
 
 @asynccontextmanager
-async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaProducer]:
+async def open_producer(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIOKafkaProducer]:
     """A connected producer; leaving waits for what it was given, which it gives up within REQUEST_TIMEOUT_MS."""
     producer = _producer(bootstrap, client_id)
     try:
@@ -84,7 +86,9 @@ async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafk
 
 
 @asynccontextmanager
-async def open_transactions(bootstrap: str, client_id: str, transactional_id: str) -> AsyncIterator[AIOKafkaProducer]:
+async def open_transactions(
+    bootstrap: Brokers, client_id: str, transactional_id: str
+) -> AsyncIterator[AIOKafkaProducer]:
     """A connected producer of transactions. From here on any other of the same id is fenced, and what it left open is
     aborted or committed. Raises one of CONNECTION_ERRORS, also when no coordinator answers in OPEN_TIMEOUT_S."""
     producer = _producer(
@@ -107,10 +111,10 @@ async def open_transactions(bootstrap: str, client_id: str, transactional_id: st
 
 
 @asynccontextmanager
-async def open_member(bootstrap: str, client_id: str, group: str) -> AsyncIterator[AIOKafkaConsumer]:
+async def open_member(bootstrap: Brokers, client_id: str, group: str) -> AsyncIterator[AIOKafkaConsumer]:
     """A connected consumer of a group, which has subscribed to nothing yet and commits nothing by itself."""
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
+        **client_options(bootstrap),
         client_id=client_id,
         group_id=group,
         group_instance_id=client_id,  # started again, it takes its own place in the group at once
@@ -135,14 +139,14 @@ async def open_member(bootstrap: str, client_id: str, group: str) -> AsyncIterat
 
 @asynccontextmanager
 async def open_consumer(
-    bootstrap: str,
+    bootstrap: Brokers,
     client_id: str,
     *,
     uncommitted: bool = False,
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A connected consumer of no group and, as yet, of no partition; `uncommitted`: of open transactions too."""
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
+        **client_options(bootstrap),
         client_id=client_id,
         group_id=None,
         enable_auto_commit=False,

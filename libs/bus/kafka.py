@@ -14,6 +14,7 @@ from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
 from libs.bus.clients import at_once, quiet_client_log
 from libs.bus.codec import encode
 from libs.bus.port import BusStats, Record, Wanted
+from libs.bus.security import Brokers
 from libs.bus.sender import Sender
 from libs.bus.subscription import Subscription
 from libs.contracts.topics import ALL, Topic
@@ -31,7 +32,7 @@ class KafkaBus:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Brokers,
         cluster: str,
         client_id: str,
         *,

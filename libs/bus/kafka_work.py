@@ -21,6 +21,7 @@ from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.lanes import LANE_ERRORS, Lanes
 from libs.bus.offsets import committed_offsets
 from libs.bus.port import Record
+from libs.bus.security import Brokers
 from libs.bus.subscription import Subscription
 from libs.bus.work import Handle
 from libs.contracts.errors import BrokerUnavailable, TopicNotFound
@@ -39,7 +40,7 @@ ASK_TIMEOUT_S = 6.0
 class KafkaWork:
     """WorkBus over the brokers at `bootstrap`; `member`: a name of this process that no other one has."""
 
-    def __init__(self, bootstrap: str, cluster: str, member: str) -> None:
+    def __init__(self, bootstrap: Brokers, cluster: str, member: str) -> None:
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._member = member

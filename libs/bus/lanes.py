@@ -12,6 +12,7 @@ from aiokafka.structs import OffsetAndMetadata
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway
 from libs.bus.codec import to_record
 from libs.bus.port import Record
+from libs.bus.security import Brokers
 from libs.bus.transactions import Transactions
 from libs.bus.work import Handle, Produced
 from libs.contracts.topics import Topic
@@ -103,7 +104,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
     def __init__(
         self,
         *,
-        bootstrap: str,
+        bootstrap: Brokers,
         topic: Topic,
         cluster: str,
         group: str,

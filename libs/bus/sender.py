@@ -12,6 +12,7 @@ from libs.bus.broker import make_topics
 from libs.bus.buffer import Buffer, Outgoing
 from libs.bus.clients import CONNECTION_ERRORS, REQUEST_TIMEOUT_MS, BrokerAway, open_admin, open_producer
 from libs.bus.codec import SCHEMA_HEADER
+from libs.bus.security import Brokers
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
 
@@ -32,7 +33,9 @@ _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicE
 class Sender:
     """Sends in order of publishing, at least once: what is not confirmed is sent again over the next connection."""
 
-    def __init__(self, bootstrap: str, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer) -> None:
+    def __init__(
+        self, bootstrap: Brokers, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer
+    ) -> None:
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id

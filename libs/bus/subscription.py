@@ -15,6 +15,7 @@ from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
+from libs.bus.security import Brokers
 from libs.contracts.topics import Topic
 from libs.policy.metrics.behind import Behind
 from libs.runtime.backoff import Backoff
@@ -73,7 +74,7 @@ class Subscription:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Brokers,
         topics: Sequence[Topic],
         cluster: str,
         client_id: str,

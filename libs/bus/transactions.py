@@ -24,6 +24,7 @@ from libs.bus.broker import named_partitions
 from libs.bus.clients import BrokerAway, open_transactions
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.offsets import NONE, committed_offsets
+from libs.bus.security import Brokers
 from libs.bus.work import Produced, Raw
 from libs.contracts.errors import TooLargeForTopic, TopicRefused
 
@@ -44,7 +45,7 @@ class Transactions:
     def __init__(
         self,
         *,
-        bootstrap: str,
+        bootstrap: Brokers,
         client_id: str,
         cluster: str,
         group: str,

@@ -82,6 +82,8 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
         "FULCRUM_TOKEN": place.token,
         "FULCRUM_CLUSTER": place.cluster,
     }
+    if options.kafka is None:
+        shared["FULCRUM_KAFKA_PROTOCOL"] = "PLAINTEXT"  # the environment's is that of another broker
     keys = {"FULCRUM_KEYS": place.keys}
     own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
     wishes = {"FULCRUM_PLANNER_ACTUATOR": "process", "FULCRUM_PLANNER_ACTUATOR_URL": place.spares_url}

@@ -29,11 +29,31 @@ class CommonSettings(BaseSettings):
     """Name in every topic and Redis key, so that clusters can share a broker."""
     kafka: str = Field("127.0.0.1:9092", validation_alias="FULCRUM_KAFKA")
     """Bootstrap servers HOST:PORT[,...]."""
+    kafka_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", validation_alias="FULCRUM_KAFKA_PROTOCOL"
+    )
+    """What the brokers' listener speaks, in Kafka's words."""
+    kafka_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = Field(
+        "SCRAM-SHA-512", validation_alias="FULCRUM_KAFKA_MECHANISM"
+    )
+    """How user and password are shown, where the protocol is one of SASL."""
+    kafka_user: str = Field("", validation_alias="FULCRUM_KAFKA_USER")
+    """Who this process is there."""
+    kafka_password: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_KAFKA_PASSWORD")
+    """That user's password."""
+    kafka_ca: str = Field("", validation_alias="FULCRUM_KAFKA_CA")
+    """PEM file of the authority behind the brokers' certificates; empty: those that the machine trusts."""
+    kafka_cert: str = Field("", validation_alias="FULCRUM_KAFKA_CERT")
+    """PEM file of the certificate that this process shows to brokers which ask for one."""
+    kafka_key: str = Field("", validation_alias="FULCRUM_KAFKA_KEY")
+    """PEM file of its key; empty: in the same file."""
     kafka_buffer_records: int = Field(20_000, ge=1, validation_alias="FULCRUM_KAFKA_BUFFER_RECORDS")
     """Records that wait for a broker that is away; beyond it the oldest are given up, counted, and show as lost
     coverage."""
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
-    """redis://, rediss:// or unix:// address of Redis, with the password it wants."""
+    """redis://, rediss:// or unix:// address of Redis, with the user and password it wants: rediss://USER:PASSWORD@HOST.
+    Of rediss:// an authority of its own is named by ?ssl_ca_certs=FILE, a certificate by ssl_certfile and
+    ssl_keyfile."""
     token: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_TOKEN")
     """Bearer token of admin verbs, and beyond loopback of every gRPC call that shows no certificate; empty refuses
     them all."""
@@ -69,6 +89,13 @@ class CommonSettings(BaseSettings):
     @classmethod
     def _no_file(cls, value: object) -> object:
         return value or None
+
+    @model_validator(mode="after")
+    def _kafka_user_is_whole(self) -> Self:
+        sasl = self.kafka_protocol.startswith("SASL")
+        if sasl and not (self.kafka_user and self.kafka_password.get_secret_value()):
+            raise ValueError(f"FULCRUM_KAFKA_PROTOCOL={self.kafka_protocol} needs FULCRUM_KAFKA_USER and _PASSWORD")
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -136,6 +163,6 @@ def _explain(settings_class: type[CommonSettings], item: Any) -> str:
     name = str(item["loc"][0])
     fields = settings_class.model_fields
     variable = variable_of(settings_class, name) if name in fields else name
-    hidden = "TOKEN" in variable or "KEY" in variable
+    hidden = any(word in variable for word in ("TOKEN", "KEY", "PASSWORD", "REDIS"))
     shown = "(hidden)" if hidden else repr(os.environ.get(variable, item.get("input")))
     return f"{variable}={shown}: {item['msg']}"

@@ -37,6 +37,7 @@ from libs.stores.kvindex.port import KvIndex
 from libs.stores.registry.port import Registry
 from libs.stores.steps.port import StepTimeStore
 from libs.worker.admin.server import AdminServicer
+from libs.worker.admin.trail import audit_changes
 from libs.worker.drain import drain
 from libs.worker.gateway_servicer import WorkerServicer
 from libs.worker.host import WorkerHost
@@ -197,7 +198,11 @@ async def open_worker(
         _own(stack, tasks.spawn("prefill chunk", tuner.run()))
         _own(stack, tasks.spawn("heartbeat", beat(host)))
         await _add_services(
-            server, AdminServicer(host, tuner, step_times, drain_s=settings.drain_s), host, kv, settings
+            server,
+            AdminServicer(host, tuner, step_times, audit_changes(ports.bus, clock, settings.id), settings.drain_s),
+            host,
+            kv,
+            settings,
         )
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)

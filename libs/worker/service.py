@@ -5,6 +5,7 @@ import asyncio
 from typing import TypeVar
 
 from libs.bus.kafka import KafkaBus
+from libs.bus.security import brokers_of
 from libs.engine.factory import make_engine
 from libs.engine.port import Engine, EngineIdentity
 from libs.engine.vllm.other_nodes import follow
@@ -83,7 +84,7 @@ def _ports(
             (FileStepTimes(cache_dir() / "step-times"), RedisStepTimes(settings.redis, settings.cluster))
         ),
         bus=KafkaBus(
-            settings.kafka,
+            brokers_of(settings),
             settings.cluster,
             client_id=settings.id,
             on_failure=service.tasks.fail,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
+from libs.bus.security import brokers_of
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore
@@ -40,7 +41,7 @@ async def main(service: Service[GatewaySettings]) -> None:
         names = FormatNames(settings.reasoning_formats, settings.tool_formats)
         catalog = await asyncio.to_thread(load_catalog, settings.models, names)
         bus = KafkaBus(
-            settings.kafka,
+            brokers_of(settings),
             settings.cluster,
             settings.id,
             on_failure=tasks.fail,
@@ -59,7 +60,7 @@ async def main(service: Service[GatewaySettings]) -> None:
         tasks.spawn("bus", bus.start())
         tasks.spawn("keys", follow_keys(store, table, service.clock))
         files = await stack.enter_async_context(_open_files(settings))
-        batch = BatchPorts(KafkaWork(settings.kafka, settings.cluster, settings.id), files)
+        batch = BatchPorts(KafkaWork(brokers_of(settings), settings.cluster, settings.id), files)
         ports = GatewayPorts(bus, registry, index, batch, models, table, ledger, responses)
         opening = open_gateway(
             settings=settings, ports=ports, catalog=catalog, sock=sock, clock=service.clock, tasks=tasks

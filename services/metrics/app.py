@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 
 from libs.bus.live import KafkaLiveBus
+from libs.bus.security import brokers_of
 from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
@@ -25,7 +26,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
         stack.callback(sock.close)
         bus = KafkaLiveBus(
-            settings.kafka,
+            brokers_of(settings),
             settings.cluster,
             "metrics",
             on_failure=tasks.fail,

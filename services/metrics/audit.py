@@ -1,6 +1,7 @@
 """The audit trail: its last events from the topic, changes of keys brought there, and the route that shows them."""
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -16,6 +17,8 @@ from libs.runtime.tasks import TaskOwner
 
 MAX_EVENTS: Final = 10_000
 """In memory; the topic has more."""
+MAX_WORKER_EVENTS: Final = 2_000
+"""Of those, changes made at workers: a planner makes them all day, and is not to push out what people did."""
 MAX_ANSWERED: Final = 1_000
 LOOK_S: Final = 1.0
 """Between two looks for changes of keys."""
@@ -45,6 +48,7 @@ class AuditLog:
         self._clock = clock
         self._keys = keys
         self._events: dict[str, AuditEvent] = {}
+        self._at_workers: deque[str] = deque()
 
     def publish(self, event: AuditEvent) -> None:
         """Of this service's own door: shown at once, also while the broker is away."""
@@ -71,10 +75,15 @@ class AuditLog:
 
     def take(self, event: AuditEvent) -> None:
         """One event; again what is known changes nothing."""
-        if event.event_id not in self._events:
-            self._events[event.event_id] = event
-            if len(self._events) > MAX_EVENTS:
-                del self._events[next(iter(self._events))]
+        if event.event_id in self._events:
+            return
+        self._events[event.event_id] = event
+        if event.service == "worker":
+            self._at_workers.append(event.event_id)
+            if len(self._at_workers) > MAX_WORKER_EVENTS:
+                self._events.pop(self._at_workers.popleft(), None)
+        if len(self._events) > MAX_EVENTS:
+            del self._events[next(iter(self._events))]
 
     def newest(self, limit: int, actor: str = "", tenant: str = "") -> list[AuditAnswer]:
         """The newest first."""

@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 
 from libs.actuators.port import Actuator
 from libs.bus.kafka import KafkaBus
+from libs.bus.security import brokers_of
 from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
@@ -50,7 +51,7 @@ async def main(service: Service[PlannerSettings]) -> None:
         sock = bind(settings.host, settings.port, "FULCRUM_PLANNER_PORT")
         stack.callback(sock.close)
         bus = KafkaBus(
-            settings.kafka,
+            brokers_of(settings),
             settings.cluster,
             settings.id,
             on_failure=tasks.fail,

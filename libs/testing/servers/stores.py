@@ -12,7 +12,7 @@ import string
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,9 +79,9 @@ class RedisServer:
 @contextlib.contextmanager
 def embedded_kafka() -> Iterator[KafkaServer]:
     """The broker that `fulcrum up` starts."""
-    with held_port() as port, _folder() as folder:
+    with held_port() as port, folder_of_store() as folder:
         command = broker_command(embedded_broker(), port=port, folder=folder / "data")
-        with _running(Server("embedded Kafka", command, log=folder / "log", ready=lambda _: _listens(port))) as it:
+        with running(Server("embedded Kafka", command, log=folder / "log", ready=lambda _: listens(port))) as it:
             yield KafkaServer(f"127.0.0.1:{port}", it)
 
 
@@ -89,14 +89,14 @@ def embedded_kafka() -> Iterator[KafkaServer]:
 def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
     """Apache Kafka, one node; port 0 picks one. Raises KafkaUnavailable where it cannot run."""
     jars = kafka_jars()
-    with _port(port) as own_port, held_port() as controller_port, _folder() as folder:
+    with _port(port) as own_port, held_port() as controller_port, folder_of_store() as folder:
         properties = folder / "server.properties"
         template = string.Template((DEPLOY / "server.properties").read_text())
         properties.write_text(template.substitute(port=own_port, controller_port=controller_port, data=folder / "data"))
         java = (*JVM, "-cp", f"{jars}/*")
-        _format(java, properties)
+        format_kafka(java, properties)
         command = (*java, "kafka.Kafka", str(properties))
-        with _running(Server("Kafka", command, log=folder / "log", ready=lambda _: _listens(own_port))) as it:
+        with running(Server("Kafka", command, log=folder / "log", ready=lambda _: listens(own_port))) as it:
             yield KafkaServer(f"127.0.0.1:{own_port}", it)
 
 
@@ -119,9 +119,9 @@ def real_redis(port: int = 0) -> Iterator[RedisServer]:
 
 @contextlib.contextmanager
 def _redis(binary: Path, port: int) -> Iterator[RedisServer]:
-    with _port(port) as own_port, _folder() as folder:
+    with _port(port) as own_port, folder_of_store() as folder:
         command = redis_command(binary, port=own_port, folder=folder)
-        with _running(Server("Redis", command, log=folder / "log", ready=lambda _: _answers_ping(own_port))) as it:
+        with running(Server("Redis", command, log=folder / "log", ready=lambda _: _answers_ping(own_port))) as it:
             yield RedisServer(f"redis://127.0.0.1:{own_port}/0", it)
 
 
@@ -133,13 +133,15 @@ def _port(port: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def folder_of_store() -> Iterator[Path]:
+    """Of a server's own, gone with it."""
     with tempfile.TemporaryDirectory(prefix="fulcrum-store-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @contextlib.contextmanager
-def _running(server: Server) -> Iterator[Server]:
+def running(server: Server) -> Iterator[Server]:
+    """Started, and stopped with the context."""
     try:
         server.start()
         yield server
@@ -147,7 +149,9 @@ def _running(server: Server) -> Iterator[Server]:
         server.stop()
 
 
-def _format(java: tuple[str, ...], properties: Path) -> None:
+def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] = ()) -> None:
+    """Make its storage, which knows these SCRAM users from the start."""
+
     def tool(*arguments: str) -> str:
         command = (*java, "kafka.tools.StorageTool", *arguments)
         done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
@@ -155,10 +159,12 @@ def _format(java: tuple[str, ...], properties: Path) -> None:
             raise ServerFailed(f"Kafka's storage cannot be formatted:\n{done.stdout}{done.stderr}")
         return done.stdout.strip()
 
-    tool("format", "--standalone", "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties))
+    scram = [word for user in users for word in ("--add-scram", user)]
+    tool("format", "--standalone", "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties), *scram)
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether loopback's port takes connections."""
     try:
         with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S):
             return True
@@ -183,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for port in (arguments.kafka_port, arguments.redis_port):
-        if port and _listens(port):
+        if port and listens(port):
             print(f"make kafka: port {port} is in use: stop what holds it, or see --help", file=sys.stderr)
             return 2
     try:

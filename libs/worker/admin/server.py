@@ -9,10 +9,12 @@ import grpc.aio
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_name
 from libs.runtime.net.rpc import abort_with
+from libs.worker.admin.trail import Record
 from libs.worker.drain import drain
 from libs.worker.host import WorkerHost
 from libs.worker.telemetry.step_times import StepTimes
@@ -23,6 +25,7 @@ from libs.worker.wire import load_message
 log = structlog.get_logger()
 
 MAX_WAIT_MS = 10_000
+OK = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,7 +33,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     """Describe, SetRole, Drain, TunePrefill, TuneDecode."""
 
-    def __init__(self, host: WorkerHost, tuner: PrefillTuner, step_times: StepTimes, *, drain_s: float) -> None:
+    def __init__(
+        self, host: WorkerHost, tuner: PrefillTuner, step_times: StepTimes, record: Record, drain_s: float
+    ) -> None:
+        self._record = record
         self._host = host
         self._tuner = tuner
         self._step_times = step_times
@@ -53,11 +59,15 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         With `wait_ms` it answers once every attached gateway routes by the new role, or when that time is over.
         """
         running = self._host.engine.load().running
+        wanted = Assignment(role=request.role, budget_tokens=request.budget_tokens)
+        asked = f"{role_name(wanted)} at epoch {request.expected_epoch}: {request.reason}"
         try:
             assignment = self._host.set_role(request)
         except FulcrumError as error:
+            self._record(request.actor, "SetRole", asked, error.http_status)
             await abort_with(context, error)
             raise
+        self._record(request.actor, "SetRole", asked, OK)
         log.info(
             "role set", role=role_name(assignment), epoch=assignment.epoch, actor=request.actor, reason=request.reason
         )
@@ -75,6 +85,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, _context: Context) -> pb.DrainResponse:  # noqa: N802
         """Drain within the deadline asked for, or the worker's own; it stays draining until it is stopped."""
+        self._record("", "Drain", f"within {request.deadline_ms} ms" if request.deadline_ms else "", OK)
         deadline_s = request.deadline_ms / 1000 if request.deadline_ms else self._drain_s
         drained = await drain(self._host, min(deadline_s, self._drain_s))
         return pb.DrainResponse(finished=drained.finished, aborted=drained.aborted)
@@ -95,12 +106,15 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
 
     async def _tuned(self, request: pb.TunePrefillRequest) -> Tuned:
         if request.set_tokens:
+            self._record("", "TunePrefill", f"{request.set_tokens} tokens", OK)
             return self._tuner.set(request.set_tokens)
         if request.kept:
             kept = await self._tuner.kept()
             if kept is None:
                 raise InvalidRequest("no worker of this kind has measured prefill yet: fulcrum tune prefill does")
             return kept
+        if not request.measure_only:
+            self._record("", "TunePrefill", "as measured", OK)
         tuned = await self._tuner.tune(
             most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
         )

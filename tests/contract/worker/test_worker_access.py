@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from libs.contracts.errors import KvLost
+from libs.contracts.errors import KvLost, StaleRole, Unauthenticated
 from libs.contracts.pb.fulcrum.alerts.v1 import alerts_pb2
 from libs.contracts.pb.fulcrum.audit.v1 import audit_pb2
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2
@@ -27,6 +27,7 @@ from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.transport import SystemTransport
 from libs.testing.workers.hosts import TOKEN, LocalWorker, gateway_probe, local_worker, submit
+from libs.worker.admin.client import WorkerAdmin
 from libs.worker.kv.client import GrpcKvFetcher
 
 BEYOND: dict[str, Any] = {"host": "0.0.0.0", "advertise": "127.0.0.1", "allow_plaintext_token": True}
@@ -158,3 +159,26 @@ async def test_blocks_cannot_be_pulled_by_who_was_not_given_their_handle() -> No
                     pass
         assert [chunk async for chunk in fetcher.fetch(handle, kv.kv_layout, 0)]
         await fetcher.close()
+
+
+async def test_a_change_over_grpc_is_in_the_audit_trail_refused_ones_too_and_a_stranger_writes_nothing_there() -> None:
+    async with local_worker("decode-0", "decode") as worker, make_channel(CommonSettings(), worker.address) as channel:
+
+        def trail() -> list[tuple[str, str, str, int]]:
+            events = [each for each in worker.bus.published if isinstance(each, audit_pb2.AuditEvent)]
+            assert len({each.event_id for each in events}) == len(events)
+            return [(each.actor, each.action, each.detail, each.status) for each in events]
+
+        stranger = WorkerAdmin(channel, "decode-0", "wrong")
+        with pytest.raises(Unauthenticated):
+            await stranger.set_role(common_pb2.ROLE_PREFILL, 0, expected_epoch=1, actor="eve", reason="mine now")
+        assert trail() == []
+        admin = WorkerAdmin(channel, "decode-0", TOKEN)
+        moved = await admin.set_role(common_pb2.ROLE_PREFILL, 0, expected_epoch=1, actor="ada", reason="by hand")
+        with pytest.raises(StaleRole):
+            await admin.set_role(common_pb2.ROLE_STANDBY, 0, expected_epoch=1, actor="bob", reason="late")
+        assert moved.assignment.epoch == 2
+        assert trail() == [
+            ("ada", "SetRole decode-0", "prefill at epoch 1: by hand", 200),
+            ("bob", "SetRole decode-0", "standby at epoch 1: late", StaleRole.http_status),
+        ]

@@ -122,3 +122,13 @@ async def test_changes_of_keys_reach_the_topic_once_and_the_trail_is_bounded(mon
 
 def test_the_topic_ends_by_itself() -> None:
     assert AUDIT.retention_ms == 90 * 24 * 3_600_000
+
+
+async def test_what_a_planner_does_at_workers_all_day_pushes_out_nothing_that_people_did() -> None:
+    log = AuditLog(RecordingBus(), ManualClock(), None)
+    log.take(AuditEvent(event_id="keys-1", at_unix_ns=1, service="keys", actor="ada", action="revoke key_1"))
+    for number in range(audit_module.MAX_EVENTS + 10):
+        log.take(AuditEvent(event_id=f"worker-{number}", at_unix_ns=2 + number, service="worker", actor="planner"))
+    shown = log.newest(audit_module.MAX_EVENTS)
+    assert len(shown) == audit_module.MAX_WORKER_EVENTS + 1
+    assert shown[0].id == f"worker-{audit_module.MAX_EVENTS + 9}" and shown[-1].actor == "ada"
