@@ -123,13 +123,19 @@ class FileTooLarge(InvalidRequest):
     http_status = 413
 
 
-class FileNotFound(FulcrumError):
-    """No such file is kept."""
+class NotFound(FulcrumError):
+    """What a caller names is not kept here."""
 
-    code = "file_not_found"
+    code = "not_found"
     error_type = "invalid_request_error"
     http_status = 404
     grpc_status = grpc.StatusCode.NOT_FOUND
+
+
+class FileNotFound(NotFound):
+    """No such file is kept."""
+
+    code = "file_not_found"
 
 
 class BatchNotFound(FileNotFound):
@@ -138,13 +144,10 @@ class BatchNotFound(FileNotFound):
     code = "batch_not_found"
 
 
-class ResponseNotFound(FulcrumError):
+class ResponseNotFound(NotFound):
     """No such response is kept for this tenant."""
 
     code = "response_not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
-    grpc_status = grpc.StatusCode.NOT_FOUND
 
 
 class TopicNotFound(InvalidRequest):
@@ -201,39 +204,28 @@ class StoreUnavailable(FulcrumError):
     grpc_status = grpc.StatusCode.UNAVAILABLE
 
 
-class UnknownModel(FulcrumError):
+class UnknownModel(NotFound):
     """No such model here."""
 
     code = "model_not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
-    grpc_status = grpc.StatusCode.NOT_FOUND
 
 
-class UnknownWorker(FulcrumError):
+class UnknownWorker(NotFound):
     """No such worker has been heard of."""
 
     code = "worker_not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
-    grpc_status = grpc.StatusCode.NOT_FOUND
 
 
-class DecisionNotFound(FulcrumError):
+class DecisionNotFound(NotFound):
     """No such decision of the planner is kept."""
 
     code = "decision_not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
-    grpc_status = grpc.StatusCode.NOT_FOUND
 
 
-class SilenceNotFound(FulcrumError):
+class SilenceNotFound(NotFound):
     """No silence of alerts has this id, or it is over."""
 
     code = "silence_not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
 
 
 class NoLongerKept(FulcrumError):
@@ -293,13 +285,10 @@ class WrongHost(InvalidRequest):
     http_status = 403
 
 
-class KeyNotFound(FulcrumError):
+class KeyNotFound(NotFound):
     """No such API key is kept."""
 
     code = "key_not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
-    grpc_status = grpc.StatusCode.NOT_FOUND
 
 
 class QueueFull(FulcrumError):
@@ -352,7 +341,6 @@ class PlannerUnavailable(FulcrumError):
     """The planner does not answer whoever asks in another's name."""
 
     code = "planner_unavailable"
-    error_type = "server_error"
     http_status = 503
 
 

@@ -28,7 +28,7 @@ from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
-from libs.runtime.scheduler import LoopScheduler
+from libs.runtime.scheduler import LoopScheduler, Scheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
@@ -112,54 +112,20 @@ async def open_gateway(
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
-    hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
-    tpot_ns = settings.tpot_target_ms * 1e6
-    fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock, tpot_ns=tpot_ns)
+    fleet = _fleet(settings, transport, metrics, tasks, clock)
     demand = DemandTeller(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
-    dispatcher = Dispatcher(
-        links=fleet,
-        router=Router(POLICIES[settings.routing]()),
-        clock=clock,
-        scheduler=scheduler,
-        ended=_both(Recorder(ports.bus, metrics).ended, demand.ended),
-        suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
-        bounds=Bounds(
-            max_waiting=settings.max_waiting,
-            patience=Patience(settings.max_wait_ms, settings.no_workers_wait_ms),
-            max_reroutes=settings.max_reroutes,
-        ),
-    )
+    dispatcher = _dispatcher(settings, fleet, clock, scheduler, _both(Recorder(ports.bus, metrics).ended, demand.ended))
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     _watch(metrics, dispatcher, fleet, stalls, tasks)
     metrics.watch_registry(ports.registry)
-    metrics.registry.register(PoisonCollector(dispatcher.suspects))
-    with ThreadPoolExecutor(
-        TOKENISE_THREADS, thread_name_prefix="tokenise", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
-    ) as threads:
+    with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
-        intake = Intake(
-            catalog=catalog,
-            fleet=fleet,
-            hints=hints,
-            threads=threads,
-            defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
-            limits=Limits(settings.max_n, settings.max_choices),
-        )
-        desk = (
-            _desk(
-                store=ports.models,
-                catalog=catalog,
-                dispatcher=dispatcher,
-                fleet=fleet,
-                settings=settings,
-                clock=clock,
-                tasks=tasks,
-            )
-            if ports.models
-            else None
-        )
+        intake = _intake(settings, catalog, fleet, hints, threads)
+        desk = None
+        if ports.models is not None:
+            desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
         make_endpoint = partial(
             CompletionEndpoint,
             intake=intake,
@@ -173,8 +139,7 @@ async def open_gateway(
             models=desk,
             limits=_limiter(ports, clock, settings.id, tasks),
         )
-        store = ports.responses or MemoryResponses(lambda: clock.now_ns() / 1e9)
-        kept = KeptResponses(store, settings.responses_keep_s)
+        kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
         batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
         app = make_routes(
@@ -195,13 +160,7 @@ async def open_gateway(
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        served: ASGIApp = app
-        if ports.keys is not None:
-            gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
-            record = partial(ports.bus.publish, AUDIT)
-            served = AuditDoor(
-                gate, ports.keys, clock, service="gateway", audited=deletes, publish=record, with_body=False
-            )
+        served = _behind_keys(app, settings, ports, clock)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
@@ -210,6 +169,70 @@ async def open_gateway(
             await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
             reporter.leave()
             demand.leave()
+
+
+def _fleet(
+    settings: GatewaySettings, transport: Transport, metrics: GatewayMetrics, tasks: TaskOwner, clock: Clock
+) -> Fleet:
+    return Fleet(
+        hello=Hello(gateway_id=settings.id, cluster=settings.cluster),
+        transport=transport,
+        traffic=Traffic(metrics),
+        tasks=tasks,
+        clock=clock,
+        tpot_ns=settings.tpot_target_ms * 1e6,
+    )
+
+
+def _tokenise_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        TOKENISE_THREADS, thread_name_prefix="tokenise", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
+    )
+
+
+def _kept_responses(settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> KeptResponses:
+    store = ports.responses or MemoryResponses(lambda: clock.now_ns() / 1e9)
+    return KeptResponses(store, settings.responses_keep_s)
+
+
+def _intake(
+    settings: GatewaySettings, catalog: Catalog, fleet: Fleet, hints: PrefixHints, threads: ThreadPoolExecutor
+) -> Intake:
+    return Intake(
+        catalog=catalog,
+        fleet=fleet,
+        hints=hints,
+        threads=threads,
+        defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
+        limits=Limits(settings.max_n, settings.max_choices),
+    )
+
+
+def _dispatcher(
+    settings: GatewaySettings, fleet: Fleet, clock: Clock, scheduler: Scheduler, ended: Ended
+) -> Dispatcher:
+    return Dispatcher(
+        links=fleet,
+        router=Router(POLICIES[settings.routing]()),
+        clock=clock,
+        scheduler=scheduler,
+        ended=ended,
+        suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
+        bounds=Bounds(
+            max_waiting=settings.max_waiting,
+            patience=Patience(settings.max_wait_ms, settings.no_workers_wait_ms),
+            max_reroutes=settings.max_reroutes,
+        ),
+    )
+
+
+def _behind_keys(app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> ASGIApp:
+    """The app behind the gate that checks keys and the door that records deletions; the bare app without keys."""
+    if ports.keys is None:
+        return app
+    gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
+    record = partial(ports.bus.publish, AUDIT)
+    return AuditDoor(gate, ports.keys, clock, service="gateway", audited=deletes, publish=record, with_body=False)
 
 
 def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
@@ -222,11 +245,11 @@ def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwne
 
 
 def _desk(
-    *,
     store: ModelCatalogue,
     catalog: Catalog,
     dispatcher: Dispatcher,
     fleet: Fleet,
+    *,
     settings: GatewaySettings,
     clock: Clock,
     tasks: TaskOwner,
@@ -263,6 +286,7 @@ def _both(first: Ended, second: Ended) -> Ended:
 
 def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls: Stalls, tasks: TaskOwner) -> None:
     """What is read off when metrics are asked for."""
+    metrics.registry.register(PoisonCollector(dispatcher.suspects))
     metrics.watch(
         waiting=lambda: dispatcher.waiting,
         late=lambda: dispatcher.late,

@@ -2,14 +2,15 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus, LiveBus, Record
@@ -112,34 +113,17 @@ async def open_metrics(
     hub, desk = Hub(), AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
     verdicts = _verdicts(settings, state, desk)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
-    alerts = open_alerts(
-        settings,
-        bus,
-        desk,
-        clock,
-        began_ns=began_ns,
-        make_client=ports.make_client,
-        guard=door.guard,
-    )
+    alerts = open_alerts(settings, bus, desk, clock, began_ns=began_ns, make_client=ports.make_client, guard=door.guard)
     demand = open_demand(
-        ports.demand,
-        settings,
-        state,
-        desk,
-        clock,
-        guard=door.guard,
-        publish=partial(bus.publish, CAPACITY),
+        ports.demand, settings, state, desk, clock, guard=door.guard, publish=partial(bus.publish, CAPACITY)
     )
     for collector in (
-        _occupancy(settings, state, clock),
-        QueueCollector(state, clock),
+        *_state_collectors(settings, state, hub, clock),
         BusCollector(bus),
-        LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns())),
         GapCollector(gaps),
         alerts.collector,
         VerdictCollector(verdicts),
         *demand.collectors,
-        *([] if state.sharing is None else [SharingCollector(state.sharing)]),
     ):
         registry.register(collector)
     exporter = _trace_exporter(settings, ports, clock)
@@ -147,50 +131,29 @@ async def open_metrics(
     try:
         takers: list[Take] = [state.take, verdicts.take, *demand.takers]
         if exporter is not None:
-            registry.register(exporter)
-            takers.append(_traced(exporter.book, state))
-            tasks.spawn("traces", exporter.run())
+            takers.append(_trace(exporter, state, registry, tasks))
         demand.start(tasks)
         kept_from_ns = None
         if keeper is not None:
             registry.register(keeper)
             kept_from_ns = await keeper.restore()
             tasks.spawn("history", keeper.run())
-        since = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
-        state.requests.begin(since)
+        since_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
+        state.requests.begin(since_ns)
         loads = _load_publisher(settings, bus, began_ns)
-        reading = ingest(
-            bus,
-            takers,
-            clock,
-            on_gap=refill.note,
-            since_unix_ns=since,
-            shares=None if state.sharing is None else state.sharing.shares,
-            gather_ms=partial(_gather_ms, hub, loads),
-        )
-        tasks.spawn("ingest", reading)
+        tasks.spawn("ingest", _reading(state, bus, hub, loads, refill, takers=takers, clock=clock, since_ns=since_ns))
         tasks.spawn("silences", alerts.silencer.follow())
         audit = open_audit(bus, clock, ports.keys, tasks)
         tasks.spawn("refill", refill.run(bus.back_reader))
         writer, recorder = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), StatusRecorder()
         tasks.spawn("past status", record_status(recorder, partial(status_now, state, verdicts, desk.book), clock))
-        tasks.spawn(
-            "live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
-        )
+        live = tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
+        tasks.spawn("live", live)
         await bus.start()
-        api = make_api(
-            state,
-            hub,
-            desk.book,
-            clock,
-            registry,
-            lag_ns=lag_ns,
-            live_lag_ns=live_lag_ns,
-            verdicts=verdicts,
-            recorder=recorder,
-            more=(alerts.router, *demand.routers(), _planner_routes(settings, ports), *door.routers(), audit.router()),
-        )
-        async with transport.http(door.before(api, audit.publish), sock, tasks=tasks, drain_s=CLOSE_S) as url:
+        more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *door.routers(), audit.router())
+        make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
+        served = make_app(state, hub, desk.book, clock, registry, more=more)
+        async with transport.http(door.before(served, audit.publish), sock, tasks=tasks, drain_s=CLOSE_S) as url:
             alerts.start(settings.public_url or url, tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
             hub.close()  # or its readers would hold up the end of serving
@@ -227,12 +190,35 @@ def _load_publisher(settings: MetricsSettings, bus: Bus, began_ns: int) -> LoadP
     return LoadPublisher(teller, partial(bus.publish, LOADS), unsent=lambda: bus.stats().buffered)
 
 
+def _reading(
+    state: MetricsState,
+    bus: LiveBus,
+    hub: Hub,
+    loads: LoadPublisher,
+    refill: Refill,
+    *,
+    takers: list[Take],
+    clock: Clock,
+    since_ns: int,
+) -> Coroutine[Any, Any, None]:
+    """Reads the topics until it is cancelled."""
+    return ingest(
+        bus,
+        takers,
+        clock,
+        on_gap=refill.note,
+        since_unix_ns=since_ns,
+        shares=None if state.sharing is None else state.sharing.shares,
+        gather_ms=partial(_gather_ms, hub, loads),
+    )
+
+
 def _gather_ms(hub: Hub, loads: LoadPublisher) -> int:
     return GATHER_MS if hub.readers or loads.works else UNREAD_GATHER_MS
 
 
-def _occupancy(settings: MetricsSettings, state: MetricsState, clock: Clock) -> OccupancyCollector:
-    return OccupancyCollector(
+def _state_collectors(settings: MetricsSettings, state: MetricsState, hub: Hub, clock: Clock) -> list[Collector]:
+    occupancy = OccupancyCollector(
         state.fleet,
         state.rollups,
         state.members,
@@ -240,6 +226,9 @@ def _occupancy(settings: MetricsSettings, state: MetricsState, clock: Clock) -> 
         end_ns=lambda: clock.now_ns() - settings.lag_ms * MS_NS,
         window_ns=settings.gauge_window_ms * MS_NS,
     )
+    live = LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns()))
+    sharing = [] if state.sharing is None else [SharingCollector(state.sharing)]
+    return [occupancy, QueueCollector(state, clock), live, *sharing]
 
 
 def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | None:
@@ -256,7 +245,12 @@ def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock
     return TraceExporter(TraceBook(settings.traces_share), settings.traces_url, clock, ports.make_client)
 
 
-def _traced(book: TraceBook, state: MetricsState) -> Take:
+def _trace(exporter: TraceExporter, state: MetricsState, registry: CollectorRegistry, tasks: TaskOwner) -> Take:
+    """Send traces from now on; gives what enters requests in them."""
+    registry.register(exporter)
+    tasks.spawn("traces", exporter.run())
+    book = exporter.book
+
     def enter(record: Record, now_ns: int) -> None:
         value, sharing = record.value, state.sharing
         if sharing is None or not isinstance(value, RequestEvent) or sharing.makes_trace(value, state.fleet, now_ns):

@@ -88,13 +88,7 @@ async def open_planner(
     """Serve on a bound socket while the context is open; then `tasks` are to be closed, and after them the ports."""
     metrics = CollectorRegistry()
     transport = transport or guarded_transport(settings, metrics)
-    state = PlannerState(
-        Identity(settings.id, clock.now_ns(), MODES[settings.mode]),
-        lag_ns=settings.lag_ms * MS_NS,
-        window_ns=settings.window_ms * MS_NS,
-        kept_decisions=settings.kept_decisions,
-        tpot_ns=round(settings.tpot_target_ms * MS_NS),
-    )
+    state = _state(settings, clock)
     token = settings.token.get_secret_value()
     actor = OrderExecutor(transport, tasks, planner_id=settings.id, token=token)
     state.may_ask = actor.may_ask
@@ -124,19 +118,7 @@ async def open_planner(
             ports.bus, state, clock, period_s=settings.period_ms / 1000, lease=lease, news=news, actor=actor
         ),
     )
-    scaler = Scaler(
-        state,
-        ports.bus,
-        clock,
-        actuator=ports.actuator,
-        settings=ScalerSettings(
-            start_up_ns=round(settings.start_up_s * 1e9),
-            calm_ns=round(settings.scale_calm_s * 1e9),
-            linger_ns=round(settings.scale_linger_s * 1e9),
-        ),
-        store=ports.store,
-        plans=plans,
-    )
+    scaler = _scaler(settings, ports, state, plans, clock)
     tasks.spawn("scale", scaler.run())
     metrics.register(ScalerCollector(scaler, state, plans))
     app = make_api(state, clock, metrics, modes, limits)
@@ -156,13 +138,46 @@ async def open_planner(
                 leads=partial(_leads, lease),
             )
         )
-    served: ASGIApp = app
-    if ports.keys is not None:
-        gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
-        record = partial(ports.bus.publish, AUDIT)
-        served = AuditDoor(gate, ports.keys, clock, service="planner", audited=changes, publish=record)
+    served = _behind_keys(app, settings, ports, clock)
     async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)
+
+
+def _state(settings: PlannerSettings, clock: Clock) -> PlannerState:
+    return PlannerState(
+        Identity(settings.id, clock.now_ns(), MODES[settings.mode]),
+        lag_ns=settings.lag_ms * MS_NS,
+        window_ns=settings.window_ms * MS_NS,
+        kept_decisions=settings.kept_decisions,
+        tpot_ns=round(settings.tpot_target_ms * MS_NS),
+    )
+
+
+def _scaler(
+    settings: PlannerSettings, ports: PlannerPorts, state: PlannerState, plans: HeardPlans, clock: Clock
+) -> Scaler:
+    return Scaler(
+        state,
+        ports.bus,
+        clock,
+        actuator=ports.actuator,
+        settings=ScalerSettings(
+            start_up_ns=round(settings.start_up_s * 1e9),
+            calm_ns=round(settings.scale_calm_s * 1e9),
+            linger_ns=round(settings.scale_linger_s * 1e9),
+        ),
+        store=ports.store,
+        plans=plans,
+    )
+
+
+def _behind_keys(app: ASGIApp, settings: PlannerSettings, ports: PlannerPorts, clock: Clock) -> ASGIApp:
+    """The app behind the gate that checks keys and the door that records changes; the bare app without keys."""
+    if ports.keys is None:
+        return app
+    gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
+    record = partial(ports.bus.publish, AUDIT)
+    return AuditDoor(gate, ports.keys, clock, service="planner", audited=changes, publish=record)
 
 
 def need(_method: str, path: str) -> Role | None:

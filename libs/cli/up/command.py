@@ -20,85 +20,101 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
+EngineName = Annotated[
+    Engine, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
+]
+PrefillCount = Annotated[
+    int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
+]
+DecodeCount = Annotated[
+    int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Decode workers.")
+]
+MixedCount = Annotated[
+    int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both.")
+]
+SpareCount = Annotated[
+    int,
+    typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers that the planner may start beside, on standby."),
+]
+WorkersPerProcess = Annotated[
+    int,
+    typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: N workers share a process."),
+]
+GatewayCount = Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")]
+GatewayPort = Annotated[
+    int,
+    typer.Option(min=0, max=65535, metavar="PORT", help="Of the first gateway, 0 for any; the others pick theirs."),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="M",
+        help="A Hugging Face folder, or ORG/NAME on the hub; the bundled model by default; any name with --engine"
+        " sim. Several share a pool of workers.",
+    ),
+]
+PoolSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MAX_PER_KIND,
+        metavar="N",
+        show_default="2 for several models",
+        help="Workers that models are loaded on when they are asked for.",
+    ),
+]
+SimProfile = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
+]
+ProfileName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Model and workers for --engine vllm, e.g. gpt-oss-120b-8xh100."),
+]
+EngineArguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Argument of vLLM's engine, as often as wanted, e.g. max_model_len=32768; JSON where it is no text.",
+    ),
+]
+Kafka = Annotated[
+    str | None,
+    typer.Option(envvar="FULCRUM_KAFKA", metavar="HOST:PORT", help="A running Kafka; an embedded broker by default."),
+]
+Redis = Annotated[
+    str | None,
+    typer.Option(envvar="FULCRUM_REDIS", metavar="URL", help="A running Redis; an embedded one by default."),
+]
+NoQuestion = Annotated[bool, typer.Option("--no-question", metavar="", help="Ask no first question.")]
+NoRestart = Annotated[
+    bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies, instead of starting it again.")
+]
+JsonReady = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the ready file here: addresses, pid, token.")
+]
+
+
 def up(
     *,
-    engine: Annotated[
-        Engine, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
-    ] = Engine.TORCH,
-    prefill: Annotated[
-        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
-    ] = None,
-    decode: Annotated[
-        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Decode workers.")
-    ] = None,
-    mixed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both.")
-    ] = None,
-    spare: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MAX_PER_KIND, metavar="N", help="Workers that the planner may start beside, on standby."
-        ),
-    ] = 0,
-    workers_per_process: Annotated[
-        int,
-        typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: N workers share a process."),
-    ] = 1,
-    gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
-    gateway_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Of the first gateway, 0 for any; the others pick theirs."),
-    ] = 8000,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="M",
-            help="A Hugging Face folder, or ORG/NAME on the hub; the bundled model by default; any name with --engine"
-            " sim. Several share a pool of workers.",
-        ),
-    ] = None,
-    pool: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_PER_KIND,
-            metavar="N",
-            show_default="2 for several models",
-            help="Workers that models are loaded on when they are asked for.",
-        ),
-    ] = None,
-    sim_profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model and workers for --engine vllm, e.g. gpt-oss-120b-8xh100."),
-    ] = None,
-    engine_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Argument of vLLM's engine, as often as wanted, e.g. max_model_len=32768; JSON where it is no text.",
-        ),
-    ] = None,
-    kafka: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FULCRUM_KAFKA", metavar="HOST:PORT", help="A running Kafka; an embedded broker by default."
-        ),
-    ] = None,
-    redis: Annotated[
-        str | None,
-        typer.Option(envvar="FULCRUM_REDIS", metavar="URL", help="A running Redis; an embedded one by default."),
-    ] = None,
-    no_question: Annotated[bool, typer.Option("--no-question", metavar="", help="Ask no first question.")] = False,
-    no_restart: Annotated[
-        bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies, instead of starting it again.")
-    ] = False,
-    json_ready: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the ready file here: addresses, pid, token.")
-    ] = None,
+    engine: EngineName = Engine.TORCH,
+    prefill: PrefillCount = None,
+    decode: DecodeCount = None,
+    mixed: MixedCount = None,
+    spare: SpareCount = 0,
+    workers_per_process: WorkersPerProcess = 1,
+    gateways: GatewayCount = 1,
+    gateway_port: GatewayPort = 8000,
+    model: Models = None,
+    pool: PoolSize = None,
+    sim_profile: SimProfile = None,
+    profile: ProfileName = None,
+    engine_arg: EngineArguments = None,
+    kafka: Kafka = None,
+    redis: Redis = None,
+    no_question: NoQuestion = False,
+    no_restart: NoRestart = False,
+    json_ready: JsonReady = None,
     json: Json = False,
 ) -> None:
     """Start gateways, workers, planner and metrics, and serve until Ctrl-C."""

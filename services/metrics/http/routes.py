@@ -81,6 +81,38 @@ NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
 }
 
 
+def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIRouter:
+    """`/v1/requests` and `/v1/steps`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/requests/summary", responses=BAD_WINDOW)
+    async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
+        """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
+        return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
+
+    @router.get("/requests")
+    async def requests_of(
+        worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
+        limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
+    ) -> list[Finished]:
+        """The last finished requests of a worker, as far as they are kept."""
+        return state.requests.of_worker(worker, limit)
+
+    @router.get("/steps", responses=NO_STEPS, response_model=StepsReport)
+    async def steps(
+        worker: Annotated[str, Query(description="Id of the worker.")],
+        window: Window = "1s",
+        end_unix_ms: End = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_STEPS_TOLD, description="How many, the oldest first.")] = 1_000,
+    ) -> Response:
+        """The engine steps of one worker behind its figures in a window."""
+        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
+        report = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
+        return Response(msgspec.json.encode(report), media_type="application/json")
+
+    return router
+
+
 def make_api(
     state: MetricsState,
     hub: Hub,
@@ -127,31 +159,7 @@ def make_api(
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
-    @app.get("/v1/requests/summary", responses=BAD_WINDOW)
-    async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
-        """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
-        return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
-
-    @app.get("/v1/requests")
-    async def requests_of(
-        worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
-        limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
-    ) -> list[Finished]:
-        """The last finished requests of a worker, as far as they are kept."""
-        return state.requests.of_worker(worker, limit)
-
-    @app.get("/v1/steps", responses=NO_STEPS, response_model=StepsReport)
-    async def steps(
-        worker: Annotated[str, Query(description="Id of the worker.")],
-        window: Window = "1s",
-        end_unix_ms: End = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_STEPS_TOLD, description="How many, the oldest first.")] = 1_000,
-    ) -> Response:
-        """The engine steps of one worker behind its figures in a window."""
-        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
-        report = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
-        return Response(msgspec.json.encode(report), media_type="application/json")
-
+    app.include_router(requests_router(state, clock, live_lag_ns=live_lag_ns))
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
     if verdicts is not None:
         app.include_router(status_router(state, verdicts, book, clock))
