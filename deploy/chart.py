@@ -1,4 +1,5 @@
-"""`python -m deploy.chart`: what of the Helm chart follows from code: its schema, and values of each launch profile."""
+"""`python -m deploy.chart`: what of the Helm chart follows from elsewhere: its schema from settings classes, values of
+each launch profile, rules and dashboards."""
 
 import json
 import sys
@@ -15,7 +16,8 @@ from services.gateway.settings import GatewaySettings
 from services.metrics.settings import MetricsSettings
 from services.planner.settings import PlannerSettings
 
-CHART: Final = Path(__file__).resolve().parent / "helm" / "fulcrum"
+DEPLOY: Final = Path(__file__).resolve().parent
+CHART: Final = DEPLOY / "helm" / "fulcrum"
 Json = dict[str, Any]
 
 OWN: Final = frozenset({
@@ -72,7 +74,7 @@ def schema() -> Json:
         "runtimeClassName": TEXT, "priorityClassName": TEXT, "nodes": {"type": "integer", "minimum": 1}, **placed,
     }  # fmt: skip
     role = {"enum": ["prefill", "decode", "mixed", "standby"]}
-    pool = closed({"role": role, "replicas": COUNT, **worker}, required=["role", "replicas"])
+    pool = closed({"role": role, "replicas": COUNT, "model": TEXT, **worker}, required=["role", "replicas"])
     peers = {"type": "array", "items": ANY}
     builtin = {"image": TEXT, "resources": ANY}
     return {
@@ -101,7 +103,8 @@ def schema() -> Json:
                 "files": ANY, **placed,
             }),
             "planner": closed({
-                "env": variables(CommonSettings, HttpSettings, PlannerSettings), "scales": TEXT,
+                "env": variables(CommonSettings, HttpSettings, PlannerSettings),
+                "scales": {"anyOf": [TEXT, {"type": "array", "items": NAME, "uniqueItems": True}]},
                 "most": {**COUNT, "maximum": 1000}, **placed,
             }),
             "metrics": closed({
@@ -171,6 +174,9 @@ def _flow(value: Any) -> str:
 def made() -> dict[Path, str]:
     """Every file that is made, with its text."""
     files = {CHART / "values.schema.json": json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"}
+    for given in (DEPLOY / "prometheus" / "rules.yml", *sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))):
+        kept = CHART / "monitoring" / ("dashboards" if given.suffix == ".json" else "") / given.name
+        files[kept] = given.read_text()  # a copy: Helm reads nothing outside of a chart, and archives drop links
     for name in profile_names():
         files[CHART / "profiles" / f"{name}.yaml"] = profile_values(name, load_profile(name))
     return files
@@ -178,5 +184,6 @@ def made() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in made().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         print(path, file=sys.stderr)
