@@ -16,6 +16,8 @@ class Started:
     """That it can have."""
     model: str
     """That they serve."""
+    without_machine: frozenset[str] = frozenset()
+    """Those of them that wait until there is a machine with room."""
 
 
 class ActuatorDown(Exception):

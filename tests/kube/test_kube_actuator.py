@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from libs.actuators.kubernetes.actuator import KubernetesActuator
-from libs.actuators.kubernetes.api import CALL_S, KubeApi
+from libs.actuators.kubernetes.api import CALL_S, Change, KubeApi
+from libs.actuators.kubernetes.view import PodView
 from libs.actuators.port import ActuatorDown
+from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.namespace import CommandFailed, Namespace, installed, run
 from libs.testing.servers.proxy import vanishing_proxy
 
@@ -55,6 +57,8 @@ async def test_of_many_the_one_named_goes_and_the_deployment_says_why(own: Names
         drained = sorted(there)[1]
         await actuator.have(3, first_to_end=[drained])
         assert await ready(own, 3) == there - {drained}
+        of_pods = await own.get("events", "--field-selector", "reason=EndedByPlanner")
+        assert [each["involvedObject"]["name"] for each in of_pods["items"]] == [drained]
         second, third = sorted(there - {drained})[:2]
         await actuator.have(1, first_to_end=[third, second])
         assert await ready(own, 1) == there - {drained, second, third}
@@ -179,6 +183,41 @@ async def test_a_server_that_is_away_is_a_bounded_error_and_is_found_again(own: 
             await until_known(actuator, lambda found: set(found) == names)
             await actuator.have(2)
             await ready(own, 2)
+
+
+async def test_a_watch_that_ends_goes_on_and_lists_again_only_where_the_server_has_forgotten(
+    own: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libs.actuators.kubernetes.api.WATCH_S", 1)
+    api = KubeApi(own.name, "fulcrum-spare", await own.account("fulcrum-planner"))
+    ended, changes = [0], KubeApi.changes
+
+    async def counted(self: KubeApi, selector: str, version: str) -> AsyncIterator[Change]:
+        asked = "1" if ended[0] == forgotten else version
+        async for change in changes(self, selector, asked):
+            yield change
+        ended[0] += 1
+
+    forgotten = -1
+    monkeypatch.setattr(KubeApi, "changes", counted)
+    view, tasks = PodView(api), TaskOwner()
+    tasks.spawn("watch", view.run())
+    try:
+        await own.until("three watches have ended", lambda: reached(lambda: ended[0] >= 3))
+        await own.kubectl("scale", "deployment/fulcrum-spare", "--replicas=2")
+        await own.until("both pods are known", lambda: reached(lambda: len(view.pods) == 2))
+        assert view.lists == 1
+        forgotten = ended[0] + 1
+        await own.until("pods were listed again", lambda: reached(lambda: view.lists == 2))
+        assert set(view.pods) == await ready(own, 2)
+    finally:
+        await tasks.close()
+        await api.close()
+    assert tasks.error is None
+
+
+async def reached(holds: Callable[[], bool]) -> bool:
+    return holds()
 
 
 async def until_known(actuator: KubernetesActuator, holds: Callable[[tuple[str, ...]], Any]) -> None:

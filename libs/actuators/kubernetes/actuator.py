@@ -5,8 +5,8 @@ scheduler and the node autoscaler do the rest.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 
@@ -30,6 +30,9 @@ BY_HAND_S: Final = 600.0
 """Time for which a number that somebody else wrote is not lowered: a person who scales by hand has a reason."""
 SHOWN_AT_ONCE: Final = 8
 """Roles that one call writes at most; the next one goes on."""
+
+SAID_AT_ONCE: Final = 5
+"""Pods that are named in an event, and have one of their own, at most."""
 
 
 class KubernetesActuator:
@@ -60,7 +63,8 @@ class KubernetesActuator:
     async def look(self) -> Started:
         """As the watch has it."""
         pool, pods = await self._known()
-        return Started(tuple(pod.name for pod in oldest_first(pods)), self._most, pool.model)
+        waiting = frozenset(pod.name for pod in pods if not pod.started and not pod.ending)
+        return Started(tuple(pod.name for pod in oldest_first(pods)), self._most, pool.model, waiting)
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
         """Asks the API server now; what has to wait for pods is asked for as they change."""
@@ -126,7 +130,7 @@ class KubernetesActuator:
                             self._replicas = count
                         except Conflict:
                             continue
-                        await self._say_scaled(pool, replicas, count)
+                        await self._say_scaled(pool, pods, replicas, count)
                         return count == min(self._wish.count, self._most)
             raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")
 
@@ -143,15 +147,24 @@ class KubernetesActuator:
         held = asyncio.get_running_loop().time() < self._held_until_s
         return held and min(self._wish.count, self._most) < min(self._held, replicas)
 
-    async def _say_scaled(self, pool: Pool, before: int, count: int) -> None:
-        going = f"; first to end: {', '.join(self._wish.first_to_end[:5])}" if self._wish.first_to_end else ""
-        message = (
-            f"the planner wishes for {self._wish.count} workers of {pool.model or 'this pool'}: {before} to {count}"
-        )
-        await self._say(pool, "ScaledByPlanner", message + (going if count < before else ""))
+    async def _say_scaled(self, pool: Pool, pods: Sequence[Pod], before: int, count: int) -> None:
+        wish = self._wish
+        message = f"the planner wishes for {wish.count} workers of {pool.model or 'this pool'}: {before} to {count}"
+        if count >= before or not wish.first_to_end:
+            return await self._say(pool, "ScaledByPlanner", message)
+        named = wish.first_to_end[:SAID_AT_ONCE]
+        await self._say(pool, "ScaledByPlanner", f"{message}; first to end: {', '.join(named)}")
+        there = {pod.name: pod for pod in pods if not pod.ending}
+        for name in [each for each in named if each in there][: before - count]:
+            said = f"stood by, and the planner wishes for {count} workers in place of {before}"
+            await self._said(self._api.say_of_pod(there[name], "EndedByPlanner", said))
+        return None
 
     async def _say(self, pool: Pool, reason: str, message: str) -> None:
+        await self._said(self._api.say(pool, reason, message))
+
+    async def _said(self, event: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._api.say(pool, reason, message)
+            await event
         except ActuatorDown as error:
             log.warning("an event could not be written", error=str(error))

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
-from kubernetes_asyncio import client, config, watch
+from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.config.config_exception import ConfigException
 
@@ -65,6 +65,16 @@ class _Pod(_Struct, frozen=True):
     status: _PodStatus = _PodStatus()
 
 
+class _Event(_Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Refusal(_Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
 class _PodList(_Struct, frozen=True):
     metadata: _Meta
     items: list[_Pod]
@@ -117,8 +127,27 @@ class Pool:
     """Of its pods."""
 
 
-class Conflict(ActuatorDown):
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of a pod; or of none, where the server only says how far a watch has come."""
+
+    version: str
+    """To go on from."""
+    name: str = ""
+    pod: Pod | None = None
+    """What it has become; None once it has ended."""
+
+
+class Refused(ActuatorDown):
+    """The server has answered, and not as was asked."""
+
+
+class Conflict(Refused):
     """Somebody else has scaled it meanwhile."""
+
+
+class TooOld(Refused):
+    """The server no longer keeps the changes since a version: pods have to be listed again."""
 
 
 class KubeApi:
@@ -158,19 +187,22 @@ class KubeApi:
         pods = {each.metadata.name: _pod(each) for each in found.items if each.status.phase not in ENDED}
         return pods, found.metadata.resource_version
 
-    async def changes(self, selector: str, version: str) -> AsyncIterator[tuple[str, Pod | None]]:
-        """Pods' names, and what they have become: None once they have ended. Ends after WATCH_S."""
+    async def changes(self, selector: str, version: str) -> AsyncIterator[Change]:
+        """What has changed since `version`. Ends after WATCH_S, and goes on from the last change's version. Raises
+        TooOld where the server no longer knows that."""
         core = client.CoreV1Api(await self._connected())
-        async with watch.Watch(return_type="object") as stream:
-            follow = stream.stream(
-                core.list_namespaced_pod, self._namespace, label_selector=selector, resource_version=version,
-                timeout_seconds=WATCH_S, _request_timeout=SILENCE_S,
+        with _failures():
+            response = await core.list_namespaced_pod(
+                self._namespace, label_selector=selector, resource_version=version, watch=True,
+                allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**_RAW, "_request_timeout": SILENCE_S},
             )  # fmt: skip
-            with _failures():
-                async for event in follow:
-                    found = msgspec.convert(event["raw_object"], _Pod)
-                    ended = event["type"] == "DELETED" or found.status.phase in ENDED
-                    yield found.metadata.name, None if ended else _pod(found)
+            try:
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    raise ApiException(status=response.status, reason=_said(await response.read()))
+                async for line in response.content:
+                    yield _change(msgspec.json.decode(line, type=_Event))
+            finally:
+                response.close()
 
     async def scale(self) -> tuple[int, str]:
         """Its wished number of pods, and the version of that."""
@@ -201,15 +233,20 @@ class KubeApi:
 
     async def say(self, pool: Pool, reason: str, message: str) -> None:
         """An event on the Deployment, which `kubectl describe` shows."""
+        of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": self._name, "uid": pool.uid}
+        await self._say(of, reason, message)
+
+    async def say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
+        """An event on a pod."""
+        await self._say({"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}, reason, message)
+
+    async def _say(self, of: dict[str, str], reason: str, message: str) -> None:
         core = client.CoreV1Api(await self._connected())
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
-            "metadata": {"generateName": f"{self._name}-"}, "type": "Normal", "reason": reason, "message": message,
-            "involvedObject": {
-                "apiVersion": "apps/v1", "kind": "Deployment", "name": self._name, "namespace": self._namespace,
-                "uid": pool.uid,
-            },
-            "source": {"component": "fulcrum-planner"}, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+            "metadata": {"generateName": f"{of['name']}-"}, "type": "Normal", "reason": reason, "message": message,
+            "involvedObject": {**of, "namespace": self._namespace}, "source": {"component": "fulcrum-planner"},
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         }  # fmt: skip
         await self._call(lambda: core.create_namespaced_event(self._namespace, body, **_RAW), dict)
 
@@ -253,7 +290,7 @@ _RAW: Final[dict[str, Any]] = {"_preload_content": False, "_request_timeout": CA
 
 
 class _failures:  # noqa: N801 - reads as a statement
-    """Turns what goes wrong into ActuatorDown, or Conflict."""
+    """Turns what goes wrong into ActuatorDown, Conflict or TooOld."""
 
     def __enter__(self) -> None: ...
 
@@ -261,7 +298,9 @@ class _failures:  # noqa: N801 - reads as a statement
         if isinstance(error, ApiException):
             if error.status == HTTPStatus.CONFLICT:
                 raise Conflict(error.reason) from error
-            raise ActuatorDown(f"Kubernetes refuses: {error.status} {error.reason}") from error
+            if error.status == HTTPStatus.GONE:
+                raise TooOld(error.reason) from error
+            raise Refused(f"Kubernetes refuses: {error.status} {error.reason}") from error
         if isinstance(error, ConfigException):
             raise ActuatorDown(f"no way to a Kubernetes API server is known: {error}") from error
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
@@ -278,6 +317,18 @@ def _said(body: bytes) -> str:
         return ""
 
 
+def _change(event: _Event) -> Change:
+    if event.type == "ERROR":
+        refusal = msgspec.json.decode(event.object, type=_Refusal)
+        raise ApiException(status=refusal.code, reason=refusal.message)
+    found = msgspec.json.decode(event.object, type=_Pod)
+    version = found.metadata.resource_version
+    if event.type == "BOOKMARK":
+        return Change(version)
+    ended = event.type == "DELETED" or found.status.phase in ENDED
+    return Change(version, found.metadata.name, None if ended else _pod(found))
+
+
 def _pod(found: _Pod) -> Pod:
     running = found.status.phase == "Running"
     ready = running and any(each.type == "Ready" and each.status == "True" for each in found.status.conditions)
@@ -290,4 +341,5 @@ def _pod(found: _Pod) -> Pod:
         ending=meta.deletion_timestamp is not None,
         started=started,
         cost=int(cost) if cost.removeprefix("-").isdecimal() else 0,
+        uid=meta.uid,
     )

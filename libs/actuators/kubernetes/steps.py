@@ -22,6 +22,7 @@ class Pod:
     """How far it has come: 0 without a node, 1 on one, 2 running, 3 ready. A ReplicaSet ends the least first."""
     cost: int
     """Its deletion cost, 0 without one."""
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

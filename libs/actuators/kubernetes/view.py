@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from libs.actuators.kubernetes.api import CALL_S, KubeApi, Pool
+from libs.actuators.kubernetes.api import CALL_S, Change, KubeApi, Pool, Refused, TooOld
 from libs.actuators.kubernetes.steps import Pod
 from libs.actuators.port import ActuatorDown
 
@@ -20,11 +20,13 @@ class PodView:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._pods: dict[str, Pod] = {}
-        """At most MAX_PODS at each list."""
+        self.pods: dict[str, Pod] = {}
+        """As last seen; at most MAX_PODS at each list."""
         self._pool: Pool | None = None
         self._failed = ""
         self._changed = asyncio.Event()
+        self.lists = 0
+        """Times that all pods were read."""
 
     async def known(self) -> tuple[Pool, list[Pod]]:
         """The Deployment and its pods. Raises ActuatorDown while they cannot be followed."""
@@ -32,7 +34,7 @@ class PodView:
             await self.change(CALL_S)
         if self._pool is None or self._failed:
             raise ActuatorDown(self._failed or "Kubernetes' API server takes too long")
-        return self._pool, list(self._pods.values())
+        return self._pool, list(self.pods.values())
 
     async def change(self, timeout_s: float) -> None:
         """Returns after the next change, or so long."""
@@ -44,18 +46,27 @@ class PodView:
             return
 
     async def run(self) -> None:
-        """Until cancelled. While the server is away it is asked again and again, less and less often."""
-        pause_s = FIRST_PAUSE_S
+        """Until cancelled. While the server is away it is asked again and again, less and less often. A watch that ends
+        goes on from the last version that it showed; pods are listed again only where the server no longer knows it."""
+        pause_s, version = FIRST_PAUSE_S, ""
         while True:
             try:
-                pool = await self._api.pool()
-                self._pods, version = await self._api.pods(pool.selector)
+                pool = await self._api.pool()  # an upgrade may have changed it
+                if not version or pool != self._pool:
+                    self.pods, version = await self._api.pods(pool.selector)
+                    self.lists += 1
                 self._pool, self._failed, pause_s = pool, "", FIRST_PAUSE_S
                 self._changed.set()
-                async for name, pod in self._api.changes(pool.selector, version):
-                    self._take(name, pod)
+                async for change in self._api.changes(pool.selector, version):
+                    version = change.version
+                    self._take(change)
+                await asyncio.sleep(FIRST_PAUSE_S)
+            except TooOld:
+                version = ""
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
+                if isinstance(error, Refused):  # a server that was put back to an older state knows no version of ours
+                    version = ""
                 if not self._failed:
                     log.warning("a Deployment's pods cannot be followed: asked again", error=str(error))
                 self._failed = str(error)
@@ -63,9 +74,11 @@ class PodView:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _take(self, name: str, pod: Pod | None) -> None:
-        if pod is None:
-            self._pods.pop(name, None)
+    def _take(self, change: Change) -> None:
+        if not change.name:
+            return
+        if change.pod is None:
+            self.pods.pop(change.name, None)
         else:
-            self._pods[name] = pod
+            self.pods[change.name] = change.pod
         self._changed.set()
