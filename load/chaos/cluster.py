@@ -284,11 +284,12 @@ class Cluster:
             publish(topic, value)
 
         process.bus.publish = overheard  # type: ignore[method-assign]
+        actuators = [self.actuator] if self.actuator is not None else []
         opening = open_planner(
             settings=PlannerSettings.model_validate(
                 {"id": process.node.name, "token": TOKEN, **self.settings.get("planner", {})}
             ),
-            ports=PlannerPorts(process.bus, self._registry(), actuator=self.actuator), sock=None,  # type: ignore[arg-type]
+            ports=PlannerPorts(process.bus, self._registry(), actuators=actuators), sock=None,  # type: ignore[arg-type]
             clock=self.clock, tasks=process.tasks, transport=self._transport(process),
         )  # fmt: skip
         process.planner = await stack.enter_async_context(opening)

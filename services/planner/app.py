@@ -22,25 +22,28 @@ BUSY_GATHER_MS = 20
 """Of one that works: a decision is to follow a spike within a quarter of a second."""
 
 
-def make_actuator(settings: PlannerSettings) -> Actuator | None:
-    """That which the settings name."""
+def make_actuators(settings: PlannerSettings) -> list[Actuator]:
+    """Those that the settings name."""
     if settings.actuator == "process":
         from libs.actuators.process import ProcessActuator  # noqa: PLC0415 (what only some planners need)
 
-        return ProcessActuator(settings.actuator_url, settings.token.get_secret_value())
+        return [ProcessActuator(settings.actuator_url, settings.token.get_secret_value())]
     if settings.actuator == "docker":
         from libs.actuators.docker import DockerActuator  # noqa: PLC0415
 
-        return DockerActuator(
-            service=settings.actuator_service, most=settings.actuator_most, engine_url=settings.actuator_url
-        )
+        return [
+            DockerActuator(
+                service=settings.actuator_service, most=settings.actuator_most, engine_url=settings.actuator_url
+            )
+        ]
     if settings.actuator == "kubernetes":
         from libs.actuators.kubernetes.actuator import KubernetesActuator  # noqa: PLC0415
 
-        return KubernetesActuator(
-            deployment=settings.actuator_service, most=settings.actuator_most, kubeconfig=settings.actuator_url
-        )
-    return None
+        return [
+            KubernetesActuator(deployment=each.strip(), most=settings.actuator_most, kubeconfig=settings.actuator_url)
+            for each in settings.actuator_service.split(",")
+        ]
+    return []
 
 
 async def main(service: Service[PlannerSettings]) -> None:
@@ -60,20 +63,20 @@ async def main(service: Service[PlannerSettings]) -> None:
         )
         registry = RedisRegistry(settings.redis, settings.cluster)
         store = RedisPlannerStore(settings.redis, settings.cluster)
-        actuator = make_actuator(settings)
+        actuators = make_actuators(settings)
         models = RedisCatalogue(settings.redis, settings.cluster) if settings.model_catalogue else None
         if models is not None:
             stack.push_async_callback(models.close)
         for adapter in (store, registry, bus):
             stack.push_async_callback(adapter.close)
-        if actuator is not None:
+        for actuator in actuators:
             stack.push_async_callback(actuator.close)
         keys = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
         stack.push_async_callback(keys.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
         table = await start_keys(settings, keys, service.clock)
         tasks.spawn("keys", follow_keys(keys, table, service.clock))
-        ports = PlannerPorts(bus, registry, store, actuator, models, table)
+        ports = PlannerPorts(bus, registry, store, actuators, models, table)
         opening = open_planner(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         running.append(await stack.enter_async_context(opening))
         status.emit("ready", http=running[0].url)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -59,8 +59,8 @@ class PlannerPorts:
     registry: Registry
     store: PlannerStore | None = None
     """Where its mode and limits outlive a restart, and who leads; None: nowhere, and it leads."""
-    actuator: Actuator | None = None
-    """What starts and ends workers; None: it only recommends."""
+    actuators: Sequence[Actuator] = ()
+    """What starts and ends workers, at most one for each model; without any it only recommends."""
     models: ModelCatalogue | None = None
     """Of a pool of workers; None: there is none."""
     keys: KeyTable | None = None
@@ -160,9 +160,10 @@ def _scaler(
         state,
         ports.bus,
         clock,
-        actuator=ports.actuator,
+        actuators=ports.actuators,
         settings=ScalerSettings(
             start_up_ns=round(settings.start_up_s * 1e9),
+            machine_ns=round(settings.machine_start_up_s * 1e9),
             calm_ns=round(settings.scale_calm_s * 1e9),
             linger_ns=round(settings.scale_linger_s * 1e9),
         ),

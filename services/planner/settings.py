@@ -54,11 +54,14 @@ class PlannerSettings(HttpSettings):
     kubeconfig file: empty is the pod's own account."""
     actuator_service: str = "decode"
     """For `docker`: the Compose service whose containers started workers are like. For `kubernetes`: the
-    Deployment that is scaled, as NAMESPACE/NAME."""
+    Deployment that is scaled, as NAMESPACE/NAME; one for each model, separated by commas."""
     actuator_most: int = Field(8, ge=0, le=1_000)
-    """For `docker` and `kubernetes`: workers that it starts at most."""
+    """For `docker` and `kubernetes`: workers that it starts at most, of each model."""
     start_up_s: float = Field(30.0, ge=0, le=3_600)
-    """From when a worker is asked for until it serves, before that was seen."""
+    """From when a worker is asked for until it serves, before that was seen; on a machine that is there."""
+    machine_start_up_s: float = Field(0.0, ge=0, le=3_600)
+    """And until a machine is there where a worker has to wait for one, as a node autoscaler brings it, before that was
+    seen."""
     scale_calm_s: float = Field(60.0, ge=1, le=86_400)
     """Work must have been small for so long before one worker fewer is wished."""
     scale_linger_s: float = Field(120.0, ge=0, le=86_400)

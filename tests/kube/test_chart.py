@@ -93,6 +93,8 @@ async def test_a_services_own_setting_wins_over_that_of_all_and_numbers_stay_as_
         (("--set", "gateway.env.FULCRUM_GATEWAY_MAX_WAITING=0"), "FULCRUM_GATEWAY_MAX_WAITING"),
         (("--set", "engine=trt"), "engine"),
         (("--set", "planner.scales=spares"), "name one of decode, prefill, spare"),
+        (("--set-json", 'planner.scales=["spare","decode"]'), "the planner scales one of each model"),
+        (("--set-json", 'planner.scales=["nobody"]'), "name one of decode, prefill, spare"),
         (("--set", "pools.decode.nodes=2"), "only workers of engine vllm span several"),
         (("--set", "engine=vllm", "--set", "pools.spare.nodes=2"), "pools.spare has nodes"),
     ],
@@ -100,6 +102,37 @@ async def test_a_services_own_setting_wins_over_that_of_all_and_numbers_stay_as_
 async def test_a_wrong_value_is_refused_by_its_name(options: tuple[str, ...], says: str) -> None:
     with pytest.raises(CommandFailed, match=says):
         await render(*options)
+
+
+def two_models() -> tuple[str, ...]:
+    """Pools of a second model beside those of the first one, and one scaled pool of each."""
+    pools = {
+        "other": {"role": "mixed", "replicas": 1, "model": "other", "gpus": 2},
+        "other-spare": {"role": "standby", "replicas": 0, "model": "other", "gpus": 2},
+    }
+    return ("--set-json", f"pools={json.dumps(pools)}", "--set-json", 'planner.scales=["spare","other-spare"]')
+
+
+@pytest.mark.parametrize(("engine", "folder"), [("sim", "builtin:sim"), ("vllm", "/models/{}")])
+async def test_pools_of_another_model_serve_it_and_one_pool_of_each_is_scaled(engine: str, folder: str) -> None:
+    name = "sim" if engine == "sim" else "some/model"
+    found = await objects(*two_models(), "--set", f"engine={engine}", "--set", f"model.name={name}")
+    specs = dict(pods(found))
+    assert json.loads(environment(specs["fulcrum-gateway"])["FULCRUM_GATEWAY_MODELS"]) == {
+        each: folder.format(each) for each in (name, "other")
+    }
+    for pool, model in (("decode", name), ("spare", name), ("other", "other"), ("other-spare", "other")):
+        set_to = environment(specs[f"fulcrum-{pool}"])
+        assert (set_to["FULCRUM_WORKER_MODEL"], set_to["FULCRUM_WORKER_MODEL_PATH"]) == (model, folder.format(model))
+        fetched = [each["command"][3] for each in specs[f"fulcrum-{pool}"].get("initContainers", ())]
+        assert fetched == ([] if engine == "sim" else [model])
+    fetched = [each["command"][3] for each in specs["fulcrum-gateway"].get("initContainers", ())]
+    assert fetched == ([] if engine == "sim" else ["other", name])
+    planner = environment(specs["fulcrum-planner"])
+    assert planner["FULCRUM_PLANNER_ACTUATOR_SERVICE"] == "default/fulcrum-spare,default/fulcrum-other-spare"
+    (role,) = (each for each in found if each["kind"] == "Role")
+    scaled = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
+    assert scaled == [["fulcrum-spare", "fulcrum-other-spare"]] * 2
 
 
 async def test_stores_of_ones_own_take_the_place_of_the_built_in_ones() -> None:

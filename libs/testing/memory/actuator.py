@@ -25,13 +25,15 @@ class MemoryActuator:
         self.away = False
         self.slow = 0
         """The next workers asked for that do not come."""
+        self.without_machine: set[str] = set()
+        """Those that wait for a machine."""
         self._on_start = on_start
         self._on_end = on_end
 
     async def look(self) -> Started:
         """As it is."""
         self._check()
-        return Started(tuple(self.worker_ids), self.most, self.model)
+        return Started(tuple(self.worker_ids), self.most, self.model, frozenset(self.without_machine))
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
         """At once."""

@@ -29,6 +29,7 @@ from libs.contracts.topics import DECISIONS
 from libs.policy.capacity.plan import CapacityPlan, CapacityPlans, Phase, wishes
 from libs.policy.planner.calling import Wish
 from libs.policy.planner.scaling import CALM_NS, DAY_NS, LINGER_NS, Code, Pool, Scaled, ScaleMemory, scale
+from libs.policy.planner.start_up import StartUp
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
 from services.planner.inputs.roster import by_planner
@@ -110,13 +111,33 @@ class Settings:
     """Of the scaler."""
 
     start_up_ns: int
-    """Until one has started, of a worker."""
+    """From its machine on, until a worker serves, before that was seen."""
+    machine_ns: int = 0
+    """Until there is a machine for it, where a worker has to wait for one, before that was seen."""
     calm_ns: int = CALM_NS
     linger_ns: int = LINGER_NS
 
 
+class Pools:
+    """An actuator, and what was last seen of its workers."""
+
+    def __init__(self, actuator: Actuator, settings: Settings) -> None:
+        self.actuator = actuator
+        self.started: Started | None = None
+        """None: it did not answer when it was last asked."""
+        self.model = ""
+        """That its workers serve, as it last said; empty before it has."""
+        self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)
+
+    def take(self, started: Started | None) -> None:
+        """What it answered now."""
+        self.started = started
+        if started is not None:
+            self.model = started.model
+
+
 class Scaler:
-    """One planner's wishes. `actuator` None: it only says what it would wish."""
+    """One planner's wishes. `actuators`: at most one for each model; without any it only says what it would wish."""
 
     def __init__(
         self,
@@ -124,7 +145,7 @@ class Scaler:
         bus: Bus,
         clock: Clock,
         *,
-        actuator: Actuator | None,
+        actuators: Sequence[Actuator],
         settings: Settings,
         store: PlannerStore | None = None,
         plans: CapacityPlans | None = None,
@@ -132,22 +153,17 @@ class Scaler:
         self._state = state
         self._bus = bus
         self._clock = clock
-        self._actuator = actuator
+        self._pools = [Pools(each, settings) for each in actuators[:MAX_MODELS]]
         self._store = store
         self._plans = plans or NoPlans()
         self._settings = settings
-        self.start_up_ns = settings.start_up_ns
-        """As the slowest of the last starts took."""
         self._advisor = Advisor()
         self._memories: dict[str, ScaleMemory] = {}
         self._last_reported: dict[str, tuple[int, int]] = {}
-        self._first_seen_ns: dict[str, int] = {}
-        """Started workers that are not registered yet, since when the actuator names them."""
         self._kept_ns = 0
         self.asked = dict.fromkeys(Asked, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
         """Workers of each pool that a capacity plan wishes, by model, where there is a plan."""
-        self.started: Started | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -161,30 +177,49 @@ class Scaler:
         state, now_ns = self._state, self._clock.now_ns()
         if state.lead is not Lead.OURS or state.identity.mode == MODE_OFF:
             return
-        self.started = await self._look()
+        for pools, started in zip(self._pools, await asyncio.gather(*map(self._look, self._pools)), strict=True):
+            pools.take(started)
+            self._learn(pools, now_ns)
         for plan in list(state.plans)[:MAX_MODELS]:
             for decision, new in self._advisor.look(plan, state.limits.of(plan.observed.model), now_ns):
                 self._bus.publish(DECISIONS, state.tell(decision, now_ns) if new else decision)
-        if self._actuator is not None and self.started is None:
-            return  # nothing is known of what there is: what was wished stands
-        self._learn(now_ns)
         wishes: dict[str, Wish] = {}
         for plan in list(state.plans)[:MAX_MODELS]:
-            if plan.assigned is not None:
-                wishes[plan.observed.model] = await self._scale(plan, now_ns)
-        await self._show()
+            model = plan.observed.model
+            if self._is_hidden(model):  # nothing is known of what there is: what was wished stands
+                if model in state.wishes:
+                    wishes[model] = state.wishes[model]
+            elif plan.assigned is not None:
+                wishes[model] = await self._scale(plan, now_ns)
+        await asyncio.gather(*map(self._show, self._pools))
         self.forecast = {model: each for model, each in self.forecast.items() if model in wishes}
         state.wishes = MappingProxyType(wishes) if state.identity.mode == MODE_AUTO else MappingProxyType({})
         if now_ns - self._kept_ns >= KEEP_EVERY_NS:
             self._kept_ns = now_ns
             await self._keep()
 
+    def start_up_ns(self, model: str) -> int:
+        """What a worker of this model that is asked for now is expected to take until it serves."""
+        pools = self._of(model)
+        return pools.start_up.ahead_ns if pools is not None else self._settings.start_up_ns
+
+    def _of(self, model: str) -> Pools | None:
+        return next((each for each in self._pools if each.model == model), None)
+
+    def _is_hidden(self, model: str) -> bool:
+        """Whether an actuator that does not answer may have workers of this model."""
+        pools = self._of(model)
+        if pools is not None:
+            return pools.started is None
+        return any(not each.model for each in self._pools)
+
     async def _scale(self, plan: ModelPlan, now_ns: int) -> Wish:
-        observed, state, started = plan.observed, self._state, self.started
+        observed, state, pools = plan.observed, self._state, self._of(plan.observed.model)
         assert observed.engine is not None
-        ours = started if started is not None and started.model == observed.model else None
+        ours = pools.started if pools is not None else None
         pool = pool_of(plan, ours)
-        forecast = wishes(self._plans, observed.model, now_ns / 1e9, self.start_up_ns / 1e9)
+        start_up_ns = self.start_up_ns(observed.model)
+        forecast = wishes(self._plans, observed.model, now_ns / 1e9, start_up_ns / 1e9)
         self.forecast[observed.model] = forecast
         found = scale(
             observed.engine,
@@ -193,7 +228,7 @@ class Scaler:
             state.limits.of(observed.model),
             memory=self._memories.get(observed.model, ScaleMemory()),
             now_ns=now_ns,
-            start_up_ns=self.start_up_ns,
+            start_up_ns=start_up_ns,
             forecast=sum(forecast.values()),
             calm_ns=self._settings.calm_ns,
             linger_ns=self._settings.linger_ns,
@@ -201,11 +236,11 @@ class Scaler:
         self._memories[observed.model] = found.memory
         acts = ours is not None and state.identity.mode == MODE_AUTO
         self._tell(plan, pool, found, acts=acts, now_ns=now_ns)
-        if ours is not None and acts:
+        if pools is not None and ours is not None and acts:
             # Those in a role take part in serving until they stand by: they are never ended at work.
             count = max(found.started, pool.started_serving)
             if count != pool.started:
-                await self._ask(count, _first_to_end(plan, ours))
+                await self._ask(pools.actuator, count, _first_to_end(plan, ours))
         serving = min(found.wished, pool.others + found.started) if ours is not None else pool.serving
         return Wish(serving, frozenset(ours.worker_ids) if ours is not None else frozenset())
 
@@ -215,9 +250,10 @@ class Scaler:
         before = self._last_reported.get(model, (pool.serving, pool.started))
         self._last_reported[model] = now
         news = now != before and not (found.code is Code.ENOUGH and found.started == before[1])
-        if not news or self._actuator is None:  # without one it is advice (see advisor.py)
+        if not news or not self._pools:  # without one it is advice (see advisor.py)
             return
-        kind = self._actuator.kind if acts and self._actuator is not None else ""
+        pools = self._of(model)
+        kind = pools.actuator.kind if acts and pools is not None else ""
         decision = Decision(
             action=ACTION_SCALE if acts else ACTION_RECOMMEND,
             model=model,
@@ -226,7 +262,7 @@ class Scaler:
                 plan,
                 pool,
                 found,
-                start_up_ns=self.start_up_ns,
+                start_up_ns=self.start_up_ns(model),
                 calm_ns=self._settings.calm_ns,
                 acts=acts,
                 forecast=self.forecast.get(model, {}),
@@ -238,37 +274,34 @@ class Scaler:
         )  # fmt: skip
         self._bus.publish(DECISIONS, self._state.tell(decision, now_ns))
 
-    async def _look(self) -> Started | None:
-        if self._actuator is None:
-            return None
+    async def _look(self, pools: Pools) -> Started | None:
         try:
             async with asyncio.timeout(CALL_S):
-                return await self._actuator.look()
+                return await pools.actuator.look()
         except (ActuatorDown, TimeoutError) as error:
             self._failed(error)
             return None
 
-    async def _show(self) -> None:
+    async def _show(self, pools: Pools) -> None:
         """Roles as they are, where people look at the actuator's workers and at others of their model."""
-        if self._actuator is None or self.started is None:
+        if pools.started is None:
             return
         planner_id = self._state.identity.planner_id
         roles = {
             each.id: shown_role(each, planner_id)
             for each in self._state.view.roster.workers
-            if each.assignment.model == self.started.model
+            if each.assignment.model == pools.model
         }
         try:
             async with asyncio.timeout(CALL_S):
-                await self._actuator.show(roles)
+                await pools.actuator.show(roles)
         except (ActuatorDown, TimeoutError) as error:
             log.warning("roles of workers cannot be shown: tried again", error=str(error) or "it took too long")
 
-    async def _ask(self, count: int, first_to_end: Sequence[str]) -> None:
-        assert self._actuator is not None
+    async def _ask(self, actuator: Actuator, count: int, first_to_end: Sequence[str]) -> None:
         try:
             async with asyncio.timeout(CALL_S):
-                await self._actuator.have(count, first_to_end=first_to_end)
+                await actuator.have(count, first_to_end=first_to_end)
             self.asked[Asked.DONE] += 1
         except (ActuatorDown, TimeoutError) as error:
             self._failed(error)
@@ -277,16 +310,15 @@ class Scaler:
         self.asked[Asked.FAILED] += 1
         log.warning("the actuator was asked in vain: it is asked again", error=str(error) or "it took too long")
 
-    def _learn(self, now_ns: int) -> None:
+    def _learn(self, pools: Pools, now_ns: int) -> None:
         """How long started workers take until they are registered."""
-        there, names = self._state.view.roster.places, self.started.worker_ids if self.started else ()
-        for name in names:
-            if name not in there:
-                self._first_seen_ns.setdefault(name, now_ns)
-            elif (since_ns := self._first_seen_ns.pop(name, None)) is not None:
-                took_ns = now_ns - since_ns
-                self.start_up_ns = max(took_ns, (self.start_up_ns + took_ns) // 2)
-        self._first_seen_ns = {name: at_ns for name, at_ns in self._first_seen_ns.items() if name in names}
+        if pools.started is not None:
+            pools.start_up.note(
+                pools.started.worker_ids,
+                without_machine=pools.started.without_machine,
+                there=self._state.view.roster.places,
+                now_ns=now_ns,
+            )
 
     async def _restore(self) -> None:
         """Go on with the GPU time that was charged before a restart."""

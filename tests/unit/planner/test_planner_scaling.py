@@ -66,10 +66,10 @@ class Town:
         self.plans = HeardPlans(RigClock(self.cluster))
         self.scaler = self.make_scaler(self.actuator)
 
-    def make_scaler(self, actuator: MemoryActuator | None) -> Scaler:
+    def make_scaler(self, *actuators: MemoryActuator) -> Scaler:
         store: Any = self.memory
         return Scaler(
-            self.cluster.state, self.bus, RigClock(self.cluster), actuator=actuator,
+            self.cluster.state, self.bus, RigClock(self.cluster), actuators=actuators,
             settings=Settings(START_UP_NS), store=store, plans=self.plans,
         )  # fmt: skip
 
@@ -166,7 +166,7 @@ async def test_a_planner_that_starts_again_goes_on_with_the_workers_there_are_an
 
 async def test_without_an_actuator_more_workers_are_advised_and_what_they_brought_is_told() -> None:
     town = Town()
-    town.scaler = town.make_scaler(None)
+    town.scaler = town.make_scaler()
     await flooded(town, 7)
     (advised,) = [each for each in town.told if each.advice.kind == "add_workers"]
     answer = decision_answer(advised).advice
@@ -279,3 +279,40 @@ def test_of_two_plans_the_one_made_last_counts_and_nonsense_is_left_out() -> Non
     plan = town.plans.plan("sim")
     assert plan is not None and plan.pools["decode"][0].asked == 3
     assert town.plans.plan("another") is None
+
+
+async def test_of_two_models_each_has_its_own_pool_and_one_that_is_away_holds_up_no_other() -> None:
+    town = Town()
+    other = MemoryActuator(4, model="other")
+    town.scaler = town.make_scaler(town.actuator, other)
+    await flooded(town)
+    assert len(town.actuator.worker_ids) == 2 and other.asked == [], "nobody asks for the other model"
+    other.away = True
+    before = list(town.actuator.asked)
+    town.actuator.worker_ids.clear()
+    await flooded(town, 2)
+    assert town.actuator.asked != before, "its own pool is asked for again"
+
+
+async def test_a_model_whose_pool_has_never_answered_is_left_as_it_is() -> None:
+    town = Town()
+    town.actuator.away = True
+    other = MemoryActuator(4, model="other")
+    town.scaler = town.make_scaler(town.actuator, other)
+    await flooded(town, 4)
+    assert town.cluster.state.wishes == {} and other.asked == []
+    town.actuator.away = False
+    await flooded(town, 4)
+    assert len(town.actuator.worker_ids) == 2 and other.asked == []
+
+
+async def test_a_machine_that_has_to_come_counts_in_how_far_ahead_work_is_looked_at() -> None:
+    town = Town(most=3)
+    town.actuator.slow = 0
+    assert town.scaler.start_up_ns("sim") == START_UP_NS
+    town.actuator.worker_ids.append("spare-9")
+    town.actuator.without_machine.add("spare-9")
+    for _ in range(12):
+        await town.second()
+    assert town.scaler.start_up_ns("sim") >= START_UP_NS + 10 * 10**9
+    assert town.scaler.start_up_ns("another model") == START_UP_NS

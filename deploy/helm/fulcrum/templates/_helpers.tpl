@@ -30,9 +30,37 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{ include "fulcrum.image" (list . (ternary "control" .Values.engine (eq .Values.engine "sim"))) }}
 {{- end }}
 
-{{/* Folder of the model in every pod, or what stands for it with simulated GPUs. */}}
+{{/* Folder of a model in every pod, or what stands for it with simulated GPUs: (list root model). */}}
 {{- define "fulcrum.modelPath" -}}
-{{ ternary "builtin:sim" (printf "/models/%s" .Values.model.name) (eq .Values.engine "sim") }}
+{{ ternary "builtin:sim" (printf "/models/%s" (index . 1)) (eq (index . 0).Values.engine "sim") }}
+{{- end }}
+
+{{/* All models and their folders as JSON: that of all pools, and pools' own. */}}
+{{- define "fulcrum.models" -}}
+{{- $root := . -}}
+{{- $found := dict .Values.model.name (include "fulcrum.modelPath" (list . .Values.model.name)) -}}
+{{- range .Values.pools }}
+{{- with .model }}{{- $_ := set $found . (include "fulcrum.modelPath" (list $root .)) }}{{- end }}
+{{- end }}
+{{- toJson $found -}}
+{{- end }}
+
+{{/* Pools that the planner scales, as a JSON list. */}}
+{{- define "fulcrum.scales" -}}
+{{- $scales := .Values.planner.scales -}}
+{{- if kindIs "string" $scales }}{{- $scales = ternary (list) (list $scales) (eq $scales "") }}{{- end }}
+{{- $models := dict -}}
+{{- range $scales }}
+{{- if not (hasKey $.Values.pools .) }}
+{{- fail (printf "planner.scales names the pool %q, and pools has no such one: name one of %s, or \"\"" . (keys $.Values.pools | sortAlpha | join ", ")) }}
+{{- end }}
+{{- $model := (index $.Values.pools .).model | default $.Values.model.name -}}
+{{- if hasKey $models $model }}
+{{- fail (printf "planner.scales names the pools %q and %q of the model %s: the planner scales one of each model" (get $models $model) . $model) }}
+{{- end }}
+{{- $_ := set $models $model . }}
+{{- end }}
+{{- toJson $scales -}}
 {{- end }}
 
 {{- define "fulcrum.kafka" -}}
@@ -130,15 +158,17 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Puts the model where gateways and workers read it; nothing with simulated GPUs. */}}
+{{/* Puts models where gateways and workers read them; nothing with simulated GPUs: (list root models). */}}
 {{- define "fulcrum.fetch" -}}
-{{- if ne .Values.engine "sim" }}
+{{- $root := index . 0 -}}
+{{- if ne $root.Values.engine "sim" }}
 initContainers:
-  - name: model
-    image: {{ include "fulcrum.workerImage" . }}
-    command: [python, -m, libs.model.prepare, {{ .Values.model.name | quote }}, /models]
-    {{- include "fulcrum.container" (list .) | nindent 4 }}
-    {{- with .Values.model.hubTokenSecret }}
+{{- range $number, $model := index . 1 }}
+  - name: model{{ if $number }}-{{ $number }}{{ end }}
+    image: {{ include "fulcrum.workerImage" $root }}
+    command: [python, -m, libs.model.prepare, {{ $model | quote }}, /models]
+    {{- include "fulcrum.container" (list $root) | nindent 4 }}
+    {{- with $root.Values.model.hubTokenSecret }}
     env:
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
@@ -149,6 +179,7 @@ initContainers:
     volumeMounts:
       - {name: models, mountPath: /models}
       - {name: tmp, mountPath: /tmp}
+{{- end }}
 {{- end }}
 {{- end }}
 
