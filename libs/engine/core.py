@@ -462,7 +462,7 @@ class Core:
         sequence.blocks = []
         self._sequences.remove(sequence)
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
-            self._pace.note_end(sequence.output_tokens)
+            self._pace.note_end(sequence.output_tokens, sequence.kind)
         self._outputs.append(
             SequenceOutput(
                 sequence_id=sequence.sequence_id,

@@ -136,6 +136,8 @@ class EngineRequest:
     """When its first token is wanted, Unix nanoseconds; 0: nobody has said."""
     yields: bool = False
     """Nobody waits for it in person: its prompt is computed while no other one waits."""
+    kind: str = ""
+    """Tenant and class, by whose answers its length is expected; empty: by everybody's."""
 
 
 @dataclass(frozen=True, slots=True)

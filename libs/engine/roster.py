@@ -1,6 +1,6 @@
 """The sequences of one engine, by where each of them is: queues in the order of admission, and what runs. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -59,6 +59,13 @@ class Roster:
             self._waiting += 1
         sequence.stage = stage
         self._at[stage][sequence.sequence_id] = sequence
+
+    def sort(self, stage: Stage, key: Callable[[Sequence], tuple[float, ...]]) -> None:
+        """Put those in a stage into another order."""
+        there = self._at[stage]
+        ordered = sorted(there.items(), key=lambda item: key(item[1]))
+        there.clear()
+        there.update(ordered)
 
     def remove(self, sequence: Sequence) -> None:
         """It has ended."""

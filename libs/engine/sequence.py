@@ -96,6 +96,11 @@ class Sequence:
         return self.request.yields
 
     @property
+    def kind(self) -> str:
+        """Whose answers it is expected to resemble."""
+        return self.request.kind
+
+    @property
     def tpot_target_ns(self) -> int:
         """Time per output token that is wanted; 0: none."""
         return self.request.tpot_target_ns

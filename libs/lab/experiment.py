@@ -78,6 +78,8 @@ class Experiment:
     """Numbers of requests that are turned away as they arrive."""
     wrong: Wrong = field(default_factory=Wrong)
     """What the cluster takes to be otherwise than it is."""
+    allowed_tokens: int = 0
+    """Output tokens that clients allow where the trace does not say; 0: as many as come, which is an oracle."""
     stepwise: bool = False
 
     def __post_init__(self) -> None:
@@ -128,6 +130,13 @@ class Experiment:
         found = self.hardware.profile
         return max(found.kv_memory_bytes // found.kv_bytes_per_token // self.block_tokens, 0)
 
+    def most_output_tokens(self, request: TraceRequest) -> int:
+        """That the client of a request allows, within what one worker's KV holds."""
+        allowed = request.max_output_tokens or min(
+            self.allowed_tokens, self.kv_blocks * self.block_tokens - request.input_tokens
+        )
+        return max(allowed, request.output_tokens)
+
     @property
     def link_bytes_per_s(self) -> float:
         """Of one worker."""
@@ -159,6 +168,7 @@ class Experiment:
             link_bytes_per_s=self.link_bytes_per_s,
             hop_ns=round(self.hop_ms * 1e6),
             guard=policy.guard,
+            prompt_order=None if policy.ours else policy.prompt_order,
             credits=policy.rival is None or policy.ours,
             stepwise=self.stepwise,
         )
@@ -218,6 +228,7 @@ def run(
         round(experiment.overtime_s * 1e9),
         closed_loop=experiment.closed_loop,
         losses=experiment.losses,
+        most_output_tokens=experiment.most_output_tokens,
         moves=experiment.moves,
         refused=experiment.refused,
         wrong=experiment.wrong,
@@ -306,6 +317,7 @@ def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int, wrong: Wrong) -> 
         mover=rival.mover(cluster),
         cost=rival.move_cost,
         slo=cluster.slo,
+        binds_at_arrival=rival.binds_at_arrival,
     )
 
 

@@ -6,13 +6,18 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.rivals.catalog import RIVALS, rival
-from libs.lab.rivals.port import Cluster, MoveCost, Rival
+from libs.lab.rivals.orders import late_last
+from libs.lab.rivals.port import Cluster, MoveCost, PromptOrder, Rival
 from libs.policy.roles import Role
 
-GUARD, MOVES, OURS = "+guard", "+moves", "+ours"
-"""After a rival's name: with our decode guard; with our role moves, which restart nothing; with our order, late
-binding, guard and moves, so that its split and its mover alone are its own."""
-EXTRAS: Final = (GUARD, MOVES, OURS)
+GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"
+"""After a rival's name: with our decode guard; with our role moves, which restart nothing; with our order in each
+worker's queue of prompts; with our order, late binding, guard and moves, so that its split and its mover alone are its
+own."""
+EXTRAS: Final = (GUARD, MOVES, ORDER, OURS)
+NO_ORDER, NO_GUARD = "-order", "-guard"
+"""After one of ours: without late-last order; without the decode guard and the slack budget."""
+LACKS: Final = (NO_ORDER, NO_GUARD)
 STILL: Final = "fulcrum"
 """With a split: roles stand still."""
 MIXED: Final = "fulcrum-mixed"
@@ -43,6 +48,8 @@ class Policy:
     """Whether the live dispatcher runs it though a rival's mover decides about roles."""
     late_last: bool = True
     """Whether requests that can no longer be in time wait behind those that can."""
+    prompt_order: PromptOrder | None = None
+    """Of the prompts in a rival's workers; None: as they came."""
 
 
 def policy_named(name: str, workers: int) -> Policy:
@@ -51,6 +58,8 @@ def policy_named(name: str, workers: int) -> Policy:
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     bare, extras = bare_name(name)
+    if lacking := [lack for lack in LACKS if lack in extras]:
+        return _without(policy_named(bare, workers), name, lacking)
     kind, colon, split = bare.partition(":")
     if kind in (AUTO, MIXED, FCFS) or (kind == STILL and colon):
         halves = (0, workers) if kind == MIXED else (workers // 2, workers - workers // 2)
@@ -65,19 +74,32 @@ def policy_named(name: str, workers: int) -> Policy:
         found = rival(bare)
     except InvalidRequest as error:
         raise InvalidRequest(
-            f"{error.message}; and fulcrum, fulcrum:P:D, {MIXED}, {MIXED}:P:D, each rival with {', '.join(EXTRAS)}"
+            f"{error.message}; and fulcrum, fulcrum:P:D, {MIXED}, {MIXED}:P:D, each rival with {', '.join(EXTRAS)}, "
+            f"each of ours with {', '.join(LACKS)}"
         ) from None
     if bare.startswith("static:"):
         split_of(bare.removeprefix("static:"), workers)
     if MOVES in extras or OURS in extras:
         found = replace(found, move_cost=MoveCost())
-    return _of_rival(found, name, guard=GUARD in extras or OURS in extras, ours=OURS in extras)
+    made = _of_rival(found, name, guard=GUARD in extras or OURS in extras, ours=OURS in extras)
+    return replace(made, prompt_order=late_last if ORDER in extras else made.prompt_order)
+
+
+def _without(policy: Policy, name: str, lacking: list[str]) -> Policy:
+    """One of ours, for what a part of it is worth."""
+    if policy.rival is not None:
+        raise InvalidRequest(
+            f"{name!r}: {', '.join(LACKS)} are of Fulcrum's own policies; rivals have {', '.join(EXTRAS)}"
+        )
+    return replace(
+        policy, name=name, guard=NO_GUARD not in lacking, late_last=policy.late_last and NO_ORDER not in lacking
+    )
 
 
 def bare_name(name: str) -> tuple[str, str]:
     """(`dynamo-load:9:7`, `+moves+guard`) of `dynamo-load:9:7+moves+guard`."""
     bare = name
-    while extra := next((each for each in EXTRAS if bare.endswith(each)), ""):
+    while extra := next((each for each in (*EXTRAS, *LACKS) if bare.endswith(each)), ""):
         bare = bare.removesuffix(extra)
     return bare, name[len(bare) :]
 
@@ -119,4 +141,4 @@ def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
     def roles(cluster: Cluster) -> list[tuple[Role, int]]:
         return [(move.role, move.budget_tokens) for move in found.first_roles(cluster)]
 
-    return Policy(name, roles, found, guard=guard or found.guard, ours=ours)
+    return Policy(name, roles, found, guard=guard or found.guard, ours=ours, prompt_order=found.prompt_order)

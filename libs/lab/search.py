@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
-from typing import Final
+from typing import Final, Literal
 
 from libs.lab.experiment import Report
 
@@ -20,6 +20,9 @@ MAX_STEPS: Final = 120
 """Up or down from the first rate: a factor of 350."""
 _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 """One-sided 95 % quantiles of Student's t by degrees of freedom (0: one seed, no interval)."""
+
+Measure = Literal["both", "requests", "work"]
+"""What has to be good at a rate: requests, work, or each of them."""
 
 AtRate = Callable[[float], Sequence[Report]]
 """A run for each seed at a multiple of the trace's rate."""
@@ -45,15 +48,16 @@ def lower_bound(values: Sequence[float]) -> float:
     return mean(values) - quantile * stdev(values) / sqrt(len(values))
 
 
-def passes(reports: Sequence[Report]) -> float:
+def passes(reports: Sequence[Report], measure: Measure = "both") -> float:
     """The lower bound of what was good, of requests or of work, whichever is less; 0 where a class is starved."""
     if any(min(each.score.by_class.values(), default=1.0) < CLASS_FLOOR for each in reports):
         return 0.0
     requests = lower_bound([each.score.slo_attainment for each in reports])
-    return min(requests, lower_bound([each.score.work_attainment for each in reports]))
+    work = lower_bound([each.score.work_attainment for each in reports])
+    return {"both": min(requests, work), "requests": requests, "work": work}[measure]
 
 
-def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = False) -> Found:
+def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = False, measure: Measure = "both") -> Found:
     """Up from a rate that passes, in leaps, then one step at a time from the last leap that passed.
 
     `every_step`: no leaps, so that the first step that fails is the edge, whatever lies beyond it.
@@ -65,7 +69,7 @@ def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = Fals
         if step not in runs:
             rate = start * STEP**step
             runs[step] = at_rate(rate)
-            bounds[rate] = passes(runs[step])
+            bounds[rate] = passes(runs[step], measure)
         return bounds[start * STEP**step] >= WANTED
 
     step = 0

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import cache
 from multiprocessing import active_children, get_context
 from typing import Final, TypeVar
 
@@ -14,7 +15,7 @@ from libs.lab.experiment import Experiment, Report, run
 from libs.lab.hindsight import best_split, first_guess
 from libs.lab.offline import Schedule, best_offline
 from libs.lab.policies import OFFLINE, bare_name, has_hindsight, policy_named, with_split
-from libs.lab.search import WANTED, Found, fewest_workers, highest_rate, passes
+from libs.lab.search import WANTED, Found, Measure, fewest_workers, highest_rate, passes
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
 
 MOST_WORKERS: Final = 4
@@ -73,6 +74,23 @@ def search_named(
 ) -> Found:
     """The highest rate at which a policy keeps the SLO, sought from `start` times the trace's. Each seed draws another
     superposition; compression has one."""
+    return search_measures(
+        experiment, name, method, seeds, note, measures=("both",), start=start, every_step=every_step
+    )["both"]
+
+
+def search_measures(
+    experiment: Experiment,
+    name: str,
+    method: ScaleMethod,
+    seeds: int,
+    note: Note = lambda line: None,
+    *,
+    measures: Sequence[Measure],
+    start: float = 1.0,
+    every_step: bool = False,
+) -> dict[Measure, Found]:
+    """As `search_named`, by each of these measures; runs at a rate serve all of them."""
 
     guess = 0
     known: Schedule | None = None
@@ -84,6 +102,7 @@ def search_named(
             known = found.schedule
         return found.report
 
+    @cache
     def at_rate(rate: float) -> Sequence[Report]:
         nonlocal guess
         drawn = (replace(experiment, seed=seed) for seed in range(experiment.seed, experiment.seed + seeds))
@@ -95,7 +114,7 @@ def search_named(
         note(f"{name}: {reports[0].score.slo_attainment:.1%} good at {rate:.2f} times the rate")
         return reports
 
-    return highest_rate(at_rate, start, every_step=every_step)
+    return {each: highest_rate(at_rate, start, every_step=every_step, measure=each) for each in measures}
 
 
 def fewest_named(experiment: Experiment, name: str) -> int | None:

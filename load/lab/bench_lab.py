@@ -1,9 +1,13 @@
 """What each policy is worth in the lab: the highest rate at which it keeps the SLO, by workload and interference.
 
 8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. A row a policy, a column a workload; a figure is
-relative to the best static split in hindsight, as shipped ("the knee"). `fulcrum` has roles that stand still, the best
-split in hindsight; `fulcrum-auto` is the live planner. At the end one JSON line. Quick by default; `--full` has 16
-workers, all workloads, all interferences and several seeds, and takes hours.
+relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests, 90 % of work,
+and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the live planner. At the
+end one JSON line. Quick by default: four workloads; `--eight` has all, as short; `--full` 16 workers, whole stretches,
+all interferences and several seeds, and takes hours.
+
+What is in libs/policy was tuned on seeds 1 to 3 and on stretches of traces that begin before 1,500 s. `--held-out`
+draws other seeds, and takes traces from 1,800 s on.
 """
 
 import argparse
@@ -13,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from math import prod
 from multiprocessing import get_context
@@ -23,24 +27,31 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from libs.cli.lab.asked import parse_wrong
 from libs.lab.bound import fluid_rate
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve
-from libs.lab.search import Found
-from libs.lab.slo import SloSpec, parse_slo
-from libs.lab.study import quiet, search_named
+from libs.lab.policies import OFFLINE
+from libs.lab.search import Found, Measure
+from libs.lab.slo import parse_slo
+from libs.lab.study import quiet, search_measures
 from libs.lab.traces.generate import generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from load.lab.compile_lab import run_compiled
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
-QUICK: Final = {
+EIGHT: Final = {
+    "flipflop2": "flipflop:rate=6,seconds=80,period=2,isl=3000,osl=300",
     "flipflop10": "flipflop:rate=6,seconds=80,period=10,isl=3000,osl=300",
+    "flipflop60": "flipflop:rate=6,seconds=240,period=60,isl=3000,osl=300",
     "chat-flood": "chat-flood:rate=6,seconds=90,isl=1500,osl=300,flood_rate=2,flood_seconds=20",
+    "evening-writing": "evening-writing:rate=3,seconds=240",
+    "both": "both:rate=3,seconds=180,flood_rate=2,flood_seconds=20",
     "mooncake": f"{MOONCAKE}@600+120",
     "azure-code": f"{AZURE}@1200+120",
 }
+QUICK: Final = {name: EIGHT[name] for name in ("flipflop10", "chat-flood", "mooncake", "azure-code")}
 FULL: Final = {
     "flipflop2": "flipflop:rate=12,seconds=300,period=2,isl=3000,osl=300",
     "flipflop10": "flipflop:rate=12,seconds=300,period=10,isl=3000,osl=300",
@@ -57,20 +68,17 @@ POLICIES: Final = (
 )  # fmt: skip
 QUICK_POLICIES: Final = (
     "static",
-    "static+guard",
-    "fulcrum",
+    "static+order+guard",
     "fulcrum-mixed",
     "fulcrum-auto",
     "aggregated",
-    "aggregated+guard",
+    "aggregated+order+guard",
     "arrow",
+    "arrow+order+guard",
     "arrow+ours",
     "dynamo-load",
-    "dynamo-load+moves",
+    "dynamo-load+order+guard",
     "dynamo-load+ours",
-    "llm-d",
-    "llm-d+ours",
-    "offline",
 )
 _OURS: Final = ("#0b6e4f", "#1f9d6f", "#6fd3a8")
 _THEIRS: Final = ("#334155", "#94a3b8", "#b45309", "#f59e0b", "#7c3aed", "#be123c", "#0ea5e9", "#475569", "#d97706")
@@ -80,6 +88,12 @@ TAIL: Final = 0.1
 """Shares of a trace that are served and not scored."""
 START: Final = 0.55
 """Of the fluid bound: where a search begins."""
+HELD_OUT_SEED: Final = 101
+HELD_OUT_LATER_S: Final = 1200.0
+"""By which a held-out stretch of a trace begins later."""
+ALLOWED_TOKENS: Final = 4096
+"""Of an answer, as its client allows; what it comes to is known to nobody."""
+MEASURES: Final[Sequence[Measure]] = ("both", "requests", "work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,12 @@ class Cell:
     workload: str
     policy: str
     interference: float | None
+    wrong: str = ""
+    """What the cluster is wrong about, as `fulcrum lab run --wrong` takes it."""
+
+
+Edges = dict[Measure, Found]
+"""By what has to be good."""
 
 
 def main() -> None:
@@ -100,34 +120,51 @@ def main() -> None:
     quiet()
     console = Console(file=sys.stdout, highlight=False, width=160)
     started = time.monotonic()
-    asked_for = asked.workloads.split(",") if asked.workloads else list(FULL if asked.full else QUICK)
-    workloads = {name: text for name, text in (FULL if asked.full else QUICK).items() if _there(text)}
-    workloads = {name: text for name, text in workloads.items() if name in asked_for}
+    all_of = FULL if asked.full else EIGHT
+    asked_for = asked.workloads.split(",") if asked.workloads else list(all_of if asked.full or asked.eight else QUICK)
+    workloads = {name: text for name, text in all_of.items() if name in asked_for and _there(text)}
     policies = asked.policies.split(",") if asked.policies else POLICIES if asked.full else QUICK_POLICIES
     interferences = asked.interference or ((None, *FULL_INTERFERENCES) if asked.full else (None,))
-    cells = [Cell(w, p, i) for i in interferences for w in workloads for p in policies]
-    base = Base(asked.workers, asked.model, asked.device, asked.slo, workloads, asked.seeds or (3 if asked.full else 1))
-    found: dict[Cell, Found] = {}
-    for cell, edge in _search(base, cells, asked.jobs or os.cpu_count() or 1):
-        found[cell] = edge
-        print(f"{len(found)} of {len(cells)}: {cell.policy} on {cell.workload}: {edge.rate_scale:.2f}", file=sys.stderr)
-    bounds = {(w, i): fluid_rate(base.experiment(w, i)) for w in workloads for i in interferences}
+    cells = [Cell(w, p, i, x) for x in ("", *asked.wrong) for i in interferences for w in workloads for p in policies]
+    base = Base(
+        asked.workers, asked.model, asked.device, asked.slo, workloads, asked.seeds or (3 if asked.full else 1),
+        held_out=asked.held_out,
+    )  # fmt: skip
+    bounds = {(w, i): fluid_rate(base.experiment(Cell(w, "", i))) for w in workloads for i in interferences}
+    found: dict[Cell, Edges] = {}
+    for cell, edges in _search(base, cells, asked.jobs or os.cpu_count() or 1):
+        found[cell] = edges
+        rates = ", ".join(f"{name} {edge.rate_scale:.2f}" for name, edge in edges.items())
+        print(f"{len(found)} of {len(cells)}: {cell.policy} on {cell.workload} {cell.wrong}: {rates}", file=sys.stderr)
+        if asked.out:
+            figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
+            asked.out.write_text(json.dumps(figures, indent=1) + "\n")
     for interference in interferences:
-        console.print(_table(found, workloads, policies, interference, bounds))
-    figures = {
-        "bench": "lab", "workers": asked.workers, "model": asked.model, "device": asked.device, "slo": asked.slo,
-        "seeds": base.seeds, "wall_s": round(time.monotonic() - started, 1),
-        "cells": [{**asdict(cell), "rate_scale": round(edge.rate_scale, 4),
-                   "fluid_bound": round(bounds[cell.workload, cell.interference], 4),
-                   "roles": edge.reports[0].roles if edge.reports else "",
-                   "role_moves": edge.reports[0].role_moves if edge.reports else 0}
-                  for cell, edge in found.items()],
-    }  # fmt: skip
-    if asked.out:
-        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+        for measure in MEASURES:
+            console.print(_table(found, workloads, policies, interference, bounds, measure=measure))
+        if asked.wrong:
+            console.print(_lost(found, workloads, policies, interference, asked.wrong))
+    figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
     if asked.picture and None in interferences:
         _draw(asked.picture, found, workloads, policies, bounds)
     print(json.dumps(figures))
+
+
+def _figures(
+    base: "Base", found: dict[Cell, Edges], bounds: dict[tuple[str, float | None], float], wall_s: float
+) -> Any:
+    """What `--out` keeps, also of a bench that is ended before all is found."""
+    return {
+        "bench": "lab", "workers": base.workers, "model": base.model, "device": base.device, "slo": base.slo,
+        "seeds": base.seeds, "held_out": base.held_out, "wall_s": wall_s,
+        "cells": [{**asdict(cell), "rate_scale": round(edges["both"].rate_scale, 4),
+                   "by": {each: round(edge.rate_scale, 4) for each, edge in edges.items()},
+                   "fluid_bound": round(bounds[cell.workload, cell.interference], 4),
+                   "roles": edges["both"].reports[0].roles if edges["both"].reports else "",
+                   "aborted": sum(each.score.aborted for each in edges["both"].reports),
+                   "role_moves": edges["both"].reports[0].role_moves if edges["both"].reports else 0}
+                  for cell, edges in found.items()],
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +177,30 @@ class Base:
     slo: str
     workloads: dict[str, str]
     seeds: int
+    held_out: bool = False
+    """Whether seeds and stretches of traces are others than those that decisions were tuned on."""
 
-    def experiment(self, workload: str, interference: float | None) -> Experiment:
+    def experiment(self, cell: Cell) -> Experiment:
         """At the workload's own rate."""
-        trace, slo = _trace(self.workloads[workload]), parse_slo(self.slo)
-        return _experiment(trace, slo, self, interference)
+        seed = HELD_OUT_SEED if self.held_out else 1
+        trace = _trace(self.workloads[cell.workload], seed, later_s=HELD_OUT_LATER_S if self.held_out else 0.0)
+        seconds = trace.duration_ns / 1e9
+        return Experiment(
+            trace,
+            resolve(self.model, self.device),
+            self.workers,
+            parse_slo(self.slo),
+            seed=seed,
+            overtime_s=60.0,
+            interference=cell.interference,
+            warm_up_s=WARM_UP * seconds,
+            tail_s=TAIL * seconds,
+            wrong=parse_wrong(cell.wrong.split("+") if cell.wrong else ()),
+            allowed_tokens=ALLOWED_TOKENS,
+        )
 
 
-def _experiment(trace: Trace, slo: SloSpec, base: Base, interference: float | None) -> Experiment:
-    seconds = trace.duration_ns / 1e9
-    made = Experiment(trace, resolve(base.model, base.device), base.workers, slo, overtime_s=60.0)
-    return replace(made, interference=interference, warm_up_s=WARM_UP * seconds, tail_s=TAIL * seconds)
-
-
-def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, Found]]:
+def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, Edges]]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=quiet) as pool:
         asked = {pool.submit(_find, base, cell): cell for cell in cells}
         try:
@@ -163,18 +210,20 @@ def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _find(base: Base, cell: Cell) -> Found:
-    experiment = base.experiment(cell.workload, cell.interference)
+def _find(base: Base, cell: Cell) -> Edges:
+    experiment = base.experiment(cell)
     start = START * fluid_rate(experiment)
-    return search_named(experiment, cell.policy, "superpose", base.seeds, lambda line: None, start=start)
+    measures: Sequence[Measure] = ("both",) if cell.policy == OFFLINE or cell.wrong else MEASURES
+    return search_measures(experiment, cell.policy, "superpose", base.seeds, measures=measures, start=start)
 
 
-def _trace(text: str) -> Trace:
+def _trace(text: str, seed: int, later_s: float) -> Trace:
     name, cut, part = text.partition("@")
     if not cut:
-        return generate(text, seed=1)
+        return generate(text, seed=seed)
     start_s, seconds = map(float, part.split("+"))
-    return read_trace(Path(os.environ["FULCRUM_DATA"]) / name, seed=1, start_s=start_s, seconds=seconds)
+    path = Path(os.environ["FULCRUM_DATA"]) / name
+    return read_trace(path, seed=seed, start_s=start_s + later_s, seconds=seconds)
 
 
 def _there(text: str) -> bool:
@@ -182,32 +231,57 @@ def _there(text: str) -> bool:
     return not cut or (Path(os.environ.get("FULCRUM_DATA", "")) / name).is_file()
 
 
+def _edge(found: dict[Cell, Edges], cell: Cell, measure: Measure) -> float:
+    """The highest rate there; 0 where it was not sought."""
+    edges = found.get(cell, {})
+    return edges[measure].rate_scale if measure in edges else 0.0
+
+
+def _lost(
+    found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
+    wrongs: Sequence[str],
+) -> Table:  # fmt: skip
+    """What is left of the highest rate where the cluster is wrong about itself."""
+    shown = Table(title="Highest rate, relative to that of a cluster that is wrong about nothing", title_justify="left",
+                  box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
+    for name in ("policy", "wrong", *workloads, "geomean"):
+        shown.add_column(name, justify="left" if name in ("policy", "wrong") else "right")
+    for policy in policies:
+        for wrong in wrongs:
+            right = [_edge(found, Cell(w, policy, interference), "both") for w in workloads]
+            there = [_edge(found, Cell(w, policy, interference, wrong), "both") for w in workloads]
+            shown.add_row(policy, wrong, *_cells([a / b if b else None for a, b in zip(there, right, strict=True)]))
+    return shown
+
+
 def _table(
-    found: dict[Cell, Found], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
-    bounds: dict[tuple[str, float | None], float],
+    found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
+    bounds: dict[tuple[str, float | None], float], *, measure: Measure,
 ) -> Table:  # fmt: skip
     words = "as the profile has it" if interference is None else f"{interference:g}"
-    shown = Table(title=f"Highest rate, relative to the best static split; interference {words}", title_justify="left",
+    good = "requests and work" if measure == "both" else measure
+    title = f"Highest rate by {good}, relative to the best static split; interference {words}"
+    shown = Table(title=title, title_justify="left",
                   box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
     shown.add_column("policy")
     for name in (*workloads, "geomean"):
         shown.add_column(name, justify="right")
 
     def relative(workload: str, rate: float) -> float | None:
-        knee = found.get(Cell(workload, "static", interference))
-        return rate / knee.rate_scale if knee and knee.rate_scale else None
+        knee = _edge(found, Cell(workload, "static", interference), measure)
+        return rate / knee if knee else None
 
     for policy in policies:
-        row = [relative(w, found[Cell(w, policy, interference)].rate_scale) for w in workloads]
+        row = [relative(w, _edge(found, Cell(w, policy, interference), measure)) for w in workloads]
         shown.add_row(policy, *_cells(row))
     shown.add_row("fluid bound", *_cells([relative(w, bounds[w, interference]) for w in workloads]), style="dim")
-    rates = [f"{found[Cell(w, 'static', interference)].rate_scale:.2f}x" for w in workloads]
+    rates = [f"{_edge(found, Cell(w, 'static', interference), measure):.2f}x" for w in workloads]
     shown.add_row("(knee, times the trace's rate)", *rates, "", style="dim")
     return shown
 
 
 def _draw(
-    path: Path, found: dict[Cell, Found], workloads: dict[str, str], policies: Sequence[str],
+    path: Path, found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str],
     bounds: dict[tuple[str, float | None], float],
 ) -> None:  # fmt: skip
     """Bars: of the fluid bound, what each policy reaches at the profile's own interference."""
@@ -218,7 +292,7 @@ def _draw(
     width = 0.8 / len(policies)
     ours, theirs = cycle(_OURS), cycle(_THEIRS)
     for place, policy in enumerate(policies):
-        shares = [found[Cell(w, policy, None)].rate_scale / bounds[w, None] for w in workloads]
+        shares = [_edge(found, Cell(w, policy, None), "both") / bounds[w, None] for w in workloads]
         axes.bar(
             [x + place * width for x in range(len(workloads))], shares, width, label=policy,
             color=next(ours if policy.startswith("fulcrum") else theirs), edgecolor="white", linewidth=0.5,
@@ -240,6 +314,11 @@ def _cells(row: list[float | None]) -> list[str]:
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all workloads and interferences, three seeds: hours")
+    parser.add_argument("--eight", action="store_true", help="all eight workloads, as short as the quick ones")
+    parser.add_argument("--held-out", action="store_true", help="seeds and stretches that nothing was tuned on")
+    parser.add_argument(
+        "--wrong", nargs="*", default=[], help="e.g. telemetry=500 steps=0.2 slow=0:2 hints=0.05: each apart"
+    )
     parser.add_argument("--policies", help="names with commas between; static has to be one of them")
     parser.add_argument("--workloads", help="names with commas between")
     parser.add_argument("--interference", type=float, nargs="*", help="in place of the profile's own; several searches")

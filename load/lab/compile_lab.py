@@ -23,14 +23,16 @@ from load.lab.compile_records import bases, with_constructors
 ROOT: Final = Path(__file__).parents[2]
 MODULES: Final = (
     "libs/policy/*.py",
+    "libs/policy/estimates/*.py",
     "libs/policy/gateway/*.py",
+    "libs/policy/pressure/*.py",
     "libs/policy/worker/*.py",
     "libs/dispatch/*.py",
     *(
         f"libs/engine/{name}.py"
         for name in (
-            *("batching", "block_pool", "config", "core", "handles", "kv_port", "kv_wait", "offers"),
-            *("port", "preemption", "roster", "runner", "sequence", "trial", "validation"),
+            *("batching", "config", "core", "kv/block_pool", "kv/handles", "kv/wait", "kv_port", "offers"),
+            *("port", "roster", "runner", "sequence", "trial", "validation"),
         )
     ),
     "libs/lab/cluster/*.py",
@@ -82,6 +84,8 @@ def build(folder: Path, optimise: int = 3) -> bool:
     shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in MODULES for path in sorted(ROOT.glob(glob))]
     modules = [path for path in modules if not path.endswith("__init__.py")]
+    if lost := [glob for glob in MODULES if not any(ROOT.glob(glob))]:
+        raise SystemExit(f"no module is called {', '.join(lost)} any more: mend MODULES in {__file__}")
     derived_from = bases(path.read_text() for path in (folder / "libs").rglob("*.py"))
     for path in modules:
         (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))

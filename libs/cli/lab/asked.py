@@ -44,6 +44,8 @@ class Asked:
     losses: Sequence[str] = ()
     wrong: Sequence[str] = ()
     """Each as AT:WORKER:BACK."""
+    allowed_tokens: int = 0
+    """As `Experiment` has it."""
 
     def experiment(self) -> Experiment:
         """Raises InvalidRequest that says what to do about whatever cannot be run."""
@@ -63,6 +65,7 @@ class Asked:
             closed_loop=self.closed_loop,
             losses=tuple(map(parse_loss, self.losses)),
             wrong=parse_wrong(self.wrong),
+            allowed_tokens=self.allowed_tokens,
         )
         return scaled(experiment, self.rate_scale, self.scaling)
 

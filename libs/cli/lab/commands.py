@@ -42,6 +42,12 @@ ClosedLoop = Annotated[
     bool,
     typer.Option("--closed-loop", metavar="", help="Later turns of a session wait for the answer, then think."),
 ]
+Allowed = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="N", help="Output tokens that clients allow where the trace is silent; 0: as many as come."
+    ),
+]
 Lose = Annotated[
     list[str] | None,
     typer.Option(
@@ -81,6 +87,7 @@ def run(
     seed: Seed = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
+    max_output_tokens: Allowed = 4096,
     lose: Lose = None,
     wrong: WrongOption = None,
     json: Json = False,
@@ -92,6 +99,7 @@ def run(
     asked = Asked(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
+        allowed_tokens=max_output_tokens,
     )  # fmt: skip
     run_one(asked, policy, as_json=json)
 
@@ -114,6 +122,7 @@ def compare(
     seed: Seed = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
+    max_output_tokens: Allowed = 4096,
     lose: Lose = None,
     wrong: WrongOption = None,
     gpus: Annotated[bool, typer.Option(help="Also how many GPUs each policy needs.")] = True,
@@ -130,6 +139,7 @@ def compare(
     asked = Asked(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
+        allowed_tokens=max_output_tokens,
     )  # fmt: skip
     compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
 
@@ -152,6 +162,7 @@ def search(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at each rate, each with its seed.")] = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
+    max_output_tokens: Allowed = 4096,
     lose: Lose = None,
     wrong: WrongOption = None,
     every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
@@ -164,6 +175,7 @@ def search(
     asked = Asked(
         trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
+        allowed_tokens=max_output_tokens,
     )  # fmt: skip
     search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
 

@@ -96,7 +96,9 @@ def core_request(
             parameters = _sampling(request, max_tokens, eos_token_ids, kv)
         except (ValueError, VLLMClientError) as error:
             raise InvalidRequest(" ".join(str(error).split())) from None
-    pace: dict[str, Any] = {"yields": request.yields, "tpot_target_ns": request.tpot_target_ns}
+    pace: dict[str, Any] = {
+        "yields": request.yields, "tpot_target_ns": request.tpot_target_ns, "kind": request.kind,
+    }  # fmt: skip
     if len(request.token_ids) == request.prompt_tokens:
         pace["first_token_due_ns"] = request.first_token_due_ns
     if kv is not None and kv.stored:

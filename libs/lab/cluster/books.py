@@ -37,6 +37,8 @@ class Answer:
     arrival_ps: int
     ttft_limit_ns: int
     tpot_limit_ns: int
+    most_output_tokens: int = 0
+    """That its client allows, and all that the cluster knows of its length."""
     first_ps: int = 0
     last_ps: int = 0
     tokens: int = 0

@@ -1,12 +1,14 @@
 """The engine core over counted sequences, which can let many decode steps pass at once."""
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from libs.engine.core import Core
 from libs.engine.port import EngineLoad, Phase
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
-from libs.lab.cluster.sequence import CountedSequence
+from libs.lab.cluster.sequence import CountedRequest, CountedSequence
+from libs.lab.rivals.port import PromptOrder, QueuedPrompt
+from libs.policy.speed import Speed
 
 MIN_COAST_STEPS: Final = 2
 
@@ -20,7 +22,44 @@ class Decoding(NamedTuple):
 
 
 class LabCore(Core):
-    """`Core`, and steps between which nothing is decided."""
+    """`Core`, and steps between which nothing is decided; and prompts in the order that a rival has them in."""
+
+    _order: PromptOrder | None = None
+    _speed: Speed | None = None
+
+    def order_prompts(self, order: PromptOrder, speed: Speed) -> None:
+        """Sort prompts by this from now on. `speed`: what computing them takes."""
+        self._order, self._speed = order, speed
+
+    def admit(self, now_ns: int) -> None:
+        """As `Core.admit`, the first in order first."""
+        if self._order is not None and len(self._sequences.at(Stage.QUEUED_PROMPT)) > 1:
+            self._sort(Stage.QUEUED_PROMPT, now_ns)
+        super().admit(now_ns)
+
+    def _ready(self, now_ns: int) -> tuple[list[Sequence], list[Sequence]]:
+        if self._order is not None and len(self._sequences.at(Stage.PREFILL)) > 1:
+            self._sort(Stage.PREFILL, now_ns)
+        return super()._ready(now_ns)
+
+    def _sort(self, stage: Stage, now_ns: int) -> None:
+        order, speed = self._order, self._speed
+        assert order is not None and speed is not None
+
+        def key(sequence: Sequence) -> tuple[float, ...]:
+            request = cast(CountedRequest, sequence.request)
+            length, computed = sequence.length, sequence.computed
+            queued = QueuedPrompt(
+                request.arrival_ns,
+                request.first_token_due_ns,
+                request.prompt_tokens,
+                speed.prompt_ns(length - computed, length**2 - computed**2),
+                resumed=computed > sequence.cached_tokens or sequence.output_tokens > 0,
+                batch=request.yields,
+            )
+            return order(queued, now_ns)
+
+        self._sequences.sort(stage, key)
 
     def cached_tokens(self, keys: list[bytes]) -> int:
         """Tokens of a prompt's start whose KV is here."""

@@ -142,14 +142,13 @@ class LabGateway:
     def _generation(
         self, answer: Answer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int, now_ns: int
     ) -> TracedGeneration:
-        most = max(request.max_output_tokens, request.output_tokens)
         deadline_ns = now_ns + answer.ttft_limit_ns if self._late_last else 0
         return TracedGeneration(
             request_id=str(request.number),
             model=self._workers[0].shape.model,
             prompt=b"",
             prompt_tokens=request.input_tokens,
-            max_output_tokens=most,
+            max_output_tokens=answer.most_output_tokens,
             sampling=cast(Any, None),
             context=cast(Any, _Context(deadline_ns, request.tenant, request.service_class)),
             end_token_ids=frozenset(),

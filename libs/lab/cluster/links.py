@@ -294,6 +294,7 @@ def _request(generation: TracedGeneration, attempt: Attempt, blocks: Blocks | No
         tpot_target_ns=generation.tpot_target_ns,
         first_token_due_ns=generation.first_token_due_ns,
         yields=generation.batch,
+        kind=f"{generation.context.tenant}/{generation.context.service_class}",
         output_tokens=generation.output_tokens,
         keys=generation.keys,
     )

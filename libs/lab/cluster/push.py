@@ -19,7 +19,7 @@ from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Move, MoveCost, Mover, Router, SeenRequest, Slo
+from libs.lab.rivals.port import Move, MoveCost, Mover, Router, SeenRequest, SeenWorker, Slo
 from libs.policy.roles import Role
 
 MAX_ATTEMPTS: Final = 64
@@ -42,6 +42,8 @@ class _Pushed:
     """(worker, sequence id) that holds the blocks of its computed prompt."""
     handle: KvHandle | None = None
     attempts: int = 0
+    bound: int = -1
+    """Where it is to decode, if that was chosen at its arrival."""
 
 
 class PushGateway:
@@ -56,8 +58,10 @@ class PushGateway:
         mover: Mover | None,
         cost: MoveCost,
         slo: Slo,
+        binds_at_arrival: bool = False,
     ) -> None:
-        """`slo`: of a typical request, for the mover."""
+        """`slo`: of a typical request, for the mover. `binds_at_arrival`: as `Rival` has it."""
+        self._binds_at_arrival = binds_at_arrival
         self._workers = workers
         self._router = router
         self._mover = mover
@@ -91,22 +95,35 @@ class PushGateway:
     def _prompt(self, pushed: _Pushed) -> None:
         """To a worker that computes its prompt, with what was generated so far."""
         pushed.source = pushed.handle = None
+        self._unbind(pushed)
         views = self._watch.workers()
         if not any(view.ready and (view.role is Role.PREFILL or view.budget_tokens) for view in views):
             self._stranded.append(pushed)
             return
         index = self._router.prompt(pushed.seen, views, self._time.now_ns())
         phase = Phase.PREFILL if self._workers[index].assignment.role is Role.PREFILL else Phase.BOTH
+        if self._binds_at_arrival and phase is Phase.PREFILL and any(map(_decodes, views)):
+            pushed.bound = self._router.decode(pushed.seen, index, views, self._time.now_ns())
+            self._watch.bound(pushed.bound, pushed.seen.input_tokens)
         self._submit(pushed, index, phase)
 
     def _decode(self, pushed: _Pushed) -> None:
+        index = pushed.bound
+        self._unbind(pushed)
         views = self._watch.workers()
-        if not any(view.ready and view.role is Role.MIXED for view in views):
-            self._stranded.append(pushed)
-            return
-        assert pushed.source is not None
-        index = self._router.decode(pushed.seen, pushed.source[0], views, self._time.now_ns())
+        if index < 0 or not _decodes(views[index]):
+            if not any(map(_decodes, views)):
+                self._stranded.append(pushed)
+                return
+            assert pushed.source is not None
+            index = self._router.decode(pushed.seen, pushed.source[0], views, self._time.now_ns())
         self._submit(pushed, index, Phase.DECODE)
+
+    def _unbind(self, pushed: _Pushed) -> None:
+        """It is at its decode worker, or will decode elsewhere."""
+        if pushed.bound >= 0:
+            self._watch.bound(pushed.bound, pushed.seen.input_tokens, times=-1)
+            pushed.bound = -1
 
     def _submit(self, pushed: _Pushed, index: int, phase: Phase) -> None:
         self._ids += 1
@@ -120,7 +137,7 @@ class PushGateway:
             phase=phase,
             token_ids=CountedTokens(request.input_tokens + answer.tokens),  # type: ignore[arg-type]
             prompt_tokens=request.input_tokens,
-            max_output_tokens=max(request.max_output_tokens, request.output_tokens),
+            max_output_tokens=answer.most_output_tokens,
             sampling=GREEDY,
             chain_root=_CHAIN_ROOT,
             kv=pushed.handle if phase is Phase.DECODE else None,
@@ -128,6 +145,8 @@ class PushGateway:
             first_token_due_ns=answer.arrival_ps // PS_PER_NS + answer.ttft_limit_ns,
             output_tokens=request.output_tokens,
             keys=pushed.keys,
+            arrival_ns=answer.arrival_ps // PS_PER_NS,
+            kind=f"{request.tenant}/{request.service_class}",
         )
         self._send(worker, ToWorker(submits=[submit]))
 
@@ -192,6 +211,7 @@ class PushGateway:
 
     def _end(self, pushed: _Pushed) -> None:
         self._release(pushed)
+        self._unbind(pushed)
         pushed.answer.finish(ApiFinishReason.STOP)
         self._watch.ended(pushed.answer)
         self.ended += 1
@@ -248,3 +268,8 @@ class PushGateway:
                 self._decode(pushed)
             else:
                 self._prompt(pushed)
+
+
+def _decodes(view: SeenWorker) -> bool:
+    """Whether sequences may be sent there to decode."""
+    return view.ready and view.role is Role.MIXED

@@ -57,6 +57,10 @@ class Setup:
     tpot_limit_ns: int
     overtime_ns: int = 0
     """After the last arrival the run goes on for so long at most; 0: until all have ended."""
+    most_output_tokens: Callable[[TraceRequest], int] = lambda request: max(
+        request.max_output_tokens, request.output_tokens
+    )
+    """That a client allows."""
     closed_loop: bool = False
     """Whether a later turn of a session comes its think time after the turn before has ended, instead of when it came
     in the trace. It comes also where that turn failed: its client goes on with what it has."""
@@ -190,7 +194,10 @@ class Run:
 
     def _arrive(self, place: int, next_index: int = 0) -> None:
         request, setup = self._trace.requests[place], self._setup
-        answer = Answer(request, self.time, self.time.now_ps, setup.ttft_limit_ns(request), setup.tpot_limit_ns)
+        answer = Answer(
+            request, self.time, self.time.now_ps, setup.ttft_limit_ns(request), setup.tpot_limit_ns,
+            setup.most_output_tokens(request),
+        )  # fmt: skip
         if (turn := self._next_turns.get(place)) is not None:
             answer.on_end = lambda: self._answered(turn)
         self.answers.append(answer)

@@ -52,6 +52,8 @@ class CountedRequest(EngineRequest):
     """Where the answer ends by itself, counted from the end of the prompt."""
     keys: Items[bytes] = ()
     """Of the prompt's full blocks."""
+    arrival_ns: int = 0
+    """When its client sent it; known where the worker orders its prompts."""
 
 
 class CountedSequence(Sequence):

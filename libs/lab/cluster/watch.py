@@ -44,6 +44,8 @@ class Watch:
         self._outputs = _Sum()
         self._counted = _Counted(_Sum(), _Sum(), _Sum(), _Sum())
         self._keep_steps = keep_steps
+        self._bound: dict[int, tuple[int, int]] = {}
+        """By worker, (sequences, tokens) that will decode there and whose prompt is computed elsewhere now."""
         if keep_steps:
             for worker in workers:
                 worker.keep_recent_steps()
@@ -55,6 +57,11 @@ class Watch:
         cached = [worker.core.cached_tokens(keys) for worker in self._workers] if keys else [0] * len(self._workers)
         slo = Slo(answer.ttft_limit_ns, answer.tpot_limit_ns)
         return SeenRequest(request.number, request.input_tokens, round(self._outputs.mean), slo, cached)
+
+    def bound(self, index: int, tokens: int, *, times: int = 1) -> None:
+        """A request of so many tokens is to decode there; `times` -1: it is there, or will not come."""
+        sequences, all_tokens = self._bound.get(index, (0, 0))
+        self._bound[index] = sequences + times, all_tokens + times * tokens
 
     def first_token(self, answer: Answer) -> None:
         """Its first token has come."""
@@ -87,7 +94,8 @@ class Watch:
     def _view(self, worker: LabWorker, *, with_steps: bool) -> SeenWorker:
         load = load_now(worker, self._time)
         queued, queued_tokens = worker.core.queued_decodes()
-        kv_tokens = queued_tokens + held_tokens(worker, load)
+        bound, bound_tokens = self._bound.get(worker.index, (0, 0))
+        kv_tokens = queued_tokens + bound_tokens + held_tokens(worker, load)
         steps = worker.take_recent_steps() if with_steps else ()
         tokens = load.waiting_prefill_tokens
         return SeenWorker(
@@ -103,7 +111,7 @@ class Watch:
             prompt_tokens=tokens,
             backlog_ns=worker.speed.prompt_ns(tokens, load.waiting_prefill_squares),
             decodes=load.running,
-            queued_decodes=load.awaiting_kv + queued,
+            queued_decodes=load.awaiting_kv + queued + bound,
             kv_tokens=kv_tokens,
             decode_step_ns=worker.speed.decode_ns(load.running, kv_tokens),
             free_blocks=load.free_kv_blocks,

@@ -110,6 +110,8 @@ class LabWorker:
         )
         if self.shape.guard:
             core.set_step_time(self.shape.step_time)
+        if self.shape.prompt_order is not None:
+            core.order_prompts(self.shape.prompt_order, Speed(self.shape.step_time, self.shape.chunk_tokens))
         return core
 
     def _next_handle(self, count: int) -> bytes:

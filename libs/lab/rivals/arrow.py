@@ -116,8 +116,6 @@ def arrow(prefill: int = 0, decode: int = 0) -> Rival:
         name=f"arrow:{prefill}:{decode}" if prefill or decode else "arrow",
         source="jd-opensource/xllm-service, commit c8033e0: instance_mgr.cpp, time_predictor.cpp, global_gflags.cpp",
         simplified=(
-            "The decode instance is chosen at the first token instead of at arrival, so load that is bound to it and "
-            "still in prefill does not count against it, and an instance that waits for such load may flip.",
             "Its TTFT and TPOT predictors are the step-time model, not fits to profiled points rounded to whole "
             "milliseconds; a backlog shrinks with each step instead of when a prompt is done.",
             "A prompt that spilled over decodes where it was computed; the service decodes it at another instance.",
@@ -128,4 +126,5 @@ def arrow(prefill: int = 0, decode: int = 0) -> Rival:
         first_roles=first_roles,
         router=router,
         mover=mover,
+        binds_at_arrival=True,
     )

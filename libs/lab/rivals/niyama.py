@@ -8,6 +8,7 @@ Its scheduler works inside one replica; how requests reach replicas is left open
 from typing import Final
 
 from libs.lab.rivals.aggregated import AggregatedRouter, all_mixed
+from libs.lab.rivals.orders import deadline_and_work
 from libs.lab.rivals.port import Cluster, Rival, Router
 
 MOST_CHUNK_TOKENS: Final = 8192
@@ -23,13 +24,14 @@ def niyama() -> Rival:
         name="niyama",
         source="arXiv 2503.22562v1 (Goel et al., 2025): abstract and introduction; no code of theirs was read",
         simplified=(
-            "Prompts are served in order of arrival: hybrid prioritisation and relegation order the queue inside a "
-            "worker, which this port does not reach.",
+            "Hybrid prioritisation weighs deadline and work left alike, in seconds; the paper leaves its factor to be "
+            "tuned. Relegated are prompts that could not be in time even if they were alone.",
             "Chunks follow this project's own rule for slack in place of their trained predictor of step times, and "
             "newcomers are held to it too, which theirs are not.",
             "Requests reach workers by least predicted load, which the paper leaves open.",
         ),
         first_roles=lambda cluster: all_mixed(cluster, min(MOST_CHUNK_TOKENS, cluster.speed.chunk_tokens)),
         router=router,
+        prompt_order=deadline_and_work,
         guard=True,
     )

@@ -105,6 +105,24 @@ class Move:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedPrompt:
+    """A prompt that a worker holds and has not computed to its end; `libs.policy.gateway.order.Waiting` to an order."""
+
+    arrival_unix_ns: int
+    ttft_deadline_unix_ns: int
+    prompt_tokens: int
+    left_ns: float
+    """Computing what is left of it by itself."""
+    resumed: bool
+    """Some of it was computed here, beyond what was found in the cache."""
+    batch: bool = False
+
+
+PromptOrder = Callable[[QueuedPrompt, int], tuple[float, ...]]
+"""What a worker sorts its prompts by at a moment (ns), the least first."""
+
+
 class Router(Protocol):
     """Chooses workers."""
 
@@ -173,5 +191,9 @@ class Rival:
     router: Callable[[Cluster], Router]
     mover: Callable[[Cluster], Mover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
+    binds_at_arrival: bool = False
+    """Whether the decode worker is chosen with the prefill worker; else once the first token is there."""
+    prompt_order: PromptOrder | None = None
+    """Of the prompts in a worker; None: as they came."""
     guard: bool = False
     """Whether newcomers and prompts are held to the TPOT of running sequences; off: they always join."""

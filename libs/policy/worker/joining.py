@@ -10,7 +10,12 @@ from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.slack import MAX_HOLD_NS, TokenLine
 
 KEPT_LENGTHS: Final = 128
-"""Answers whose length is remembered."""
+"""Answers of a kind whose length is remembered."""
+MOST_KINDS: Final = 256
+"""Kinds that are remembered; the one that ended no answer for longest is forgotten."""
+ENOUGH_LENGTHS: Final = 16
+"""Answers of its own kind by which a sequence is judged; with fewer, by those of all kinds."""
+EVERY_KIND: Final = ""
 LIKELY: Final = 0.5
 
 
@@ -26,6 +31,8 @@ class Decoding:
     """Its TPOT target; 0: none."""
     line: TokenLine | None = None
     """When its tokens are due; None without a target, or before its first token here."""
+    kind: str = EVERY_KIND
+    """Whose answers it is expected to resemble: tenant and class."""
 
     def keeps(self, step_ns: float, now_ns: int) -> bool:
         """Whether its last token, were it to use all that it may, comes in time where every step takes so long."""
@@ -37,14 +44,28 @@ class Decoding:
 
 
 class AnswerLengths:
-    """How long the latest answers were: what is known of when a running one will end."""
+    """How long the latest answers of each kind were: what is known of when a running one will end."""
 
     def __init__(self) -> None:
-        self._latest: deque[int] = deque(maxlen=KEPT_LENGTHS)
+        self._latest: dict[str, deque[int]] = {}
+        """By kind, the one that ended an answer last at the end; and under `EVERY_KIND` of all."""
+        self._sorted: dict[str, list[int]] = {}
 
-    def ended(self, tokens: int) -> None:
-        """Record an answer that ended after `tokens` output tokens."""
-        self._latest.append(tokens)
+    def __len__(self) -> int:
+        """Kinds that are known, all together being one."""
+        return len(self._latest)
+
+    def ended(self, tokens: int, kind: str = EVERY_KIND) -> None:
+        """Record an answer of a kind that ended after `tokens` output tokens."""
+        for each in dict.fromkeys((kind, EVERY_KIND)):
+            latest = self._latest.pop(each, None) or deque(maxlen=KEPT_LENGTHS)
+            latest.append(tokens)
+            self._latest[each] = latest
+            self._sorted.pop(each, None)
+        if len(self._latest) > MOST_KINDS:
+            oldest = next(iter(self._latest))
+            del self._latest[oldest]
+            self._sorted.pop(oldest, None)
 
     def one_ends(self, running: Sequence[Decoding], steps: float) -> bool:
         """Whether one of these has likely ended after `steps` steps; before any answer has ended, one step suffices."""
@@ -52,14 +73,23 @@ class AnswerLengths:
             return True
         if not self._latest:
             return steps >= 1
-        lengths = sorted(self._latest)
         none_ends = 1.0
         for each in running:
             # Of the answers that grew longer than this one is by now, those that had ended by then.
+            lengths = self._of(each.kind)
             longer = len(lengths) - bisect_right(lengths, each.tokens)
             beyond = len(lengths) - bisect_right(lengths, each.tokens + steps)
             none_ends *= beyond / longer if longer else 1.0
         return none_ends <= 1 - LIKELY
+
+    def _of(self, kind: str) -> list[int]:
+        """Lengths to judge that kind by, in order."""
+        if len(self._latest.get(kind, ())) < ENOUGH_LENGTHS:
+            kind = EVERY_KIND
+        found = self._sorted.get(kind)
+        if found is None:
+            found = self._sorted[kind] = sorted(self._latest[kind])
+        return found
 
 
 def joins(

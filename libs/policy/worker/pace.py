@@ -73,6 +73,11 @@ class Paced(Protocol):
         ...
 
     @property
+    def kind(self) -> str:
+        """Whose answers it is expected to resemble; empty: anybody's."""
+        ...
+
+    @property
     def first_token_due_ns(self) -> int:
         """When its first token is wanted; 0: it is out, or nobody has said."""
         ...
@@ -93,10 +98,10 @@ class Pace:
         self._people_until_ns = 0
         self._lengths = AnswerLengths()
 
-    def note_end(self, output_tokens: int) -> None:
+    def note_end(self, output_tokens: int, kind: str) -> None:
         """An answer has come to its end; one of a single token is a prompt that was computed for others."""
         if output_tokens > 1:
-            self._lengths.ended(output_tokens)
+            self._lengths.ended(output_tokens, kind)
 
     def note_prompt(self, sequence: Paced, now_ns: int) -> None:
         """A sequence has come; one that does not yield and has its prompt computed here is a sign of more to come."""
@@ -163,7 +168,7 @@ class Pace:
 
 
 def _decoding(sequence: Paced) -> Decoding:
-    return Decoding(sequence.output_tokens, sequence.most_left, sequence.tpot_target_ns, sequence.line)
+    return Decoding(sequence.output_tokens, sequence.most_left, sequence.tpot_target_ns, sequence.line, sequence.kind)
 
 
 def _work(running: Items[Paced]) -> StepWork:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.joining import AnswerLengths, Decoding, beside, joins
+from libs.policy.worker.joining import ENOUGH_LENGTHS, MOST_KINDS, AnswerLengths, Decoding, beside, joins
 from libs.policy.worker.slack import MAX_HOLD_NS, TokenLine
 
 MS = 1_000_000
@@ -113,3 +113,23 @@ def test_only_the_latest_answers_count() -> None:
     for _ in range(200):
         made.ended(16)
     assert made.one_ends([decoding(12, 500)], 20)
+
+
+def test_answers_are_expected_to_be_as_long_as_those_of_their_kind_once_enough_have_ended() -> None:
+    made = lengths(*[300] * 100)
+    brief = Decoding(12, 500, 100 * MS, None, "tenant/chat")
+    for _ in range(ENOUGH_LENGTHS - 1):
+        made.ended(16, "tenant/chat")
+    assert not made.one_ends([brief], 20), "too few to know them by"
+    made.ended(16, "tenant/chat")
+    assert made.one_ends([brief], 20)
+    assert not made.one_ends([Decoding(12, 500, 100 * MS, None, "tenant/writing")], 20), (
+        "one kind says nothing of others"
+    )
+
+
+def test_of_ever_new_kinds_only_the_latest_are_remembered() -> None:
+    made = lengths()
+    for number in range(3 * MOST_KINDS):
+        made.ended(16, f"tenant-{number}/chat")
+    assert len(made) == MOST_KINDS

@@ -1,7 +1,18 @@
 """Arrow as a rival: spilling prompts and flipping instances, worked out by hand."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from libs.lab.cluster.books import Outcome
+from libs.lab.experiment import Experiment, run
+from libs.lab.hardware import resolve
+from libs.lab.policies import policy_named
 from libs.lab.rivals.arrow import arrow
-from libs.lab.rivals.port import Move, Mover, SeenWorker
+from libs.lab.rivals.port import Move, Mover, Router, SeenRequest, SeenWorker
+from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
 from libs.policy.roles import Role
 from tests.rival_rig import cluster, mixed, prefill, request, seen
 
@@ -83,3 +94,32 @@ def test_it_starts_with_an_even_split_and_moves_cost_it_nothing() -> None:
     assert [move.role for move in rival.first_roles(cluster(5))] == [Role.PREFILL] * 2 + [Role.MIXED] * 3
     assert not rival.move_cost.restarts
     assert rival.move_cost.start_ns == 0
+
+
+@pytest.mark.usefixtures("quiet_lab")
+def test_what_is_bound_to_a_decode_instance_counts_there_from_its_arrival() -> None:
+    trace = generate("poisson:rate=20,seconds=20,isl=2000,osl=100", seed=1)
+    base = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
+    seen: list[tuple[int, int]] = []
+
+    class Watched:
+        """Arrow's router, and what it saw."""
+
+        def __init__(self, router: Router) -> None:
+            self.router = router
+
+        def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
+            return self.router.prompt(request, workers, now_ns)
+
+        def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
+            seen.append((request.number, sum(each.decodes + each.queued_decodes for each in workers)))
+            return self.router.decode(request, source, workers, now_ns)
+
+    policy = policy_named("arrow:2:2", 4)
+    assert policy.rival is not None
+    rival = replace(policy.rival, router=lambda cluster: Watched(arrow().router(cluster)), mover=lambda cluster: None)
+    _, result = run(base, replace(policy, rival=rival))
+    assert all(answer.outcome is Outcome.COMPLETED for answer in result.answers)
+    assert [number for number, _ in seen] == list(range(len(trace.requests))), "each once, as it arrives"
+    # Of requests that came in quick succession, the later one sees the former at a decode instance.
+    assert max(there for _, there in seen[:3]) >= 1

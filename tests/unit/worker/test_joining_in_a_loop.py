@@ -31,6 +31,7 @@ class Asked:
     held_since_ns: int = 0
     has_room = transferred = True
     yields = False
+    kind = ""
     tpot_target_ns = TARGET_MS * MS
 
     @property
@@ -97,7 +98,7 @@ def served(clients: int, seed: int) -> list[Asked]:
                 each.last_ns = now_ns
                 here.remove(each)
                 ended.append(each)
-                pace.note_end(each.output_tokens)
+                pace.note_end(each.output_tokens, each.kind)
                 ask()
     return ended
 

@@ -24,6 +24,7 @@ class PacedRequest:
         tpot_target_ns: int = 0,
         first_token_due_ns: int = 0,
         stored: bool = False,
+        kind: str = "",
         tokens_a_step: int = 1,
     ) -> None:
         """`tokens_a_step`: that it decodes in one step at most, drafts included."""
@@ -33,6 +34,7 @@ class PacedRequest:
         self.stored = stored
         """Whether its KV is in a store: it computes what is missing there, like one that comes again."""
         self.yields = yields
+        self.kind = kind
         self.tpot_target_ns = tpot_target_ns
         self._first_token_due_ns = first_token_due_ns
         self.joined = False

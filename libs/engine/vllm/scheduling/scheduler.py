@@ -149,7 +149,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         if _is_for_others(request):
             self._held.prefilled(request.request_id, self._news, kept=request.request_id in self.requests)
         if request.status in ANSWERED:
-            self._pace.note_end(request.num_output_tokens)
+            paced = self._paced.get(request.request_id)
+            self._pace.note_end(request.num_output_tokens, paced.kind if paced else "")
         self._paced.pop(request.request_id, None)
         self._fetched(request.request_id)
         return result

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from libs.lab.cluster.time import PS_PER_NS
+from libs.lab.rivals.port import PromptOrder
 from libs.policy.step_time import StepTimeModel
 
 
@@ -24,6 +25,8 @@ class WorkerShape:
     """From a worker to the gateway, or another worker, and back: each way."""
     guard: bool = True
     """Whether prompts and newcomers are held to the TPOT of what decodes."""
+    prompt_order: PromptOrder | None = None
+    """Of the prompts that it holds; None: as they came."""
     credits: bool = True
     """Whether work is taken only against credits; off where it queues in workers."""
     stepwise: bool = False

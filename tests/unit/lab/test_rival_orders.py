@@ -1,0 +1,74 @@
+"""Orders of the prompts in a worker, worked out by hand, and what they change in a run of the lab."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.experiment import Experiment, Report, run
+from libs.lab.hardware import resolve
+from libs.lab.policies import policy_named
+from libs.lab.rivals.orders import deadline_and_work, late_last
+from libs.lab.rivals.port import QueuedPrompt
+from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
+
+pytestmark = pytest.mark.usefixtures("quiet_lab")
+
+MS = 1_000_000
+FLOOD = Experiment(
+    generate("flipflop:rate=10,seconds=40,period=10,isl=3000,osl=300", seed=2),
+    resolve("llama-3.1-70b", "h100"),
+    8,
+    parse_slo("ttft=max(2s,3x),tpot=50ms"),
+)
+
+
+def queued(came_ms: int, due_ms: int, left_ms: int, *, begun: bool = False) -> QueuedPrompt:
+    return QueuedPrompt(came_ms * MS, due_ms * MS, 1000, left_ms * MS, resumed=begun)
+
+
+def in_order(order: Any, now_ms: int, *prompts: QueuedPrompt) -> list[int]:
+    """When they came, in ms."""
+    ordered = sorted(prompts, key=lambda each: order(each, now_ms * MS))
+    return [each.arrival_unix_ns // MS for each in ordered]
+
+
+def test_prompts_that_can_be_in_time_go_before_older_ones_that_cannot_and_what_has_begun_before_all() -> None:
+    # Due at 1,000 after 1,000 ms, 400 ms of work: hopeless from 1,000 - 1.5 x 400 - 0.15 x 1,000 = 250 ms on.
+    old, new, begun = queued(0, 1000, 400), queued(100, 1100, 100), queued(200, 1200, 900, begun=True)
+    assert in_order(late_last, 249, new, old) == [0, 100]
+    assert in_order(late_last, 250, new, old, begun) == [200, 100, 0]
+
+
+def test_deadline_and_work_puts_short_prompts_before_slightly_older_long_ones_and_relegates_the_rest() -> None:
+    # Deadline + work: 1,900 and 1,550 ms.
+    long, short = queued(0, 1000, 900), queued(500, 1500, 50)
+    assert in_order(deadline_and_work, 50, long, short) == [500, 0]
+    assert in_order(deadline_and_work, 50, queued(0, 1000, 400), short) == [0, 500]
+    # At 700 ms one of 400 ms of work is too late for its deadline at 1,000.
+    assert in_order(deadline_and_work, 700, queued(0, 1000, 400), short) == [500, 0]
+
+
+def report(name: str, **changes: Any) -> Report:
+    made, _ = run(replace(FLOOD, **changes), policy_named(name, 8))
+    return replace(made, wall_s=0.0, events=0)
+
+
+def test_in_an_overload_our_order_serves_more_in_a_rivals_workers() -> None:
+    plain, ordered = report("static:4:4+guard"), report("static:4:4+guard+order")
+    assert ordered.score.completed == plain.score.completed == len(FLOOD.trace.requests)
+    assert ordered.score.good > 1.1 * plain.score.good
+
+
+@pytest.mark.parametrize("name", ["static:4:4+order", "arrow", "niyama"])
+def test_every_decision_at_every_step_brings_the_same(name: str) -> None:
+    assert report(name) == report(name, stepwise=True)
+
+
+def test_parts_of_ours_can_be_left_out_and_those_of_rivals_cannot() -> None:
+    assert not policy_named("fulcrum-auto-order", 8).late_last
+    assert not policy_named("fulcrum-mixed:3:5-guard", 8).guard
+    with pytest.raises(InvalidRequest, match="Fulcrum's own"):
+        policy_named("arrow-guard", 8)
