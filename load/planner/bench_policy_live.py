@@ -3,7 +3,8 @@
 Before: first come, first served, and roles stand still. Ours: late requests last, and the planner moves roles and
 budgets. Each load is asked at growing rates, of either policy in turns, and of the lab's cluster of the same GPUs. A
 policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did not;
-the gain is ours over before, and the lab's gain stands beside it. At the end one JSON line.
+the gain is ours over before, and the lab's gain stands beside it. `--near` asks the lab at all rates first, and each
+policy live only at the two between which the lab has its edge. At the end one JSON line.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, Final
 
 from libs.lab.experiment import Experiment
@@ -114,31 +116,49 @@ def highest(good: Mapping[float, float]) -> tuple[float, bool]:
     return kept, False
 
 
+def near(good: Mapping[float, float]) -> list[float]:
+    """The last rate that kept the SLO and the first that did not; the outermost two where all did, or none."""
+    rates = sorted(good)
+    failing = next((number for number, rate in enumerate(rates) if good[rate] < WANTED), len(rates) - 1)
+    first = max(failing - 1, 0)
+    return rates[first : first + 2]
+
+
+def in_turns(sides: Sequence[Side], rates: Mapping[str, Sequence[float]]) -> list[tuple[Side, float]]:
+    """Each side at its rates, the lowest first; now one and now the other begins."""
+    found: list[tuple[Side, float]] = []
+    for number in range(max(map(len, rates.values()))):
+        turn = [(side, rates[side.name][number]) for side in sides if number < len(rates[side.name])]
+        found += turn if number % 2 == 0 else reversed(turn)
+    return found
+
+
 def compare(load: str, rates: Sequence[float], asked: Any) -> dict[str, Any]:
     """One load at all rates."""
-    before, ours = sides(asked.workers)
-    live: dict[str, dict[float, float]] = {"before": {}, "ours": {}}
-    lab: dict[str, dict[float, float]] = {"before": {}, "ours": {}}
+    both = sides(asked.workers)
+    lab = {
+        side.name: {rate: in_lab(side, LOADS[load](rate, asked.seconds), asked.workers, asked.seed) for rate in rates}
+        for side in both
+    }
+    live: dict[str, dict[float, float]] = {side.name: {} for side in both}
     rows = []
-    for number, rate in enumerate(rates):
-        story = LOADS[load](rate, asked.seconds)
-        for side in (before, ours) if number % 2 == 0 else (ours, before):
-            lab[side.name][rate] = in_lab(side, story, asked.workers, asked.seed)
-            if not asked.lab_only:
-                print(f"{side.name} serves {load} at {rate:g} ...", file=sys.stderr, flush=True)
-                found = run(side.live, story, seed=asked.seed, ttft_ms=side.ttft_ms)
-                live[side.name][rate] = found["good"]
-                del found["timeline"]
-                rows.append({"side": side.name, "rate": rate, **found})
-        figures = [f"{each[name].get(rate, float('nan')):>8.1%}" for each in (live, lab) for name in ("before", "ours")]
+    wanted = {side.name: near(lab[side.name]) if asked.near else rates for side in both}
+    for side, rate in [] if asked.lab_only else in_turns(both, wanted):
+        print(f"{side.name} serves {load} at {rate:g} ...", file=sys.stderr, flush=True)
+        found = run(side.live, LOADS[load](rate, asked.seconds), seed=asked.seed, ttft_ms=side.ttft_ms)
+        live[side.name][rate] = found["good"]
+        del found["timeline"]
+        rows.append({"side": side.name, "rate": rate, **found})
+    for rate in rates:
+        figures = [f"{each[name].get(rate, nan):>8.1%}" for each in (live, lab) for name in ("before", "ours")]
         print(f"{load:<10} {rate:>6g} {' '.join(figures)}", flush=True)
     edges = {
         where: {name: highest(good) for name, good in each.items() if good}
         for where, each in (("live", live), ("lab", lab))
     }
-    for where, found in edges.items():
-        if len(found) == 2:
-            (old, old_inside), (new, new_inside) = found["before"], found["ours"]
+    for where, ends in edges.items():
+        if len(ends) == 2:
+            (old, old_inside), (new, new_inside) = ends["before"], ends["ours"]
             bound = "" if old_inside and new_inside else " (an edge lies outside of the rates asked)"
             print(
                 f"{load:<10} {where}: highest rate {old:.2f} before, {new:.2f} ours, {new / old:.2f}x{bound}",
@@ -155,6 +175,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--near", action="store_true", help="live only at the two rates about the lab's edge")
     parser.add_argument("--lab-only", action="store_true", help="no live suites: what the lab expects")
     asked = parser.parse_args()
     quiet()

@@ -1,4 +1,7 @@
-"""The lab compiled by `load/lab/compile_lab.py` says what the lab in plain Python says."""
+"""The lab compiled by `load/lab/compile_lab.py` says what the lab in plain Python says.
+
+By default only what decides is compiled, which takes a minute; with FULCRUM_TEST_COMPILED all that a run uses.
+"""
 
 import json
 import os
@@ -9,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from load.lab.compile_lab import ROOT, build, missing
+from load.lab.compile_lab import DECISIONS, MODULES, ROOT, build, missing
 
+WHOLE = bool(os.environ.get("FULCRUM_TEST_COMPILED"))
+GLOBS = MODULES if WHOLE else DECISIONS
 RUN = ["lab", "run", "--workers", "8", "--json"]
 PROGRAM = "import sys; from libs.cli.main import main; sys.argv[0] = 'fulcrum'; main()"
 
 pytestmark = [
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not os.environ.get("FULCRUM_TEST_COMPILED"), reason="compiling takes minutes: by hand"),
 ]
 
 
@@ -25,7 +29,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if lacking := missing():
         pytest.skip(f"cannot compile: {lacking}")
     folder = tmp_path_factory.mktemp("compiled") / "lab"
-    assert build(folder, optimise=0)  # built sooner; what it computes is the same
+    assert build(folder, 0, GLOBS)  # built sooner; what it computes is the same
     return folder
 
 
@@ -41,11 +45,12 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
 
 
 def test_a_folder_that_is_up_to_date_is_left_as_it_is(compiled: Path) -> None:
-    assert not build(compiled, optimise=0)
+    assert not build(compiled, 0, GLOBS)
 
 
 def test_decisions_run_compiled(compiled: Path) -> None:
-    names = "libs.engine.core", "libs.dispatch.dispatcher", "libs.policy.gateway.binding", "libs.lab.cluster.worker"
+    whole = ("libs.engine.core", "libs.dispatch.dispatcher", "libs.lab.cluster.worker") if WHOLE else ()
+    names = "libs.policy.gateway.binding", "libs.policy.worker.joining", "libs.policy.pressure.splits", *whole
     program = f"import importlib; print(*[importlib.import_module(name).__file__ for name in {names}], sep='\\n')"
     environment = os.environ | {"PYTHONPATH": str(compiled)}
     command = [sys.executable, "-c", program]
@@ -58,9 +63,13 @@ def test_decisions_run_compiled(compiled: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "trace"),
     [
-        ("fulcrum:5:3", "poisson:rate=12,seconds=60"),
-        ("fulcrum", "flipflop:rate=10,seconds=120"),
-        ("arrow", "flipflop:rate=10,seconds=120"),
+        ("fulcrum-auto", "flipflop:rate=10,seconds=20"),
+        ("arrow+order+guard", "flipflop:rate=10,seconds=20"),
+        *(
+            [("fulcrum:5:3", "poisson:rate=12,seconds=60"), ("fulcrum", "flipflop:rate=10,seconds=120")]
+            if WHOLE
+            else []
+        ),
     ],
 )
 def test_a_compiled_run_gives_the_figures_of_a_plain_one(compiled: Path, policy: str, trace: str) -> None:

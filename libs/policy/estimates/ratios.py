@@ -8,7 +8,7 @@ alike, as in a load that turns, a histogram alone lags.
 from math import floor, log2
 from typing import Final
 
-LEVELS: Final = (0.5, 0.8, 0.9)
+LEVELS: Final[tuple[float, ...]] = (0.5, 0.8, 0.9)
 """Shares of answers that published quantiles are to cover."""
 PER_OCTAVE: Final = 12
 OCTAVES: Final = 8
