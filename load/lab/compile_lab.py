@@ -33,7 +33,7 @@ MODULES: Final = (
         f"libs/engine/{name}.py"
         for name in (
             *("batching", "config", "core", "kv/block_pool", "kv/handles", "kv/wait", "kv_port", "offers"),
-            *("port", "roster", "runner", "sequence", "trial", "validation"),
+            *("port", "roster", "runner", "sequence", "trial"),
         )
     ),
     "libs/lab/cluster/*.py",
