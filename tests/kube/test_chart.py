@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from libs.engine.parallel import parallel_of
-from libs.testing.kube.namespace import CHART, CommandFailed, render, run, several_nodes
+from libs.testing.kube.namespace import CHART, CommandFailed, render, run, several_nodes, two_models
 
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm: run `make test-chart`")
@@ -102,15 +102,6 @@ async def test_a_services_own_setting_wins_over_that_of_all_and_numbers_stay_as_
 async def test_a_wrong_value_is_refused_by_its_name(options: tuple[str, ...], says: str) -> None:
     with pytest.raises(CommandFailed, match=says):
         await render(*options)
-
-
-def two_models() -> tuple[str, ...]:
-    """Pools of a second model beside those of the first one, and one scaled pool of each."""
-    pools = {
-        "other": {"role": "mixed", "replicas": 1, "model": "other", "gpus": 2},
-        "other-spare": {"role": "standby", "replicas": 0, "model": "other", "gpus": 2},
-    }
-    return ("--set-json", f"pools={json.dumps(pools)}", "--set-json", 'planner.scales=["spare","other-spare"]')
 
 
 @pytest.mark.parametrize(("engine", "folder"), [("sim", "builtin:sim"), ("vllm", "/models/{}")])

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from libs.actuators.kubernetes.api import CALL_S, Change, KubeApi
 from libs.actuators.kubernetes.view import PodView
 from libs.actuators.port import ActuatorDown
 from libs.runtime.tasks import TaskOwner
-from libs.testing.kube.namespace import CommandFailed, Namespace, installed, run
+from libs.testing.kube.namespace import CommandFailed, Namespace, installed, run, two_models
 from libs.testing.servers.proxy import vanishing_proxy
 
 pytestmark = pytest.mark.kube
@@ -131,6 +133,45 @@ async def test_the_planners_account_can_do_what_it_must_and_nothing_else(own: Na
     async with actuator_of(own, as_planner[1], "fulcrum-decode") as actuator:
         with pytest.raises(ActuatorDown, match="refuses: 403"):
             await actuator.have(2)
+
+
+async def test_the_planner_may_scale_one_pool_of_each_model_and_no_other(tmp_path: Path) -> None:
+    async with installed(tmp_path, *two_models()) as own:
+        kubeconfig = await own.account("fulcrum-planner")
+        for name, model in (("spare", "sim"), ("other-spare", "other")):
+            async with actuator_of(own, kubeconfig, f"fulcrum-{name}") as actuator:
+                assert (await actuator.look()).model == model
+                await actuator.have(1)
+                await own.until("its pod is ready", partial(own.ready_pods, name))
+        async with actuator_of(own, kubeconfig, "fulcrum-other") as actuator:
+            with pytest.raises(ActuatorDown, match="refuses: 403"):
+                await actuator.have(2)
+
+
+async def test_a_pod_that_waits_for_a_node_is_named_until_there_is_one(tmp_path: Path) -> None:
+    """As a node autoscaler brings it."""
+    label = f"to-come-{uuid.uuid4().hex[:8]}"
+    node = {
+        "apiVersion": "v1", "kind": "Node", "metadata": {
+            "name": label, "labels": {"fulcrum.dev/test": label}, "annotations": {"kwok.x-k8s.io/node": "fake"},
+        },
+        "status": {each: {"cpu": "8", "memory": "64Gi", "pods": "10"} for each in ("allocatable", "capacity")},
+    }  # fmt: skip
+    pool = {"role": "standby", "replicas": 0, "nodeSelector": {"fulcrum.dev/test": label}}
+    async with (
+        installed(tmp_path, "--set-json", f"pools.spare={json.dumps(pool)}") as own,
+        actuator_of(own, await own.account("fulcrum-planner")) as actuator,
+    ):
+        await actuator.have(1)
+        await until_known(actuator, lambda names: len(names) == 1)
+        started = await actuator.look()
+        assert started.without_machine == set(started.worker_ids)
+        try:
+            await run("kubectl", "apply", "--filename", "-", stdin=json.dumps(node))
+            assert await ready(own, 1) == set(started.worker_ids)
+            assert (await actuator.look()).without_machine == set()
+        finally:
+            await run("kubectl", "delete", "node", label, "--wait=false")
 
 
 def scaled_by_another(own: Namespace, monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[], int]:

@@ -56,6 +56,15 @@ def several_nodes() -> tuple[str, ...]:
     return (*named, "--set-json", f"pools.decode={json.dumps(pool)}")
 
 
+def two_models() -> tuple[str, ...]:
+    """Values of pools of a second model beside those of the first one, and one scaled pool of each."""
+    pools = {
+        "other": {"role": "mixed", "replicas": 1, "model": "other", "gpus": 2},
+        "other-spare": {"role": "standby", "replicas": 0, "model": "other", "gpus": 2},
+    }
+    return ("--set-json", f"pools={json.dumps(pools)}", "--set-json", 'planner.scales=["spare","other-spare"]')
+
+
 class Namespace:
     """One in which pods have to keep to the restricted Pod Security Standard."""
 
