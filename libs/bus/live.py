@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from libs.bus.clients import open_consumer, read_span
 from libs.bus.codec import to_record
 from libs.bus.kafka import KafkaBus
-from libs.bus.port import Gap, Record, Span, Wanted
+from libs.bus.port import Gap, OffsetSpan, Record, Wanted
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import Topic
 
@@ -25,11 +25,11 @@ class KafkaBackReader:
         self._consumer = consumer
         self._cluster = cluster
 
-    async def held(self, topic: Topic, partition: int) -> Span:
+    async def held(self, topic: Topic, partition: int) -> OffsetSpan:
         """What the broker holds now; raises one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         start, end = await self._consumer.beginning_offsets([part]), await self._consumer.end_offsets([part])
-        return Span(start[part], end[part])
+        return OffsetSpan(start[part], end[part])
 
     async def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
         """Records from `start` to before `end`, both of what is held; raises one of CONNECTION_ERRORS."""

@@ -45,7 +45,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetSpan:
     """Offsets of one partition that the broker holds, [start, end)."""
 
     start: int
@@ -95,7 +95,7 @@ class Bus(Protocol):
 class BackReader(Protocol):
     """Reads parts of partitions that lie behind. A broker that is away is one of libs.bus.clients.CONNECTION_ERRORS."""
 
-    async def held(self, topic: Topic, partition: int) -> Span:
+    async def held(self, topic: Topic, partition: int) -> OffsetSpan:
         """What the broker holds now."""
         ...
 

@@ -56,7 +56,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class PlanTraffic:
     """What requests of a plan are like."""
 
     lengths: Lengths
@@ -73,7 +73,7 @@ class Traffic:
         """Mean of a request."""
         return sum(output for _, output in self.lengths) / len(self.lengths)
 
-    def scaled(self, prompts: float, outputs: float) -> "Traffic":
+    def scaled(self, prompts: float, outputs: float) -> "PlanTraffic":
         """With lengths multiplied."""
         lengths = [(max(round(p * prompts), 1), max(round(o * outputs), 1)) for p, o in self.lengths]
         return replace(self, lengths=lengths)
@@ -107,7 +107,7 @@ class Bench:
 
     hardware: Hardware
     slo: SloSpec
-    traffic: Traffic
+    traffic: PlanTraffic
     max_sequences: int
     objective: float = 0.99
     """Share of requests that are to keep the SLO."""

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from libs.capacity.inputs import HOUR_S, PlanInput, input_from_json
-from libs.capacity.measure import Bench, Traffic, gap_cv, made_lengths, worker_kind
+from libs.capacity.measure import Bench, PlanTraffic, gap_cv, made_lengths, worker_kind
 from libs.capacity.tables import kept_tables
 from libs.contracts.errors import InvalidRequest
-from libs.demand.outlook import Outlook, make_outlook
+from libs.demand.outlook import DemandOutlook, make_outlook
 from libs.lab.hardware import Hardware, resolve
 from libs.lab.slo import SloSpec, parse_slo
 from libs.lab.study import quiet
@@ -90,9 +90,9 @@ def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
 def bench_of(found: PlanInput, asked: PlanAsked, hardware: Hardware) -> Bench:
     """The lab for this traffic; means are on a grid, so that tables serve again."""
     if found.lengths:
-        traffic = Traffic(found.lengths, 1.0)
+        traffic = PlanTraffic(found.lengths, 1.0)
     else:
-        traffic = Traffic(made_lengths(_round(found.mix.prompt_tokens), _round(found.mix.output_tokens)), 1.0)
+        traffic = PlanTraffic(made_lengths(_round(found.mix.prompt_tokens), _round(found.mix.output_tokens)), 1.0)
     traffic = replace(traffic.scaled(asked.isl, asked.osl), cv=round(2 * gap_cv(found.mix.dispersion)) / 2)
     kv_tokens = hardware.profile.kv_memory_bytes // max(hardware.profile.kv_bytes_per_token, 1)
     fitting = [each for each in traffic.lengths if sum(each) < kv_tokens]
@@ -150,7 +150,7 @@ def plan_capacity(
     return Planned(plan, bench, tables, work, tuple(notes))
 
 
-def draw(outlook: Outlook, seed: int) -> tuple[Floats, np.random.Generator]:
+def draw(outlook: DemandOutlook, seed: int) -> tuple[Floats, np.random.Generator]:
     """([paths, phases, stretches] tokens a second, what draws on)."""
     rng = np.random.default_rng(seed)
     quantiles = np.stack([outlook.quantiles["prefill"], outlook.quantiles["decode"]])

@@ -13,7 +13,7 @@ REMEMBER_NS: Final = 300_000_000_000
 """A client that comes again later has a new wish."""
 
 
-class Answer(Hashable, Protocol):
+class AdmittedChoice(Hashable, Protocol):
     """An admitted choice, as far as it is counted."""
 
     @property
@@ -46,7 +46,7 @@ class ArrivalCounter:
 
     def __init__(self) -> None:
         self._book = RowBook()
-        self._open: dict[Answer, _Open] = {}
+        self._open: dict[AdmittedChoice, _Open] = {}
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self.retries = 0
         """Arrivals that were known as retries of a refused one."""
@@ -56,11 +56,13 @@ class ArrivalCounter:
         """Answers that have not ended."""
         return len(self._open)
 
-    def holds(self, answer: Answer) -> bool:
+    def holds(self, answer: AdmittedChoice) -> bool:
         """Whether it was admitted, and has not ended."""
         return answer in self._open
 
-    def admitted(self, key: DemandKey, answers: Sequence[Answer], prompt_tokens: int, mark: bytes, now_ns: int) -> None:
+    def admitted(
+        self, key: DemandKey, answers: Sequence[AdmittedChoice], prompt_tokens: int, mark: bytes, now_ns: int
+    ) -> None:
         """The choices of an arrival wait for workers now; prompt_tokens: of all of them."""
         back = self._refused.pop(mark, None)
         if back is not None and now_ns - back.at_ns > REMEMBER_NS:
@@ -85,7 +87,7 @@ class ArrivalCounter:
             if len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
 
-    def ended(self, answer: Answer, *, well: bool) -> None:
+    def ended(self, answer: AdmittedChoice, *, well: bool) -> None:
         """No more of it comes; `well`: by itself, so that its length is its whole length."""
         held = self._open.pop(answer, None)
         if held is not None:
@@ -97,7 +99,7 @@ class ArrivalCounter:
             self._grow(answer, held)
         return self._book.rows()
 
-    def _grow(self, answer: Answer, held: _Open, *, ended: int = 0) -> None:
+    def _grow(self, answer: AdmittedChoice, held: _Open, *, ended: int = 0) -> None:
         outputs, cached = len(answer.output), max(answer.cached_tokens, held.cached_tokens)
         more = Counts(
             output_tokens=outputs - held.output_tokens, cached_tokens=cached - held.cached_tokens, ended=ended

@@ -19,7 +19,7 @@ FAR: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DemandOutlook:
     """From the end of a history on."""
 
     start_s: float
@@ -37,7 +37,7 @@ class Outlook:
         return len(self.quantiles["requests"])
 
 
-def make_outlook(history: DemandHistory, horizon_s: float) -> Outlook:
+def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
     """In stretches of the history's bins, or of several where there would be over `MOST_STRETCHES`.
 
     Raises ValueError for a horizon that is shorter than a bin.
@@ -55,7 +55,7 @@ def make_outlook(history: DemandHistory, horizon_s: float) -> Outlook:
     notes = dict.fromkeys((*history.notes, *(note for name in SERIES for note in found[name].notes)))
     hang = hang_together(seen.prefill + seen.decode, day)
     together = phases_together(seen.prefill, seen.decode, day)
-    return Outlook(seen.start_s + len(seen) * seen.step_s, seen.step_s, quantiles, tuple(notes), hang, together)
+    return DemandOutlook(seen.start_s + len(seen) * seen.step_s, seen.step_s, quantiles, tuple(notes), hang, together)
 
 
 def looked_at(count: int) -> tuple[int, ...]:

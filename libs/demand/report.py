@@ -8,7 +8,7 @@ import numpy as np
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.demand.history import DemandBins, Mix, demand_history, mix_of
-from libs.demand.outlook import Outlook, make_outlook
+from libs.demand.outlook import DemandOutlook, make_outlook
 from libs.demand.trend import Trend, last_trends
 from libs.policy.capacity.phase_work import WorkerKind, decode_seconds, prefill_seconds
 from libs.policy.forecast.bands import LEVELS
@@ -59,7 +59,12 @@ def gpu_seconds_each(kind: WorkerKind, mix: Mix, tpot_s: float) -> tuple[float, 
 
 
 def forecast_report(
-    demand: ModelDemand, kind: WorkerKind | None, *, horizon_s: float, tpot_s: float, outlook: Outlook | None = None
+    demand: ModelDemand,
+    kind: WorkerKind | None,
+    *,
+    horizon_s: float,
+    tpot_s: float,
+    outlook: DemandOutlook | None = None,
 ) -> dict[str, Any]:
     """Flat words and lists; times in Unix seconds, `horizon_s` by the clock. Without a kind of worker there are no
     GPU-seconds."""

@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
 from libs.policy.gateway.effects import Attempt, Blocks
 from libs.policy.gateway.placement import Placement
-from libs.policy.gateway.suspicion import Trial
+from libs.policy.gateway.suspicion import SuspectTrial
 from libs.policy.roles import Phase
 
 log = structlog.get_logger()
@@ -139,7 +139,7 @@ class Generation:
     a prompt that kills workers is not given to more of them at a time than it may take."""
     fingerprint: bytes = b""
     """Hash of model and prompt; empty until it is first needed."""
-    trial: Trial | None = None
+    trial: SuspectTrial | None = None
     """Set while its prompt is suspected of killing workers."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,15 @@ from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
 from libs.dispatch.generation import Generation
 from libs.policy.gateway.effects import Attempt, WorkerKey
-from libs.policy.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion, Trial
+from libs.policy.gateway.suspicion import (
+    FRESH_TOKENS,
+    MAX_LOST_WORKERS,
+    HeldChoice,
+    Prompt,
+    SuspectTrial,
+    Suspicion,
+    WorkStage,
+)
 from libs.policy.roles import Phase
 from libs.runtime.clock import Clock
 
@@ -104,7 +112,7 @@ class Suspects:
         if well:
             self._suspicion.ended_well(_fingerprint(generation), self._clock.now_ns())
             if generation.trial is not None:
-                self._passed(generation, Stage.TOKENS)
+                self._passed(generation, WorkStage.TOKENS)
         self._on_trial.pop(generation, None)
 
     def apart(self, generation: Generation) -> bool:
@@ -138,11 +146,11 @@ class Suspects:
         stage = self._suspicion.stage(_fingerprint(generation), self._clock.now_ns())
         if stage is None:
             return
-        more = 1 if stage is Stage.PROMPT else FRESH_TOKENS
-        generation.trial = Trial(stage, len(generation.output) + more)
+        more = 1 if stage is WorkStage.PROMPT else FRESH_TOKENS
+        generation.trial = SuspectTrial(stage, len(generation.output) + more)
         self._on_trial[generation] = None
 
-    def _held(self, generation: Generation, attempt: Attempt) -> Held | None:
+    def _held(self, generation: Generation, attempt: Attempt) -> HeldChoice | None:
         """What a choice was doing on a worker; None where nothing of it was computed there: its blocks wait, or are on
         their way, or it was sent to a worker that may have been dead by then."""
         placement = generation.placement
@@ -150,17 +158,17 @@ class Suspects:
         waits = attempt.phase is Phase.PREFILL and not placement.prefilling
         if computed_elsewhere or waits or self._quiet(attempt):
             return None
-        first = Stage.AGAIN if generation.output else Stage.PROMPT
-        stage = Stage.TOKENS if attempt.phase is Phase.DECODE or attempt.tokens else first
+        first = WorkStage.AGAIN if generation.output else WorkStage.PROMPT
+        stage = WorkStage.TOKENS if attempt.phase is Phase.DECODE or attempt.tokens else first
         request = frozenset(map(_fingerprint, generation.siblings or (generation,)))
-        return Held(_fingerprint(generation), request, stage, attempt.tokens)
+        return HeldChoice(_fingerprint(generation), request, stage, attempt.tokens)
 
     def _exposed(self, generation: Generation) -> bool:
         """Whether a choice is on a worker which may die of it."""
         held = (self._held(generation, attempt) for attempt in _attempts(generation))
         return any(seen is not None and seen.exposed for seen in held)
 
-    def _passed(self, generation: Generation, stage: Stage) -> None:
+    def _passed(self, generation: Generation, stage: WorkStage) -> None:
         self._suspicion.passed(_fingerprint(generation), stage)
         generation.trial = None
         self._on_trial.pop(generation, None)

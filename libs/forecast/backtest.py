@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from libs.forecast.baselines import Asked, Baseline
+from libs.forecast.baselines import Baseline, BaselineTask
 from libs.forecast.score import block_error, inside, interval_score, mase, pinball, wape
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BacktestPlan:
     """Which bins are predicted, and from when on forecasts are scored."""
 
     horizons: tuple[int, ...]
@@ -43,18 +43,18 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BacktestForecasts:
     """Forecasts of all origins, nan where none was made."""
 
     history: DemandHistory
-    plan: Plan
+    plan: BacktestPlan
     ours: dict[SeriesName, Floats]
     """[n, horizons, levels]"""
     baselines: dict[str, dict[SeriesName, Floats]]
     """[n, horizons]"""
 
 
-def make_plan(history: DemandHistory, horizons_s: Sequence[float], test_s: float = TEST_S) -> Plan:
+def make_plan(history: DemandHistory, horizons_s: Sequence[float], test_s: float = TEST_S) -> BacktestPlan:
     """The last `test_s`, at most half of the history, are scored; the best baseline is chosen on as much before.
 
     Raises ValueError where there are fewer than `LEAST_BINS` bins, or no horizon fits.
@@ -71,18 +71,18 @@ def make_plan(history: DemandHistory, horizons_s: Sequence[float], test_s: float
         raise ValueError(f"no horizon is from one bin, {history.step_s:g} s, to {valid_from - LEAST_FIT} bins")
     first = max(valid_from - max(horizons), LEAST_FIT)
     refit = max(min(round(REFIT_S / history.step_s), count // 8), 1)
-    return Plan(horizons, valid_from, test_from, tuple(range(first, count, refit)))
+    return BacktestPlan(horizons, valid_from, test_from, tuple(range(first, count, refit)))
 
 
 def run(
     history: DemandHistory,
-    plan: Plan,
+    plan: BacktestPlan,
     forecaster: Forecaster,
     baselines: Sequence[Baseline],
     *,
     every: int = 1,
     note: Note = lambda line: None,
-) -> Found:
+) -> BacktestForecasts:
     """Forecasts from every `every`-th origin."""
     count = len(history)
     ours = {name: np.full((count, len(plan.horizons), len(LEVELS)), np.nan) for name in SERIES}
@@ -100,14 +100,14 @@ def run(
         note(f"fit {number} of {len(plan.fits)}: ours")
         for each in baselines:
             for name in SERIES:
-                said = each.predict(Asked(history.before(until), name, fitted, origins, plan.horizons))
+                said = each.predict(BaselineTask(history.before(until), name, fitted, origins, plan.horizons))
                 if said is not None:
                     theirs[each.name][name][origins] = said
             note(f"fit {number} of {len(plan.fits)}: {each.name}")
-    return Found(history, plan, ours, theirs)
+    return BacktestForecasts(history, plan, ours, theirs)
 
 
-def score(found: Found) -> list[dict[str, Any]]:
+def score(found: BacktestForecasts) -> list[dict[str, Any]]:
     """A record for each series and horizon in which something came that can be scored; see docs/forecast.md."""
     records = []
     for name in SERIES:
@@ -118,7 +118,7 @@ def score(found: Found) -> list[dict[str, Any]]:
     return records
 
 
-def _record(found: Found, name: SeriesName, place: int) -> dict[str, Any] | None:
+def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str, Any] | None:
     history, horizon = found.history, found.plan.horizons[place]
     actual, quantiles = history.series(name), found.ours[name][:, place]
     origins = _scored(actual, quantiles[:, 0], horizon, found.plan.test_from, len(history))

@@ -19,7 +19,7 @@ MOST_LAGS: Final = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BaselineTask:
     """One series up to the last origin, and what is asked of a baseline."""
 
     history: DemandHistory
@@ -51,7 +51,7 @@ class Baseline(Protocol):
 
     name: str
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """[origins, horizons] At least 0; None: there is too little history to fit on."""
         ...
 
@@ -61,7 +61,7 @@ class Persistence:
 
     name = "persistence"
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """The same again."""
         return np.repeat(asked.values[np.asarray(asked.origins)][:, None], len(asked.horizons), axis=1)
 
@@ -73,7 +73,7 @@ class SeasonalNaive:
         self.name = name
         self._seconds = seconds
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """The same time of the latest season that has it."""
         season = asked.season(self._seconds)
         horizons = np.array(asked.horizons)
@@ -94,7 +94,7 @@ class ExponentialSmoothing:
         self.name = name
         self._season_s = season_s
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """By the states at the origins."""
         season = asked.season(self._season_s) if self._season_s else 1
         if asked.fitted < max(2 * season, 12):
@@ -149,7 +149,7 @@ class Autoregression:
 
     name = "ar"
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """Step by step up to the longest horizon."""
         train = asked.values[: asked.fitted]
         if asked.fitted < 2 * MOST_LAGS or not train.any():
@@ -180,7 +180,7 @@ class DynamoKalman:
 
     name = "kalman-dynamo"
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """Level plus a number of trends; tokens are requests times lengths."""
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])

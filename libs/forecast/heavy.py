@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from libs.contracts.errors import InvalidRequest
-from libs.forecast.baselines import Asked, Baseline, held
+from libs.forecast.baselines import Baseline, BaselineTask, held
 from libs.policy.forecast.history import Floats
 
 PROPHET_WINDOW: Final = 50
@@ -46,7 +46,7 @@ class _Forwarded:
         self.name = name
         self._make = make
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """The mean, at least 0."""
         day = asked.season(_DAY_S)
         if asked.fitted < 2 * day + 1:
@@ -67,12 +67,12 @@ class _Forwarded:
 class _DynamoStyle:
     """Requests, and their prompt or output lengths, each predicted apart; tokens are the product."""
 
-    def __init__(self, name: str, predict_one: Callable[[Floats, Asked], Floats]) -> None:
+    def __init__(self, name: str, predict_one: Callable[[Floats, BaselineTask], Floats]) -> None:
         self.name = name
         self._one = predict_one
         self._requests: tuple[tuple[int, int], Floats] | None = None
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """At least 0."""
         if asked.fitted < 5:  # below, Dynamo predicts the last value
             return None
@@ -87,7 +87,7 @@ class _DynamoStyle:
         return self._requests[1] * self._one(held(lengths), asked)
 
 
-def _arima(values: Floats, asked: Asked) -> Floats:
+def _arima(values: Floats, asked: BaselineTask) -> Floats:
     pmdarima = import_module("pmdarima")
     train = values[max(asked.fitted - MOST_SEEN, 0) : asked.fitted]
     found = np.empty((len(asked.origins), len(asked.horizons)))
@@ -110,7 +110,7 @@ def _arima(values: Floats, asked: Asked) -> Floats:
     return np.maximum(np.expm1(found) if in_log else found, 0.0)
 
 
-def _windowed_prophet(values: Floats, asked: Asked) -> Floats:
+def _windowed_prophet(values: Floats, asked: BaselineTask) -> Floats:
     return np.stack([
         _prophet(values[max(origin + 1 - PROPHET_WINDOW, 0) : origin + 1], asked.horizons, asked.history.step_s)
         for origin in asked.origins
@@ -137,7 +137,7 @@ class _Prophet:
 
     name = "prophet"
 
-    def predict(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: BaselineTask) -> Floats | None:
         """At least 0."""
         if asked.fitted < 24:
             return None

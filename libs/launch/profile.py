@@ -78,7 +78,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
 
-class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HardwarePrediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a model of the hardware says of one worker; nobody has measured it."""
 
     source: str
@@ -101,7 +101,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     not_run: str
     """What nobody has tried."""
     workers: tuple[ProfileWorker, ...]
-    predicted: Prediction
+    predicted: HardwarePrediction
     """Of each of its workers: they are alike."""
 
     @property

@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, S
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
-from libs.telemetry.nodes.hardware import Hardware
+from libs.telemetry.nodes.hardware import NodeGpus
 from libs.telemetry.nodes.node_stats import Clocks, NodeStats
 from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
@@ -112,7 +112,7 @@ class Fleet:
         return self._nodes.kv_bytes
 
     @property
-    def hardware(self) -> Hardware:
+    def hardware(self) -> NodeGpus:
         """GPUs' own counters."""
         self.settle()
         return self._nodes.hardware

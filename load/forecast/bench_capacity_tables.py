@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from libs.capacity.measure import Bench, Traffic, made_lengths
+from libs.capacity.measure import Bench, PlanTraffic, made_lengths
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
@@ -30,7 +30,7 @@ CASES: Final = (
 def measure(case: tuple[str, str, str, int, int, float], sizes: tuple[int, ...]) -> dict[str, Any]:
     """Both tables of one case."""
     model, device, slo, prompt, output, cv = case
-    traffic = Traffic(made_lengths(prompt, output), cv)
+    traffic = PlanTraffic(made_lengths(prompt, output), cv)
     bench = Bench(resolve(model, device), parse_slo(slo), traffic, 256)
     began = time.process_time()
     quick = bench.tables(sizes=sizes)

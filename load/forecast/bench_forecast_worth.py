@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from libs.capacity.measure import Bench, Traffic, made_lengths
+from libs.capacity.measure import Bench, PlanTraffic, made_lengths
 from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, part_of
 from libs.capacity.tables import kept_tables
 from libs.forecast.demand_file import read_demand
@@ -320,7 +320,7 @@ def main() -> None:
     known = np.isfinite(history.prefill) & np.isfinite(history.decode) & np.isfinite(history.requests)
     requests = history.requests[known].sum()
     lengths = made_lengths(history.prefill[known].sum() / requests, history.decode[known].sum() / requests)
-    bench = Bench(resolve("llama-3.1-8b", "h100"), parse_slo(asked.slo), Traffic(lengths, 1.0), 256)
+    bench = Bench(resolve("llama-3.1-8b", "h100"), parse_slo(asked.slo), PlanTraffic(lengths, 1.0), 256)
     training = history.before(len(history) - asked.days * DAY_MIN // BIN_MIN)
     own = asked.inside == "own"
     inside = own_inside(training, np.random.default_rng(asked.seed)) if own else measured_inside(log)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from libs.lab.models.backtest import Backtest, Settings, backtest
+from libs.lab.models.backtest import Backtest, BacktestSettings, backtest
 from libs.lab.models.generate import generate_usage
 from libs.lab.models.read import read_usage
 from libs.lab.models.usage import UsageLog
@@ -34,9 +34,9 @@ KINDS: Final = (
     "all",
 )
 PUBLIC: Final = {
-    "alibaba_genai_2024-11.csv": Settings(),
-    "aegaeon_synth_80models_0.1rps.csv": Settings(window_s=1.0, period_s=30.0),
-    "aegaeon_synth_40models_0.1rps.csv": Settings(window_s=1.0, period_s=30.0),
+    "alibaba_genai_2024-11.csv": BacktestSettings(),
+    "aegaeon_synth_80models_0.1rps.csv": BacktestSettings(window_s=1.0, period_s=30.0),
+    "aegaeon_synth_40models_0.1rps.csv": BacktestSettings(window_s=1.0, period_s=30.0),
 }
 INDEPENDENT: Final = "independent models, not calibrated"
 
@@ -55,7 +55,7 @@ def main() -> None:
         for kind in filter(None, options.kinds.split(";")):
             for seed in map(int, options.seeds.split(",")):
                 spec = f"{kind}{',' if ':' in kind else ':'}seconds={options.seconds:g}"
-                rows.append(_run(generate_usage(spec, seed=seed), f"{kind} seed {seed}", Settings()))
+                rows.append(_run(generate_usage(spec, seed=seed), f"{kind} seed {seed}", BacktestSettings()))
         for name, settings in {} if options.no_public else PUBLIC.items():
             path = Path(os.environ.get("FULCRUM_DATA", "")) / name
             if path.is_file():
@@ -66,7 +66,7 @@ def main() -> None:
     print(json.dumps({"bench": "models-forecast", "wall_s": round(time.monotonic() - started_s, 1), "logs": rows}))
 
 
-def _run(log: UsageLog, name: str, settings: Settings) -> dict[str, Any]:
+def _run(log: UsageLog, name: str, settings: BacktestSettings) -> dict[str, Any]:
     print(name, file=sys.stderr, flush=True)
     started_s = time.monotonic()
     found: Backtest = backtest(log, settings)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from libs.lab.models.generate import generate_usage
-from libs.lab.models.keeping import Kept, hybrid_histogram, keep_for, replay_rule, replay_worth
+from libs.lab.models.keeping import RuleResult, hybrid_histogram, keep_for, replay_rule, replay_worth
 from libs.lab.models.read import read_usage
 from libs.lab.models.usage import UsageLog
 
@@ -58,7 +58,7 @@ def _run(name: str, log: UsageLog, tick_s: float) -> dict[str, Any]:
     return {"log": name, "rules": [asdict(each) for each in rules]}
 
 
-def _show(name: str, rules: list[Kept]) -> None:
+def _show(name: str, rules: list[RuleResult]) -> None:
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title=name, title_justify="left")
     titles = [f"GPU-h at {cost:g}" for cost in COLD_COSTS_GPU_S]
     for title in ("rule", "idle GPU-h", "cold starts", "loads", *titles):

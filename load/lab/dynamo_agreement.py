@@ -24,11 +24,11 @@ from types import ModuleType
 from typing import Any, Final
 
 from libs.lab.rivals.dynamo_performance import EngineLimits, EngineState, Pass
-from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, Targets
+from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import PredictorName
 
 LIMITS: Final = EngineLimits(chunk_tokens=8192, max_sequences=256, kv_tokens=400_000)
-TARGETS: Final = Targets(ttft_s=1.0, itl_s=0.05)
+TARGETS: Final = ServiceTargets(ttft_s=1.0, itl_s=0.05)
 WORKERS: Final = 16
 LOOKS_AN_INTERVAL: Final = 6
 """Fewer than the 36 of the shipped intervals, so that the throughput loop decides often."""

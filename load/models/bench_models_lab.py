@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from libs.lab.models.aegaeon import good_share, models_of, requests_of
-from libs.lab.models.cluster import NEVER_S, Link, ModelsLab, Rule, cut
+from libs.lab.models.cluster import NEVER_S, KeepingRule, LoadCost, ModelsLab, cut
 from libs.lab.models.rules import BetweenRequests, OneEach, PlannerRule
 
 GPUS: Final = 16
@@ -41,7 +41,7 @@ class Way:
 
     title: str
     parts: Sequence[float]
-    rule: Callable[[], Rule]
+    rule: Callable[[], KeepingRule]
     drain_s: float = NEVER_S
 
 
@@ -106,7 +106,7 @@ def good(way: Way, log: Log, cost: float) -> float:
     """Share of good requests."""
     known = models_of(log.models)
     requests = requests_of(known, log.rate, log.seconds, log.seed)
-    link = Link(LINK_BYTES_PER_S / cost, OVERHEAD_S * cost)
+    link = LoadCost(LINK_BYTES_PER_S / cost, OVERHEAD_S * cost)
     ModelsLab(known, requests, cut(GPUS, way.parts), link, way.rule(), drain_s=way.drain_s).run()
     return good_share(requests, WARM_S)
 

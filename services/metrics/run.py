@@ -32,7 +32,7 @@ from services.metrics.collectors import GapCollector, QueueCollector, SharingCol
 from services.metrics.demand.file import DemandFile
 from services.metrics.demand.run import open_demand
 from services.metrics.history.file import HistoryFile
-from services.metrics.history.keeping import Keeper
+from services.metrics.history.keeping import HistoryKeeper
 from services.metrics.http.login import Door
 from services.metrics.http.routes import make_api
 from services.metrics.ingest import Take, ingest, read_from_ns
@@ -127,7 +127,7 @@ async def open_metrics(
     ):
         registry.register(collector)
     exporter = _trace_exporter(settings, ports, clock)
-    keeper = None if ports.history is None else Keeper(state, ports.history)
+    keeper = None if ports.history is None else HistoryKeeper(state, ports.history)
     try:
         takers: list[Take] = [state.take, verdicts.take, *demand.takers]
         if exporter is not None:

@@ -6,7 +6,7 @@ import httpx
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.policy.alerts.rules import Limits
+from libs.policy.alerts.rules import AlertLimits
 from libs.policy.grade import Threshold
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
@@ -135,9 +135,9 @@ class MetricsSettings(HttpSettings):
         """Each of `alert_webhooks`."""
         return _split(self.alert_webhooks)
 
-    def alert_limits(self) -> Limits:
+    def alert_limits(self) -> AlertLimits:
         """What alerts are decided by."""
-        return Limits(
+        return AlertLimits(
             window_ns=self.alert_window_ms * MS_NS,
             for_ns=self.alert_for_ms * MS_NS,
             clear_ns=self.alert_clear_ms * MS_NS,

@@ -28,7 +28,7 @@ class Lead(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptSettings:
     """What was last kept; None where nothing was."""
 
     mode: Mode | None
@@ -39,7 +39,7 @@ class Kept:
 class PlannerStore(Protocol):
     """What a planner remembers. Without it a mode and limits hold until it restarts, and it leads alone."""
 
-    async def load(self) -> Kept | None:
+    async def load(self) -> KeptSettings | None:
         """What was last kept; None where the store does not answer."""
         ...
 

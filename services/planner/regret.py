@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from libs.policy.planner.hindsight import METHOD, NS_PER_HOUR, Cause, loss
+from libs.policy.planner.hindsight import METHOD, NS_PER_HOUR, LossCause, loss
 from libs.policy.planner.role_planning import Code
 from services.planner.role_planner import ModelPlan
 
@@ -13,12 +13,12 @@ MAX_HOURS: Final = 48
 MAX_MODELS: Final = 64
 MAX_GAP_NS: Final = 2_000_000_000
 """A longer time between two decisions was not decided about: nothing is known of it."""
-_CAUSES: Final[Mapping[Code, Cause]] = {
-    Code.PROMPTS_PRESS: Cause.LATE,
-    Code.DECODES_PRESS: Cause.LATE,
-    Code.LIMITS: Cause.LIMITS,
-    Code.UNMET: Cause.LIMITS,
-    Code.HELD: Cause.HELD,
+_CAUSES: Final[Mapping[Code, LossCause]] = {
+    Code.PROMPTS_PRESS: LossCause.LATE,
+    Code.DECODES_PRESS: LossCause.LATE,
+    Code.LIMITS: LossCause.LIMITS,
+    Code.UNMET: LossCause.LIMITS,
+    Code.HELD: LossCause.HELD,
 }
 
 
@@ -35,7 +35,7 @@ class Regret:
     by_model: dict[str, dict[str, float]]
 
 
-class Ledger:
+class RegretLedger:
     """Sums by hour, model and cause; None stands for all GPU time."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Ledger:
             if engine is None or assigned is None:
                 continue
             self._add(hour, plan.observed.model, WHOLE, plan.observed.gpus * lasted_ns)
-            cause = _CAUSES.get(assigned.code, Cause.BEST) if acts else Cause.ADVISORY
+            cause = _CAUSES.get(assigned.code, LossCause.BEST) if acts else LossCause.ADVISORY
             best = assigned.candidates[0] if assigned.candidates else None
             for each in loss(engine, work, assigned.now, best, cause, gpus=plan.observed.gpus, lasted_ns=lasted_ns):
                 self._add(hour, plan.observed.model, each.cause.value, each.lost_gpu_ns)
@@ -66,8 +66,8 @@ class Ledger:
             if hour > first or hour == first == now_ns // NS_PER_HOUR:
                 of = by_model.setdefault(model, {})
                 of[cause] = of.get(cause, 0.0) + gpu_ns / NS_PER_HOUR
-        by_cause = {each.value: sum(of.get(each.value, 0.0) for of in by_model.values()) for each in Cause}
-        lost = sum(hours for cause, hours in by_cause.items() if cause != Cause.TOO_SMALL.value)
+        by_cause = {each.value: sum(of.get(each.value, 0.0) for of in by_model.values()) for each in LossCause}
+        lost = sum(hours for cause, hours in by_cause.items() if cause != LossCause.TOO_SMALL.value)
         whole = sum(of.pop(WHOLE, 0.0) for of in by_model.values())
         return Regret(METHOD, window_ns / 1e9, whole, lost, by_cause, by_model)
 

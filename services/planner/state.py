@@ -35,7 +35,7 @@ from services.planner.inputs.models import Look, Observed, Observer
 from services.planner.inputs.roster import Roster
 from services.planner.kept import Lead, mode_word
 from services.planner.orders import Order
-from services.planner.regret import Ledger
+from services.planner.regret import RegretLedger
 from services.planner.role_planner import ModelPlan, RolePlanner
 
 STALE_NS: Final = 3_000_000_000
@@ -109,7 +109,7 @@ class PlannerState:
         """Whether it decides, of the planners that share its cluster; where nobody knows, it acts on nothing."""
         self.may_ask = True
         """Whether workers would do what it asks: not without the suite's token."""
-        self.ledger = Ledger()
+        self.ledger = RegretLedger()
         """What was lost against hindsight."""
         self.wishes: Mapping[str, Wish] = MappingProxyType({})
         """How many workers of a model are to have a role, where an actuator starts some."""

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
 from libs.runtime.redis import make_redis
-from services.planner.kept import LEASE_MS, MODES, Kept, Lead, mode_word
+from services.planner.kept import LEASE_MS, MODES, KeptSettings, Lead, mode_word
 
 log = structlog.get_logger()
 
@@ -36,14 +36,14 @@ class RedisPlannerStore:
         self._lead_key = keys.planner_lead(cluster)
         self._lead = self._redis.register_script(_LEAD)
 
-    async def load(self) -> Kept | None:
+    async def load(self) -> KeptSettings | None:
         """What was last kept; None where Redis does not answer."""
         try:
             mode, limits = await _within(self._redis.mget(self._mode_key, self._limits_key))
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("what the planner kept cannot be read: it acts on nothing until then", error=str(error))
             return None
-        return Kept(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
+        return KeptSettings(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
 
     async def keep(self, mode: Mode) -> bool:
         """Remember a mode; whether that worked."""

@@ -51,7 +51,7 @@ from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi, read_limits
 from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
-from services.planner.kept import MODES, Kept
+from services.planner.kept import MODES, KeptSettings
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 
@@ -310,8 +310,8 @@ async def test_any_mode_that_was_kept_is_a_mode_or_none(
         assert kept is not None and kept.mode in (*MODES.values(), None)
     await raw.unlink(keys.planner_mode(cluster))
     await raw.lpush(keys.planner_mode(cluster), "off")
-    assert await modes.load() == Kept(None, None)
-    assert await modes.keep(MODES["off"]) and await modes.load() == Kept(Mode.Value("MODE_OFF"), None)
+    assert await modes.load() == KeptSettings(None, None)
+    assert await modes.keep(MODES["off"]) and await modes.load() == KeptSettings(Mode.Value("MODE_OFF"), None)
     await modes.close()
 
 

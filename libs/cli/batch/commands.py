@@ -45,13 +45,13 @@ def submit(
 
     Who waits gets exit code 1 unless the job was completed and a line of it was answered.
     """
-    from libs.cli.batch.jobs import Asked, submit_job  # noqa: PLC0415 (start-up time)
+    from libs.cli.batch.jobs import JobOptions, submit_job  # noqa: PLC0415 (start-up time)
 
     if (file is None) == (topic is None):
         raise typer.BadParameter("either FILE or --topic says where the lines are")
     if file not in (None, Path("-")) and (file.is_dir() or not os.access(file, os.R_OK)):
         raise typer.BadParameter(f"{file} is no file that can be read", param_hint="FILE")
-    asked = Asked(
+    asked = JobOptions(
         file=file,
         topic=topic,
         endpoint=endpoint,

@@ -29,7 +29,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobOptions:
     """A job as the command line has it."""
 
     file: Path | None
@@ -60,7 +60,7 @@ class Asked:
 
 
 def submit_job(
-    ready_file: Path | None, asked: Asked, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
+    ready_file: Path | None, asked: JobOptions, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
     """Upload and begin; with `wait` until the end, which leaves with exit code 1 unless the job was completed, and a
     line of it was."""
@@ -89,7 +89,7 @@ def submit_job(
             raise typer.Exit(1)
 
 
-def _create(http: httpx.Client, asked: Asked) -> Batch:
+def _create(http: httpx.Client, asked: JobOptions) -> Batch:
     headers = {TENANT_HEADER: asked.tenant} if asked.tenant else {}
     if asked.file is None:
         return checked(http.post("/v1/batches", json=asked.body(None), headers=headers))

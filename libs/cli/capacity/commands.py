@@ -48,9 +48,9 @@ def plan(
 
     Sample paths of demand, over tables that the lab measures once for workers, SLO and traffic (some seconds).
     """
-    from libs.cli.capacity.plan import Wanted, print_plan  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.capacity.plan import PlanOptions, print_plan  # noqa: PLC0415 (what only this command needs)
 
-    wanted = Wanted(
+    wanted = PlanOptions(
         horizon, slo, confidence, trace, what_if, model, device, profile, there, spare, gpu_hour, check=check, seed=seed
     )  # fmt: skip
     print_plan(wanted, ready, as_json=json)

@@ -31,7 +31,7 @@ FACTORS: Final = ("traffic", "isl", "osl")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanOptions:
     """Options of the command."""
 
     horizon: str
@@ -49,7 +49,7 @@ class Wanted:
     seed: int
 
 
-def print_plan(wanted: Wanted, ready_file: Path | None, *, as_json: bool) -> None:
+def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -> None:
     """Make the plan and print it. Raises InvalidRequest and StartupError."""
     quiet()
     factors, device = parse_what_if(wanted.what_if)
@@ -104,7 +104,7 @@ def parse_horizon(text: str) -> float:
     raise InvalidRequest(f"--horizon {text[:40]!r} is no time such as 90m, 24h or 7d, up to 14d")
 
 
-def _input(wanted: Wanted, ready_file: Path | None) -> PlanInput:
+def _input(wanted: PlanOptions, ready_file: Path | None) -> PlanInput:
     if not wanted.trace:
         suite = find_suite(ready_file)
         return input_from_json(get_json(suite.metrics, "/v1/capacity/input", model=wanted.model))
@@ -130,7 +130,7 @@ def _is_demand(text: str) -> bool:
     return all(column in head for column in ("t_s", *COLUMNS))
 
 
-def _hardware(wanted: Wanted, found: PlanInput, device: str) -> Hardware:
+def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
     if wanted.profile and not device:
         return profile_named(wanted.profile)
     if not wanted.trace and not device:

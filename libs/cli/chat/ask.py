@@ -16,7 +16,7 @@ READ_TIMEOUT_S = 300.0
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """Filled while the stream runs, whole at its end."""
 
     text: str = ""
@@ -55,7 +55,7 @@ class Answer:
         return None if value is None else round(float(value) / 1000, 6)
 
 
-async def ask(gateway: str, body: dict[str, Any], answer: Answer) -> AsyncIterator[str]:
+async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[str]:
     """Pieces of text as they come; `answer` is filled on the way. Raises StartupError in one line."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
@@ -78,7 +78,7 @@ async def ask(gateway: str, body: dict[str, Any], answer: Answer) -> AsyncIterat
         raise StartupError(f"the gateway's answer broke off ({type(error).__name__}): ask again") from None
 
 
-def take_line(line: str, answer: Answer) -> str:
+def take_line(line: str, answer: ChatAnswer) -> str:
     """The text in one line of server-sent events."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return ""

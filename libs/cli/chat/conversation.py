@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from libs.cli.chat.ask import Answer, ask
+from libs.cli.chat.ask import ChatAnswer, ask
 from libs.cli.find import find_suite, get_json
 from libs.contracts.errors import StartupError
 
@@ -30,7 +30,7 @@ async def answer_once(
     }
     if temperature is not None:
         body["temperature"] = temperature
-    answer = Answer()
+    answer = ChatAnswer()
     async for piece in ask(suite.gateway, body, answer):
         if not as_json:
             print(piece, end="", flush=True)

@@ -15,7 +15,7 @@ from libs.cli.forecast.page import spell, write_page
 from libs.cli.lab.progress import Notes, noting
 from libs.cli.report.page import check_plots, make_folder
 from libs.contracts.errors import InvalidRequest
-from libs.forecast.backtest import Found, Plan, make_plan, run, score
+from libs.forecast.backtest import BacktestForecasts, BacktestPlan, make_plan, run, score
 from libs.forecast.baselines import Baseline, light_baselines
 from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.history import DemandHistory
@@ -41,7 +41,7 @@ def backtest_all(
     if report is not None:
         check_plots()
         make_folder(report)
-    tested: list[tuple[str, Found, list[dict[str, Any]]]] = []
+    tested: list[tuple[str, BacktestForecasts, list[dict[str, Any]]]] = []
     with noting() as notes:
         planned = [(path, *_plan(path, horizons_s, test_s)) for path in files]  # every file is read before any is run
         for path, history, plan in planned:
@@ -97,7 +97,7 @@ def chosen_baselines(text: str) -> list[Baseline]:
     return [known[name] for name in names if name in known] + heavy_baselines([n for n in names if n not in known])
 
 
-def _plan(path: Path, horizons_s: Sequence[float], test_s: float) -> tuple[DemandHistory, Plan]:
+def _plan(path: Path, horizons_s: Sequence[float], test_s: float) -> tuple[DemandHistory, BacktestPlan]:
     history = read_demand(path)
     try:
         return history, make_plan(history, horizons_s, test_s)
@@ -105,7 +105,7 @@ def _plan(path: Path, horizons_s: Sequence[float], test_s: float) -> tuple[Deman
         raise InvalidRequest(f"{path}: {error}") from None
 
 
-def _say(notes: Notes, path: Path, history: DemandHistory, plan: Plan, horizons_s: Sequence[float]) -> None:
+def _say(notes: Notes, path: Path, history: DemandHistory, plan: BacktestPlan, horizons_s: Sequence[float]) -> None:
     days = len(history) * history.step_s / 86_400
     scored = (len(history) - plan.test_from) * history.step_s / 86_400
     notes.done(

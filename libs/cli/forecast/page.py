@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from libs.cli.report.page import draw_svg, html_page
-from libs.forecast.backtest import Found
+from libs.forecast.backtest import BacktestForecasts
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, SeriesName
 
@@ -18,7 +18,7 @@ BANDS: Final = ((0.05, 0.95, 0.15), (0.1, 0.9, 0.2), (0.25, 0.75, 0.3))
 """Lower and upper quantile, and how dark."""
 UNITS: Final = {"requests": "requests/s", "prefill": "prompt tokens/s", "decode": "output tokens/s"}
 
-Tested = Sequence[tuple[str, Found, list[dict[str, Any]]]]
+Tested = Sequence[tuple[str, BacktestForecasts, list[dict[str, Any]]]]
 
 
 def spell(seconds: float) -> str:
@@ -44,7 +44,7 @@ days.</p>{"".join(parts)}""",
     )
 
 
-def _part(name: str, found: Found, records: Sequence[dict[str, Any]]) -> str:
+def _part(name: str, found: BacktestForecasts, records: Sequence[dict[str, Any]]) -> str:
     plots = [f"<h2>WAPE, ours and the best baseline's</h2>{draw_svg(lambda axes: _wapes(axes, records))}"]
     plots.append(f"<h2>How often the 90 % band held</h2>{draw_svg(lambda axes: _coverage(axes, records))}")
     wanted = sorted({0, min(1, len(found.plan.horizons) - 1), len(found.plan.horizons) - 1})
@@ -75,7 +75,7 @@ def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def _fan(found: Found, series: SeriesName, place: int, axes: Any) -> None:
+def _fan(found: BacktestForecasts, series: SeriesName, place: int, axes: Any) -> None:
     history, horizon = found.history, found.plan.horizons[place]
     came = np.arange(found.plan.test_from, len(history))
     said = found.ours[series][came - horizon, place]

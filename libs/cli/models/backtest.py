@@ -12,7 +12,7 @@ from libs.cli.lab.runs import rounded
 from libs.cli.models.page import write_report
 from libs.cli.report.page import make_folder
 from libs.contracts.errors import InvalidRequest, quoted
-from libs.lab.models.backtest import Backtest, Settings, backtest
+from libs.lab.models.backtest import Backtest, BacktestSettings, backtest
 from libs.lab.models.read import read_usage
 
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
@@ -33,7 +33,7 @@ def run_backtest(
     file: Path, *, window: str, confidence: float, period: str, report: Path | None, as_json: bool
 ) -> None:
     """Print it, and write the report where one is wanted. Raises InvalidRequest."""
-    settings = Settings(
+    settings = BacktestSettings(
         window_s=seconds_of(window, "window"), confidence=confidence, period_s=seconds_of(period, "period")
     )
     if settings.period_s < settings.window_s:

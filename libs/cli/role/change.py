@@ -22,7 +22,7 @@ DEFAULT_BUDGET_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class WorkerMove:
     """What came of asking one worker; `move` None: it had the role already, and was not asked."""
 
     worker: str
@@ -52,13 +52,13 @@ async def change_roles(
     known = get_json(suite.planner, "/v1/workers")
     found = [_find(worker, known) for worker in dict.fromkeys(workers)]
 
-    async def change(worker: dict[str, Any]) -> Moved:
+    async def change(worker: dict[str, Any]) -> WorkerMove:
         async with make_channel(settings, worker["address"]) as channel:
             admin = WorkerAdmin(channel, worker["id"], admin_token(settings, worker["address"], suite.token))
             described = await admin.describe()
             current = described.worker.assignment
             if (current.role, current.budget_tokens) == (role, budget_tokens) and epoch in (None, current.epoch):
-                return Moved(worker["id"], current)
+                return WorkerMove(worker["id"], current)
             move = await admin.set_role(
                 role,
                 budget_tokens,
@@ -70,10 +70,12 @@ async def change_roles(
             stands_by = role_name(move.assignment) == "standby"
             first = None if stands_by else await admin.first_step_s(move, within_s=first_step_s)
             load = (await admin.describe()).load
-            return Moved(worker["id"], move.assignment, move, first, load.running + load.waiting + load.awaiting_kv)
+            return WorkerMove(
+                worker["id"], move.assignment, move, first, load.running + load.waiting + load.awaiting_kv
+            )
 
     done = await asyncio.gather(*map(change, found), return_exceptions=True)
-    moved = [each for each in done if isinstance(each, Moved)]
+    moved = [each for each in done if isinstance(each, WorkerMove)]
     if as_json:
         answers = [answer(each) for each in moved]
         if answers:
@@ -84,7 +86,7 @@ async def change_roles(
     _raise_first(done)
 
 
-def _raise_first(done: Sequence[Moved | BaseException]) -> None:
+def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:
     """What workers refused it for, in one error; anything that is no refusal as it is."""
     failed = [each for each in done if isinstance(each, BaseException)]
     for error in failed:
@@ -106,7 +108,7 @@ def parse_role(text: str) -> tuple[Any, int]:
         raise StartupError(str(error)) from None
 
 
-def answer(moved: Moved) -> dict[str, Any]:
+def answer(moved: WorkerMove) -> dict[str, Any]:
     """What `--json` prints."""
     move = moved.move
     return {
@@ -130,7 +132,7 @@ def _find(worker_id: str, workers: list[dict[str, Any]]) -> dict[str, Any]:
     raise StartupError(f"there is no worker {worker_id!r} here, but: {there}")
 
 
-def reported(moved: Moved, waited_s: float) -> str:
+def reported(moved: WorkerMove, waited_s: float) -> str:
     """What is printed else; the first step was waited for `waited_s`."""
     move, assignment = moved.move, moved.assignment
     role = role_name(assignment)

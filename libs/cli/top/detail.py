@@ -10,8 +10,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from libs.cli.top import draw, requests, steps
-from libs.cli.top.feed import Feed, Refusal
-from libs.cli.top.model import WorkerView
+from libs.cli.top.feed import Feed, NotShown
+from libs.cli.top.model import WorkerRow
 
 MAX_REQUESTS: Final = 100
 STEPS_WINDOW: Final = "1s"
@@ -29,7 +29,7 @@ class Detail(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,enter,q", "dismiss", "back"), ("s", "steps", "steps")]
 
-    def __init__(self, feed: Feed, worker: WorkerView) -> None:
+    def __init__(self, feed: Feed, worker: WorkerRow) -> None:
         super().__init__()
         self._feed = feed
         self._worker = worker
@@ -63,14 +63,14 @@ class Detail(ModalScreen[None]):
     async def _follow_requests(self, shown: Static) -> None:
         none = "no request of it has ended in the last minutes"
         async for reported in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
-            if isinstance(reported, Refusal):
+            if isinstance(reported, NotShown):
                 shown.update(Text(reported.message))
             else:
                 shown.update(requests.table(reported, self._worker.id, self.size.width) if reported else none)
 
     async def _follow_steps(self, shown: Static) -> None:
         async for reported in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
-            if isinstance(reported, Refusal):
+            if isinstance(reported, NotShown):
                 shown.update(Text(reported.message))
             else:
                 shown.update(steps.table(reported) if reported else f"no step in the last {STEPS_WINDOW}")

@@ -12,7 +12,7 @@ import httpx
 from libs.cli.find import key_headers
 from libs.cli.status.answer import STATUS_PATH, parse_status
 from libs.cli.top import requests, steps
-from libs.cli.top.model import Model
+from libs.cli.top.model import TopModel
 from libs.cli.top.requests import RequestView
 from libs.contracts.step_row import ReportedStep
 from libs.runtime.backoff import Backoff
@@ -27,7 +27,7 @@ STALL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NotShown:
     """Why what was asked for is not shown now."""
 
     message: str
@@ -38,7 +38,7 @@ class Feed:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.model = Model()
+        self.model = TopModel()
         self.problem = "connecting"
         self.reconnects = 0
         self._others = False
@@ -98,24 +98,24 @@ class Feed:
                     self.model.requests = summary.raise_for_status().json()["total"]
                 await asyncio.sleep(POLL_S)
 
-    async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | Refusal, None]:
+    async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | NotShown, None]:
         """The last finished requests of a worker, the newest first, or why they are not shown: once a second."""
         async for shown in self._poll("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
             yield shown
 
-    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ReportedStep] | Refusal, None]:
+    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ReportedStep] | NotShown, None]:
         """The engine steps of a worker's last `window`, the newest first, or why they are not shown: once a second."""
         query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
         async for shown in self._poll("/v1/steps", steps.parse, **query):
             yield shown
 
-    async def _poll(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | Refusal, None]:
+    async def _poll(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | NotShown, None]:
         async with self._client() as http:
             while True:
                 try:
                     answer = await http.get(path, params=query)
                     body = answer.json()
-                    yield parse(body) if answer.is_success else Refusal(body["error"]["message"])
+                    yield parse(body) if answer.is_success else NotShown(body["error"]["message"])
                 except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-                    yield Refusal(f"{self.url} does not answer: {error or type(error).__name__}")
+                    yield NotShown(f"{self.url} does not answer: {error or type(error).__name__}")
                 await asyncio.sleep(POLL_S)

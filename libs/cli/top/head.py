@@ -8,7 +8,7 @@ from libs.cli.status.gauge import pressure_bar, pressure_text, span, verdict_sty
 from libs.cli.status.show import commands, other_causes
 from libs.cli.tables import BEHIND_MS
 from libs.cli.top import draw
-from libs.cli.top.model import FIGURE, WINDOW_NS, Model
+from libs.cli.top.model import FIGURE, WINDOW_NS, TopModel
 
 MAX_TREND_CELLS: Final = 60
 MAX_BAR_CELLS: Final = 60
@@ -34,7 +34,7 @@ ALARM: Final = "bold white on #b3261e"
 PROBLEM: Final = "bold #ff6b9d"
 
 
-def verdict(model: Model, wide: int) -> Text:
+def verdict(model: TopModel, wide: int) -> Text:
     """What is wrong, as many lines as it takes, and what to do about it; nothing while the service says nothing."""
     status = model.status
     if status is None:
@@ -51,7 +51,7 @@ def verdict(model: Model, wide: int) -> Text:
     return text
 
 
-def head(model: Model, problem: str, wide: int, *, paused: bool) -> Text:
+def head(model: TopModel, problem: str, wide: int, *, paused: bool) -> Text:
     """The ratio and its trend, how much is known and how old it is, what requests met, and what is wrong."""
     workers = list(model.workers.values())
     times = model.spent(workers)
@@ -84,7 +84,7 @@ def _fitted(line: Text, wide: int) -> Text:
     return line
 
 
-def _planner(model: Model) -> Text:
+def _planner(model: TopModel) -> Text:
     """Its mode, and what it decided last."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if model.status is None:
@@ -99,7 +99,7 @@ def _planner(model: Model) -> Text:
     return text
 
 
-def _queues(model: Model) -> Text:
+def _queues(model: TopModel) -> Text:
     """What waits, at workers and gateways."""
     text = Text(no_wrap=True)
     for phase in ("prefill", "decode"):
@@ -113,7 +113,7 @@ def _queues(model: Model) -> Text:
     return text
 
 
-def _requests(model: Model, wide: int) -> Text:
+def _requests(model: TopModel, wide: int) -> Text:
     reported, text = model.requests, Text(no_wrap=True, overflow="ellipsis")
     if model.status is not None and model.status.traffic.requests_per_s:
         traffic = model.status.traffic
@@ -128,7 +128,7 @@ def _requests(model: Model, wide: int) -> Text:
     return text.append(f"p50/p99 of {reported['requests']:,} in 1m" if wide >= QUEUE_FITS else "p50/p99", "dim")
 
 
-def pools(model: Model, wide: int) -> Text:
+def pools(model: TopModel, wide: int) -> Text:
     """Of each role that somebody has: pressure beside occupancy, and the shares that are not nothing."""
     text, cells = Text(no_wrap=True), _cells(wide - BAR_BESIDE, MAX_BAR_CELLS)
     for role in ("prefill", "decode", "mixed", "standby"):
@@ -148,7 +148,7 @@ def pools(model: Model, wide: int) -> Text:
     return text
 
 
-def _pressed(model: Model, role: str) -> Text:
+def _pressed(model: TopModel, role: str) -> Text:
     """Pressure on the worst-off of all models; blank where nothing is said of the role."""
     if model.status is None:
         return Text()
@@ -161,7 +161,7 @@ def _pressed(model: Model, role: str) -> Text:
     return Text.assemble(number, " ", pressure_bar(pressure, PRESSURE_CELLS), " ")
 
 
-def alerts(model: Model, most: int = MAX_ALERTS, *, wide: int) -> Text:
+def alerts(model: TopModel, most: int = MAX_ALERTS, *, wide: int) -> Text:
     """Those that fire, the critical first, with what they are about."""
     firing = sorted(model.firing.values(), key=_urgency)
     lines = []
@@ -178,7 +178,7 @@ def _urgency(alert: dict[str, Any]) -> tuple[bool, int]:
     return alert["severity"] != "critical", -alert["started_unix_ms"]
 
 
-def events(model: Model, most: int = MAX_EVENTS, *, wide: int) -> Text:
+def events(model: TopModel, most: int = MAX_EVENTS, *, wide: int) -> Text:
     """What happened last, the newest at the bottom."""
     newest = list(model.lines)[-most:]
     return Text("\n").join(_fitted(Text(f"{draw.clock(at)} {line}"), wide) for at, line in newest)

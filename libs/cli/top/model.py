@@ -19,7 +19,7 @@ NOTHING: Final[Times] = (0, 0, 0, 0)
 
 
 @dataclass(slots=True)
-class WorkerView:
+class WorkerRow:
     """One worker: its newest windows by start, and what it said last."""
 
     id: str
@@ -56,11 +56,11 @@ def ratio(times: Times) -> float | None:
     return times[1] / times[2] if times[2] else None
 
 
-class Model:
+class TopModel:
     """Grows with each message."""
 
     def __init__(self) -> None:
-        self.workers: dict[str, WorkerView] = {}
+        self.workers: dict[str, WorkerRow] = {}
         self.lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
         """What happened, and when in Unix ms."""
         self.firing: dict[str, dict[str, Any]] = {}
@@ -76,7 +76,7 @@ class Model:
         """Start of the newest settled window."""
         self._sums: dict[int, Times] = {}
         """Of all workers, by start of the window."""
-        self._listed: list[WorkerView] = []
+        self._listed: list[WorkerRow] = []
         self._roles: tuple[str, ...] = ()
         self._settled_ms = 400
 
@@ -86,7 +86,7 @@ class Model:
         self._settled_ms = message["settled_ms"]
         known, self._listed = self.workers, []
         for member in message["workers"]:
-            view = known.get(member["id"]) or WorkerView(member["id"], "", "", 1)
+            view = known.get(member["id"]) or WorkerRow(member["id"], "", "", 1)
             view.node, view.model, view.gpus = member["node"], member["model"], member["gpus"]
             self._listed.append(view)
         self.workers = {view.id: view for view in self._listed}

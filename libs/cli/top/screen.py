@@ -16,7 +16,7 @@ from libs.cli.top import draw
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
 from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, alerts, events, head, pools, verdict
-from libs.cli.top.model import WorkerView
+from libs.cli.top.model import WorkerRow
 from libs.cli.top.workers import Workers
 
 LEAST_HIGH: Final = 20
@@ -26,7 +26,7 @@ ROOMY_HIGH: Final = 32
 FEW: Final = 1
 
 
-class Part(Static):
+class ScreenPart(Static):
     """Text above or below the table, drawn anew only where it differs, and laid out anew only where its height may."""
 
     shown = Text()
@@ -64,13 +64,13 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
-        yield Part(id="verdict")
-        yield Part(id="pools")
-        yield Part(id="head")
+        yield ScreenPart(id="verdict")
+        yield ScreenPart(id="pools")
+        yield ScreenPart(id="head")
         yield Input(placeholder="part of a worker's, node's, role's or model's name", id="filter")
         yield Workers()
-        yield Part(id="alerts")
-        yield Part(id="events")
+        yield ScreenPart(id="alerts")
+        yield ScreenPart(id="events")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -90,20 +90,20 @@ class Top(App[None]):
     def _draw(self) -> None:
         model, wide = self.feed.model, self.size.width - 2
         low = self.size.height < ROOMY_HIGH
-        said = self.query_one("#verdict", Part)
+        said = self.query_one("#verdict", ScreenPart)
         said.display = model.status is not None
         said.show(verdict(model, wide), wraps=True)
-        self.query_one("#head", Part).show(head(model, self.feed.problem, wide, paused=self.paused))
-        self.query_one("#pools", Part).show(pools(model, wide))
+        self.query_one("#head", ScreenPart).show(head(model, self.feed.problem, wide, paused=self.paused))
+        self.query_one("#pools", ScreenPart).show(pools(model, wide))
         self.query_one(Workers).fill(self._wanted(), model.last_ms)
-        firing, happened = self.query_one("#alerts", Part), self.query_one("#events", Part)
+        firing, happened = self.query_one("#alerts", ScreenPart), self.query_one("#events", ScreenPart)
         # Where there is little room the verdict says it, and the head how many there are.
         firing.display = bool(model.firing) and not (low and model.status is not None)
         firing.show(alerts(model, MAX_ALERTS, wide=wide))
         happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)
         happened.show(events(model, FEW if low else MAX_EVENTS, wide=wide))
 
-    def _wanted(self) -> list[WorkerView]:
+    def _wanted(self) -> list[WorkerRow]:
         wanted = self.query_one("#filter", Input).value.casefold()
         return [
             worker

@@ -9,7 +9,7 @@ from textual.binding import BindingType
 from textual.widgets import DataTable
 
 from libs.cli.top import draw
-from libs.cli.top.model import FIGURE, WINDOW_NS, WorkerView
+from libs.cli.top.model import FIGURE, WINDOW_NS, WorkerRow
 
 MAX_ROWS: Final = 200
 """Shown at a time; the filter finds the others."""
@@ -62,7 +62,7 @@ class Workers(DataTable[Any]):
         at = names.index(self.by) if self.by in names else 0
         self.sort_by(names[(at + step) % len(names)])
 
-    def fill(self, workers: Sequence[WorkerView], last_ms: int) -> None:
+    def fill(self, workers: Sequence[WorkerRow], last_ms: int) -> None:
         """Show these workers as of the window that starts at `last_ms`."""
         pointed = self._pointed()
         if self._lay_out():
@@ -88,7 +88,7 @@ class Workers(DataTable[Any]):
             self.add_column(column.name + mark, key=column.name)
         return before[:2] != self._laid_out[:2]
 
-    def _ordered(self, workers: Sequence[WorkerView], last_ms: int) -> list[WorkerView]:
+    def _ordered(self, workers: Sequence[WorkerRow], last_ms: int) -> list[WorkerRow]:
         return sorted(workers, key=lambda worker: _order(worker, last_ms, self.by), reverse=self.reverse)[:MAX_ROWS]
 
     def _pointed(self) -> str | None:
@@ -105,7 +105,7 @@ class Workers(DataTable[Any]):
             self.move_cursor(row=list(rows).index(pointed))
 
 
-def _cells(worker: WorkerView, last_ms: int, history_cells: int) -> dict[str, Any]:
+def _cells(worker: WorkerRow, last_ms: int, history_cells: int) -> dict[str, Any]:
     times = worker.spent(last_ms)
     shares = {
         phase.replace("kv", "KV"): Text(draw.percent(spent, times[0]), draw.COLORS[phase], justify="right")
@@ -128,7 +128,7 @@ def _cells(worker: WorkerView, last_ms: int, history_cells: int) -> dict[str, An
     }  # fmt: skip
 
 
-def _order(worker: WorkerView, last_ms: int, column: str) -> Any:
+def _order(worker: WorkerRow, last_ms: int, column: str) -> Any:
     """What a column is sorted by: names upwards, figures from the greatest."""
     if column in NAMES:
         return ({"worker": worker.id, "role": worker.role, "node": worker.node}[column], worker.id)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from libs.cli.chat.ask import Answer, ask
+from libs.cli.chat.ask import ChatAnswer, ask
 from libs.cli.find import remember
 from libs.cli.up.progress import Display, make_display
 from libs.contracts.errors import StartupError
@@ -124,7 +124,7 @@ class _Run:
             "max_tokens": FIRST_ANSWER_TOKENS,
             "temperature": 0,
         }
-        answer = Answer()
+        answer = ChatAnswer()
         try:
             async for piece in ask(remember(ready).gateway, body, answer):
                 self._out.print(piece, end="", markup=False)

@@ -28,7 +28,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ConnectorKind:
     """One of vLLM's connectors."""
 
     way: Way
@@ -38,16 +38,16 @@ class Kind:
     """A key that its configuration must have."""
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "NixlConnector": Kind(Way.REPLY, "nixl"),
-    "MooncakeConnector": Kind(Way.NAME, "mooncake"),
-    "LMCacheConnectorV1": Kind(Way.STORE, "lmcache"),
-    "LMCacheMPConnector": Kind(Way.STORE, "lmcache"),
-    "MooncakeStoreConnector": Kind(Way.STORE, "mooncake"),
-    "OffloadingConnector": Kind(Way.STORE, required="spec_name"),
-    "ExampleConnector": Kind(Way.STORE, required="shared_storage_path"),
-    "SimpleCPUOffloadConnector": Kind(Way.NONE),
-    MULTI: Kind(Way.NONE, required="connectors"),
+KINDS: Final[Mapping[str, ConnectorKind]] = {
+    "NixlConnector": ConnectorKind(Way.REPLY, "nixl"),
+    "MooncakeConnector": ConnectorKind(Way.NAME, "mooncake"),
+    "LMCacheConnectorV1": ConnectorKind(Way.STORE, "lmcache"),
+    "LMCacheMPConnector": ConnectorKind(Way.STORE, "lmcache"),
+    "MooncakeStoreConnector": ConnectorKind(Way.STORE, "mooncake"),
+    "OffloadingConnector": ConnectorKind(Way.STORE, required="spec_name"),
+    "ExampleConnector": ConnectorKind(Way.STORE, required="shared_storage_path"),
+    "SimpleCPUOffloadConnector": ConnectorKind(Way.NONE),
+    MULTI: ConnectorKind(Way.NONE, required="connectors"),
 }
 
 

@@ -16,7 +16,7 @@ NEVER_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HandoverRefusal:
     """Why a sequence ends before it began."""
 
     finish: FinishReason
@@ -31,7 +31,7 @@ def refusal(
     engine_id: str,
     margin_ns: int,
     now_ns: int,
-) -> Refusal | None:
+) -> HandoverRefusal | None:
     """None where the engine can go on from the request's handle, which says `handover`. Raises InvalidRequest.
 
     `margin_ns`: so long before its lease ends it is refused already.
@@ -40,18 +40,18 @@ def refusal(
     layout, tokens = capabilities.kv_layout, len(request.token_ids)
     if request.kv.kv_layout != layout:
         detail = f"kv_mismatch: the blocks have KV layout {request.kv.kv_layout!r}, this engine has {layout!r}"
-        return Refusal(FinishReason.FAILED, detail)
+        return HandoverRefusal(FinishReason.FAILED, detail)
     if request.kv.tokens != tokens:
         raise InvalidRequest(
             f"the KV handle covers {request.kv.tokens} tokens, the sequence has {tokens}: a vllm engine goes on from"
             " exactly what was prefilled"
         )
     if handover is None:
-        return Refusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
+        return HandoverRefusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
     if handover.engine_id == engine_id:
-        return Refusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
+        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
     if now_ns > handover.expires_unix_ns - margin_ns:
-        return Refusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
+        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
     return None
 
 

@@ -30,7 +30,7 @@ MOST_TOKENS: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class AegaeonModel:
     """One of the catalogue."""
 
     name: str
@@ -63,13 +63,13 @@ class ServedRequest:
         return self.first_s - self.t_s <= TTFT_S and tpot_s <= TPOT_S
 
 
-def models_of(number: int) -> dict[str, ServedModel]:
+def models_of(number: int) -> dict[str, AegaeonModel]:
     """`number` models, of each kind in turn."""
     found = {}
     for place, (kind, weights) in zip(range(number), _turns(), strict=False):
         known = profile(kind)
         name = f"model-{place:03}"
-        found[name] = ServedModel(name, weights, known.kv_bytes_per_token, known.step_time)
+        found[name] = AegaeonModel(name, weights, known.kv_bytes_per_token, known.step_time)
     return found
 
 
@@ -77,7 +77,7 @@ def _turns() -> Sequence[tuple[str, float]]:
     return list(KINDS.items()) * 100
 
 
-def requests_of(models: Mapping[str, ServedModel], rate: float, seconds: float, seed: int) -> list[ServedRequest]:
+def requests_of(models: Mapping[str, AegaeonModel], rate: float, seconds: float, seed: int) -> list[ServedRequest]:
     """Poisson arrivals at `rate` requests a second to each model, in order."""
     found = []
     for place, name in enumerate(models):

@@ -8,14 +8,14 @@ import numpy as np
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.models.baselines import KEEP_ALIVES_S, fixed_poisson, keep_alive, one_a_model
-from libs.lab.models.score import Score, clairvoyant, grade
+from libs.lab.models.score import ReserveScore, clairvoyant, grade
 from libs.lab.models.usage import MAX_WINDOWS, Floats, UsageLog, Use, use_by_window
-from libs.policy.reserve.arrivals import Arrivals
-from libs.policy.reserve.forecaster import Forecaster, Seen
+from libs.policy.reserve.arrivals import WindowArrivals
+from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow
 from libs.policy.reserve.holding import Holder
 
 
-def seen_by_window(log: UsageLog, use: Use) -> Iterator[Seen]:
+def seen_by_window(log: UsageLog, use: Use) -> Iterator[SeenWindow]:
     """Each window in turn. Models are numbered as they first come, so that none is known before."""
     first = np.full(len(log.models), np.inf)
     np.minimum.at(first, log.model, log.t_s)
@@ -32,10 +32,10 @@ def seen_by_window(log: UsageLog, use: Use) -> Iterator[Seen]:
     for window in range(len(use)):
         come = slice(int(begins[window]), int(begins[window + 1]))
         gone = by_end[ends[window] : ends[window + 1]]
-        yield Seen(
+        yield SeenWindow(
             begin_s=float(edges[window]),
             end_s=float(edges[window + 1]),
-            arrivals=Arrivals(log.t_s[come], model[come]),
+            arrivals=WindowArrivals(log.t_s[come], model[come]),
             ended_model=model[gone],
             ended_start_s=log.t_s[gone],
             ended_s=ended_s[gone],
@@ -52,7 +52,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BacktestSettings:
     """Of a backtest."""
 
     window_s: float = 60.0
@@ -65,7 +65,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Series:
+class ForecastSeries:
     """What was forecast of each window, as far as the replay came."""
 
     reserved_gpus: list[float] = field(default_factory=list)
@@ -84,16 +84,16 @@ class Backtest:
     """What came of it."""
 
     log: UsageLog
-    settings: Settings
+    settings: BacktestSettings
     use: Use
-    series: Series
+    series: ForecastSeries
     warmup: int
     """Windows that are not scored."""
     done: int
     """Windows that were replayed; fewer than there are where it was interrupted."""
     hindsight_gpus: Floats
     """Of each scored window."""
-    scores: list[Score]
+    scores: list[ReserveScore]
     """The forecast first."""
     interrupted: bool
 
@@ -128,7 +128,7 @@ class Backtest:
         }
 
 
-def _record(score: Score) -> dict[str, Any]:
+def _record(score: ReserveScore) -> dict[str, Any]:
     return {
         "policy": score.policy,
         "p99_coverage": score.coverage,
@@ -140,7 +140,7 @@ def _record(score: Score) -> dict[str, Any]:
     }
 
 
-def backtest(log: UsageLog, settings: Settings, progress: Progress = lambda line: None) -> Backtest:
+def backtest(log: UsageLog, settings: BacktestSettings, progress: Progress = lambda line: None) -> Backtest:
     """Replay it all. Ctrl-C ends the replay, and what was done until then is scored. Raises InvalidRequest."""
     count = int(log.end_s / settings.window_s)
     if count < LEAST_WINDOWS:
@@ -152,7 +152,7 @@ def backtest(log: UsageLog, settings: Settings, progress: Progress = lambda line
         raise InvalidRequest(f"{count} windows, where {MAX_WINDOWS} are the most: ask for longer ones")
     use = use_by_window(log, settings.window_s)
     warmup = max(int(count * settings.warmup), 1)
-    series, done, interrupted = Series(), 0, False
+    series, done, interrupted = ForecastSeries(), 0, False
     try:
         for done in replay(log, use, settings, series):
             progress(f"{done:,} of {count:,} windows")
@@ -169,15 +169,15 @@ def backtest(log: UsageLog, settings: Settings, progress: Progress = lambda line
     )  # fmt: skip
 
 
-def per_period(settings: Settings) -> int:
+def per_period(settings: BacktestSettings) -> int:
     """Windows of a planning period."""
     return max(round(settings.period_s / settings.window_s), 1)
 
 
-def replay(log: UsageLog, use: Use, settings: Settings, series: Series) -> Iterator[int]:
+def replay(log: UsageLog, use: Use, settings: BacktestSettings, series: ForecastSeries) -> Iterator[int]:
     """Forecast and learn each window in turn, into `series`; yields the number of windows that are done."""
-    ours = Forecaster(settings.window_s, settings.confidence)
-    plain = Forecaster(settings.window_s, settings.confidence, common=False, calibrated=False)
+    ours = ReserveForecaster(settings.window_s, settings.confidence)
+    plain = ReserveForecaster(settings.window_s, settings.confidence, common=False, calibrated=False)
     holder = Holder(settings.confidence, per_period(settings))
     for done, seen in enumerate(seen_by_window(log, use), 1):
         outlook = ours.ahead(seen.begin_s)
@@ -197,11 +197,11 @@ def replay(log: UsageLog, use: Use, settings: Settings, series: Series) -> Itera
 
 
 def _scores(
-    log: UsageLog, use: Use, settings: Settings, *, series: Series, scored: slice, hindsight: Floats
-) -> list[Score]:
+    log: UsageLog, use: Use, settings: BacktestSettings, *, series: ForecastSeries, scored: slice, hindsight: Floats
+) -> list[ReserveScore]:
     peak = use.peak_gpus[scored]
 
-    def of(name: str, reserved: Floats, held: Floats | None = None) -> Score:
+    def of(name: str, reserved: Floats, held: Floats | None = None) -> ReserveScore:
         paid = reserved if held is None else held
         return grade(name, reserved, peak, hindsight, confidence=settings.confidence, held=paid)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
-from libs.lab.models.aegaeon import ServedModel, ServedRequest
+from libs.lab.models.aegaeon import AegaeonModel, ServedRequest
 from libs.policy.step_time import StepWork
 
 MOST_PREFILL_TOKENS: Final = 4_096
@@ -22,30 +22,30 @@ AFTER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LoadCost:
     """What bringing a model up costs."""
 
     bytes_per_s: float
     fixed_s: float
 
-    def load_s(self, model: ServedModel) -> float:
+    def load_s(self, model: AegaeonModel) -> float:
         """With the link to itself."""
         return model.weights_bytes / self.bytes_per_s + self.fixed_s
 
 
 @dataclass(slots=True)
-class Place:
+class LabPlace:
     """One worker."""
 
     number: int
     gpu: int
     memory_bytes: float
-    model: ServedModel | None = None
+    model: AegaeonModel | None = None
     """That it holds or loads."""
     since_s: float = 0.0
     ready_s: float = 0.0
     """While it loads: when it serves; 0: it does not load."""
-    goal: ServedModel | None = None
+    goal: AegaeonModel | None = None
     """While its last answers end: what comes then."""
     cut_s: float = 0.0
     """While its last answers end: for how long they may."""
@@ -91,12 +91,12 @@ class Place:
         return found
 
 
-class Rule(Protocol):
+class KeepingRule(Protocol):
     """Says which worker holds which model."""
 
     period_s: float
 
-    def decide(self, now_s: float, lab: "ModelsLab") -> Sequence[tuple[Place, ServedModel]]:
+    def decide(self, now_s: float, lab: "ModelsLab") -> Sequence[tuple[LabPlace, AegaeonModel]]:
         """Workers that are to hold another model from now on."""
 
 
@@ -105,11 +105,11 @@ class ModelsLab:
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, AegaeonModel],
         requests: Sequence[ServedRequest],
-        places: Sequence[Place],
-        link: Link,
-        rule: Rule,
+        places: Sequence[LabPlace],
+        link: LoadCost,
+        rule: KeepingRule,
         *,
         drain_s: float = NEVER_S,
     ) -> None:
@@ -186,7 +186,7 @@ class ModelsLab:
                 self._at(place.cut_s, "cut", place)
             self._left(now_s, place)
 
-    def _left(self, now_s: float, place: Place) -> None:
+    def _left(self, now_s: float, place: LabPlace) -> None:
         """Begin to load where nothing runs any more, or what runs has had its time."""
         if place.goal is None or place.steps_now:
             return
@@ -201,7 +201,7 @@ class ModelsLab:
         place.since_s, place.ready_s = now_s, begins_s + copy_s + self.link.fixed_s
         self._at(place.ready_s, "loaded", place)
 
-    def _hand_back(self, now_s: float, place: Place) -> None:
+    def _hand_back(self, now_s: float, place: LabPlace) -> None:
         """What runs goes back to those that wait; its tokens so far are computed again when the model is there."""
         assert place.model is not None
         for end, _, each in place.ends:
@@ -215,7 +215,7 @@ class ModelsLab:
         place.ends.clear()
         place.kv_tokens = place.kept_tokens = 0
 
-    def _loaded(self, now_s: float, place: Place) -> None:
+    def _loaded(self, now_s: float, place: LabPlace) -> None:
         place.ready_s, place.since_s = 0.0, now_s
         assert place.model is not None
         waiting = self.waiting[place.model.name]
@@ -244,7 +244,7 @@ class ModelsLab:
             self._at(now_s + took_ns / 1e9, "step", (place, prompts))
             return
 
-    def _step_ended(self, now_s: float, what: tuple[Place, list[ServedRequest]]) -> None:
+    def _step_ended(self, now_s: float, what: tuple[LabPlace, list[ServedRequest]]) -> None:
         place, prompts = what
         self._stepping[place.gpu] = place.steps_now = False
         for each in prompts:
@@ -266,7 +266,7 @@ class ModelsLab:
         self._step(now_s, place.gpu)
 
 
-def cut(gpus: int, parts_bytes: Sequence[float]) -> list[Place]:
+def cut(gpus: int, parts_bytes: Sequence[float]) -> list[LabPlace]:
     """Workers of `gpus` GPUs, each of them cut into `parts_bytes`."""
     numbers: Iterator[int] = count()
-    return [Place(next(numbers), gpu, part) for gpu in range(gpus) for part in parts_bytes]
+    return [LabPlace(next(numbers), gpu, part) for gpu in range(gpus) for part in parts_bytes]

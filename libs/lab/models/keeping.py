@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from libs.lab.models.usage import Floats, UsageLog, Whole, spells
-from libs.policy.reserve.arrivals import ArrivalLaws, Arrivals
+from libs.policy.reserve.arrivals import ArrivalLaws, WindowArrivals
 from libs.policy.reserve.keeping import Pool, choose, worth_of
 
 HISTOGRAM_BIN_S: Final = 60.0
@@ -28,7 +28,7 @@ REFRESH_TICKS: Final = 20
 
 
 @dataclass(slots=True)
-class Kept:
+class RuleResult:
     """What came of a rule, from a moment on."""
 
     rule: str
@@ -43,7 +43,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class KeepWindow:
     """After a model's last request has ended: it is let go at once where `load_after_s` is more than 0, loaded again
     then, and let go for good at `until_s`."""
 
@@ -51,31 +51,31 @@ class Window:
     until_s: float
 
 
-Rule = Callable[[list[float]], Window]
+Rule = Callable[[list[float]], KeepWindow]
 """By a model's idle times so far, the oldest first."""
 
 
 def keep_for(seconds: float) -> Rule:
     """A keep-alive."""
-    return lambda idle_s: Window(0.0, seconds)
+    return lambda idle_s: KeepWindow(0.0, seconds)
 
 
-def hybrid_histogram(idle_s: list[float]) -> Window:
+def hybrid_histogram(idle_s: list[float]) -> KeepWindow:
     """Of Shahrad et al.: see the module."""
     bins = np.minimum(np.array(idle_s) / HISTOGRAM_BIN_S, HISTOGRAM_BINS).astype(np.int64)
     counts = np.bincount(bins, minlength=HISTOGRAM_BINS + 1)[:HISTOGRAM_BINS]
     inside = int(counts.sum())
     if inside < len(idle_s) / 2 or not inside or counts.std() / counts.mean() < LEAST_CV:
-        return Window(0.0, FALLBACK_S)
+        return KeepWindow(0.0, FALLBACK_S)
     share = np.cumsum(counts) / inside
     head = int(np.searchsorted(share, HEAD)) * HISTOGRAM_BIN_S * (1 - MARGIN)
     tail = (int(np.searchsorted(share, TAIL)) + 1) * HISTOGRAM_BIN_S * (1 + MARGIN)
-    return Window(head, tail)
+    return KeepWindow(head, tail)
 
 
-def replay_rule(log: UsageLog, name: str, rule: Rule, *, from_s: float, load_s: float) -> Kept:
+def replay_rule(log: UsageLog, name: str, rule: Rule, *, from_s: float, load_s: float) -> RuleResult:
     """Each model by itself, in continuous time."""
-    kept = Kept(name)
+    kept = RuleResult(name)
     begin_s, end_s, model = spells(log)
     order = np.lexsort((begin_s, model))
     begin_s, end_s, model = begin_s[order], end_s[order], model[order]
@@ -99,7 +99,7 @@ def replay_rule(log: UsageLog, name: str, rule: Rule, *, from_s: float, load_s: 
     return kept
 
 
-def _one_gap(kept: Kept, window: Window, gap_s: float, *, from_s: float, gpus: float, load_s: float) -> None:
+def _one_gap(kept: RuleResult, window: KeepWindow, gap_s: float, *, from_s: float, gpus: float, load_s: float) -> None:
     """An idle time between two requests; what was before `from_s`, counted from its beginning, does not count."""
     is_reloaded = window.load_after_s > 0
     held_s = max(min(gap_s, window.until_s) - max(window.load_after_s, from_s), 0.0)
@@ -112,10 +112,10 @@ def _one_gap(kept: Kept, window: Window, gap_s: float, *, from_s: float, gpus: f
 
 def replay_worth(
     log: UsageLog, cold_cost_gpu_s: float, *, tick_s: float, from_s: float, load_s: float, room_gpus: float = np.inf
-) -> Kept:
+) -> RuleResult:
     """Fulcrum's rule, decided anew every tick over the learned laws of arrival. A model that is asked while it is not
     loaded is loaded whatever the room, and counts as a cold start."""
-    kept = Kept(f"worth at {cold_cost_gpu_s:g} GPU-s")
+    kept = RuleResult(f"worth at {cold_cost_gpu_s:g} GPU-s")
     laws, ahead_s = ArrivalLaws(max(tick_s / 8, 0.5)), AHEAD * cold_cost_gpu_s
     loaded = np.zeros(0, dtype=bool)
     for tick in _ticks(log, tick_s):
@@ -155,7 +155,7 @@ def replay_worth(
 class _Tick:
     number: int
     begin_s: float
-    arrivals: Arrivals
+    arrivals: WindowArrivals
     gpus: Floats
     busy_s: Floats
     busy_at_end: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
@@ -187,4 +187,4 @@ def _ticks(log: UsageLog, tick_s: float) -> Iterator[_Tick]:
         np.add.at(busy_s, owner[running], inside)
         busy = np.zeros(known, dtype=bool)
         busy[owner[running[end_s[running] >= high]]] = True
-        yield _Tick(number, low, Arrivals(log.t_s[come], model[come]), gpus[:known], busy_s, busy)
+        yield _Tick(number, low, WindowArrivals(log.t_s[come], model[come]), gpus[:known], busy_s, busy)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from libs.lab.models.aegaeon import ServedModel
-from libs.lab.models.cluster import ModelsLab, Place
+from libs.lab.models.aegaeon import AegaeonModel
+from libs.lab.models.cluster import LabPlace, ModelsLab
 from libs.policy.reserve.following import UNKNOWN, Chances, Count, UseFollower
 from libs.policy.reserve.placing import NEVER_S, Model, Stage, Worker, place
 
@@ -25,7 +25,7 @@ class PlannerRule:
         self._chances: dict[str, Chances] = {}
         self._chances_s = -1e9
 
-    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[Place, ServedModel]]:
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
         """By `place`, of what is known now."""
         in_flight = lab.in_flight()
         at_s = BEGIN_S + now_s
@@ -60,7 +60,7 @@ class PlannerRule:
         )
 
 
-def _worker(now_s: float, each: Place) -> Worker:
+def _worker(now_s: float, each: LabPlace) -> Worker:
     name, gpu, memory = str(each.number), str(each.gpu), round(each.memory_bytes)
     model = each.model.name if each.model else ""
     since_s = now_s - each.since_s
@@ -81,7 +81,7 @@ class OneEach:
     def __init__(self) -> None:
         self._done = False
 
-    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[Place, ServedModel]]:
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
         """Once."""
         if self._done or now_s > 0:
             return []
@@ -98,7 +98,7 @@ class BetweenRequests:
 
     period_s = PERIOD_S
 
-    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[Place, ServedModel]]:
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
         """For all that wait, as far as there are GPUs without work."""
         coming = {each.model.name for each in lab.places if each.model is not None and each.ready_s}
         waiting = [name for name, found in lab.waiting.items() if found and name not in coming]

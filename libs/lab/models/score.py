@@ -17,7 +17,7 @@ SLACK_GPUS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ReserveScore:
     """Of one way to reserve, over the windows that were not learned from alone."""
 
     policy: str
@@ -47,13 +47,13 @@ def clairvoyant(peak_gpus: Floats, per_period: int, confidence: float) -> Floats
 
 def grade(
     policy: str, reserved_gpus: Floats, peak_gpus: Floats, hindsight_gpus: Floats, *, confidence: float, held: Floats
-) -> Score:
+) -> ReserveScore:
     """held: GPUs that are paid for, where a policy takes more within a window than it had at its start; else those
     reserved."""
     covered = peak_gpus <= reserved_gpus + 1e-9
     interval = block_bootstrap(covered.astype(np.float64))
     mean, best = float(held.mean()), float(hindsight_gpus.mean())
-    return Score(
+    return ReserveScore(
         policy,
         float(covered.mean()),
         interval,

@@ -18,7 +18,7 @@ from libs.lab.rivals.taichi import taichi
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RivalKind:
     """A rival and the numbers that its name may carry."""
 
     make: Callable[..., Rival]
@@ -33,18 +33,18 @@ class Kind:
 SPLIT: Final = ("", "P:D")
 RESTARTED: Final = ("", "P:D", "P:D:START_S")
 
-RIVALS: Final[Mapping[str, Kind]] = MappingProxyType(
+RIVALS: Final[Mapping[str, RivalKind]] = MappingProxyType(
     {
-        "static": Kind(static_split, ("P:D",)),
-        "aggregated": Kind(aggregated, ("", "BUDGET_TOKENS")),
-        "arrow": Kind(arrow, SPLIT),
-        "dynamo-load": Kind(partial(dynamo, "load"), RESTARTED),
-        "dynamo-throughput": Kind(partial(dynamo, "throughput"), RESTARTED),
-        "dynamo-both": Kind(partial(dynamo, "both"), RESTARTED),
-        "llm-d": Kind(llm_d, RESTARTED),
-        "llm-d-throughput": Kind(partial(llm_d, throughput=True), RESTARTED),
-        "niyama": Kind(niyama, ("",)),
-        "taichi": Kind(taichi, ("", "P:D", "P:D:BUDGET_TOKENS")),
+        "static": RivalKind(static_split, ("P:D",)),
+        "aggregated": RivalKind(aggregated, ("", "BUDGET_TOKENS")),
+        "arrow": RivalKind(arrow, SPLIT),
+        "dynamo-load": RivalKind(partial(dynamo, "load"), RESTARTED),
+        "dynamo-throughput": RivalKind(partial(dynamo, "throughput"), RESTARTED),
+        "dynamo-both": RivalKind(partial(dynamo, "both"), RESTARTED),
+        "llm-d": RivalKind(llm_d, RESTARTED),
+        "llm-d-throughput": RivalKind(partial(llm_d, throughput=True), RESTARTED),
+        "niyama": RivalKind(niyama, ("",)),
+        "taichi": RivalKind(taichi, ("", "P:D", "P:D:BUDGET_TOKENS")),
     }
 )
 

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Final, Literal
 
 from libs.lab.rivals.dynamo_performance import EngineLimits, EngineState, Pass
-from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, Targets
+from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import PredictorName
 from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
 from libs.lab.rivals.port import (
@@ -93,7 +93,9 @@ class DynamoMover:
         limits = EngineLimits(
             cluster.speed.chunk_tokens, cluster.max_sequences, cluster.kv_blocks * cluster.block_tokens
         )
-        self._planner = DynamoPlanner(limits, Targets(cluster.slo.ttft_ns / 1e9, cluster.slo.tpot_ns / 1e9), predictor)
+        self._planner = DynamoPlanner(
+            limits, ServiceTargets(cluster.slo.ttft_ns / 1e9, cluster.slo.tpot_ns / 1e9), predictor
+        )
         self._planner.observe(*profile(cluster))
         self._loops = loops
         self._traffic = _Traffic()

@@ -39,7 +39,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class ServiceTargets:
     """The service level."""
 
     ttft_s: float
@@ -49,7 +49,7 @@ class Targets:
 class DynamoPlanner:
     """Both loops; which of them run is the caller's. Observations come first, then a decision."""
 
-    def __init__(self, limits: EngineLimits, targets: Targets, predictor: PredictorName) -> None:
+    def __init__(self, limits: EngineLimits, targets: ServiceTargets, predictor: PredictorName) -> None:
         self._limits = limits
         self._targets = targets
         self._prefill = PrefillModel(limits)

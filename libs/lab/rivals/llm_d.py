@@ -108,13 +108,13 @@ class Balance:
 
 
 @dataclass(slots=True)
-class Saturation:
+class ReplicaSaturation:
     """Capacity of a role's replicas in KV tokens: bounded by memory, and by what they held when they queued."""
 
     _held: dict[str, deque[float]] = field(default_factory=dict)
     """When queueing, by how long outputs were."""
 
-    def balance(self, pool: Sequence[SeenWorker], pending: int, shape: "Shape") -> Balance:
+    def balance(self, pool: Sequence[SeenWorker], pending: int, shape: "RequestShape") -> Balance:
         """Of one role's ready replicas."""
         capacities = sorted(self._capacity(worker, shape) for worker in pool)
         middle = len(capacities) // 2
@@ -122,7 +122,7 @@ class Saturation:
         demand = sum(worker.kv_tokens + waiting(worker) * shape.input_tokens for worker in pool)
         return Balance(median, len(pool), pending, demand)
 
-    def _capacity(self, worker: SeenWorker, shape: "Shape") -> float:
+    def _capacity(self, worker: SeenWorker, shape: "RequestShape") -> float:
         memory = KV_SATURATED * worker.kv_blocks * worker.block_tokens
         held = self._held.setdefault(shape.bucket, deque(maxlen=CAPACITY_WINDOW))
         if waiting(worker) >= QUEUE_SATURATED and worker.kv_tokens:
@@ -134,13 +134,13 @@ class Saturation:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """Mean lengths of requests, as last known."""
 
     input_tokens: float = 0.0
     output_tokens: float = 0.0
 
-    def differs(self, other: "Shape") -> bool:
+    def differs(self, other: "RequestShape") -> bool:
         """Whether a length is off by more than the tolerance."""
         pairs = ((self.input_tokens, other.input_tokens), (self.output_tokens, other.output_tokens))
         return any(abs(new - old) > SHAPE_TOLERANCE * old for old, new in pairs)
@@ -173,10 +173,10 @@ class DecodeRate:
     _window: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=ITL_WINDOW))
     """(when, use, seconds)."""
     _base_s: float = ITL_BASE_S
-    _shape: Shape = field(default_factory=Shape)
+    _shape: RequestShape = field(default_factory=RequestShape)
 
     def balance(
-        self, pool: Sequence[SeenWorker], pending: int, shape: Shape, arrived_rps: float, now_ns: int
+        self, pool: Sequence[SeenWorker], pending: int, shape: RequestShape, arrived_rps: float, now_ns: int
     ) -> Balance | None:
         """Of the decode role; None before anything can be said."""
         self._observe(pool, shape, now_ns)
@@ -187,7 +187,7 @@ class DecodeRate:
         rate = KV_SATURATED * kv_tokens / shape.request_tokens / itl_s
         return Balance(rate, len(pool), pending, arrived_rps * shape.output_tokens)
 
-    def _observe(self, pool: Sequence[SeenWorker], shape: Shape, now_ns: int) -> None:
+    def _observe(self, pool: Sequence[SeenWorker], shape: RequestShape, now_ns: int) -> None:
         if shape.differs(self._shape):
             self._window.clear()
             self._shape = shape
@@ -232,11 +232,11 @@ class Recent:
             if not worker.ready:
                 held.clear()  # another pod
 
-    def shape(self) -> Shape:
+    def shape(self) -> RequestShape:
         """Mean lengths."""
         inputs = [(each.mean_input_tokens, max(each.arrived, 1)) for each in self._intervals if each.mean_input_tokens]
         outputs = [(each.mean_output_tokens, max(each.ended, 1)) for each in self._intervals if each.mean_output_tokens]
-        return Shape(_weighed(inputs), _weighed(outputs))
+        return RequestShape(_weighed(inputs), _weighed(outputs))
 
     def rate_rps(self, look_ns: int) -> float:
         """Arrivals a second."""
@@ -261,8 +261,8 @@ class AutoscalerMover:
     every_ns: int = LOOK_NS
     wants_steps: bool = False
     _recent: Recent = field(default_factory=Recent)
-    _prefill: Saturation = field(default_factory=Saturation)
-    _decode: Saturation = field(default_factory=Saturation)
+    _prefill: ReplicaSaturation = field(default_factory=ReplicaSaturation)
+    _decode: ReplicaSaturation = field(default_factory=ReplicaSaturation)
     _rate: DecodeRate = field(default_factory=DecodeRate)
 
     def moves(self, seen: Seen) -> list[Move]:

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.alerts.rules import Condition, Limits, Name, Severity
-from libs.policy.alerts.snapshot import Burn, Count
+from libs.policy.alerts.rules import AlertLimits, Condition, Name, Severity
+from libs.policy.alerts.snapshot import Burn, RequestCount
 from libs.policy.grade import Grade
 
 SLOS: Final = ("ttft", "tpot")
@@ -70,7 +70,7 @@ class BurnLog:
             row = self._advance(key, now_ns)
             rows = np.array([row - min(window // BUCKET_S, BUCKETS) for window in WINDOWS_S]) % (BUCKETS + 1)
             spans = (sums[row] - sums[rows]).tolist()
-            windows = {window: Count(*span) for window, span in zip(WINDOWS_S, spans, strict=True)}
+            windows = {window: RequestCount(*span) for window, span in zip(WINDOWS_S, spans, strict=True)}
             found.append(Burn(*key, windows, max(now_ns - self._began_ns[key], 0) / 1e9))
         return found
 
@@ -85,7 +85,7 @@ class BurnLog:
         return int(number % (BUCKETS + 1))
 
 
-def burn_conditions(burns: list[Burn], limits: Limits) -> Iterator[Condition]:
+def burn_conditions(burns: list[Burn], limits: AlertLimits) -> Iterator[Condition]:
     """Of every service level, by severity: the worst of its pairs. The severity is a label, so that a warning that
     fires already hides nothing critical."""
     for burn in burns:
@@ -96,7 +96,7 @@ def burn_conditions(burns: list[Burn], limits: Limits) -> Iterator[Condition]:
         yield from (critical, warning)
 
 
-def _condition(burn: Burn, severity: Severity, limits: Limits) -> Condition:
+def _condition(burn: Burn, severity: Severity, limits: AlertLimits) -> Condition:
     budget = 1 - limits.slo_objective
     pairs = [pair for pair in PAIRS if pair.severity == severity]
     graded = [(_grade(burn, pair, budget, limits.slo_requests), pair) for pair in pairs]

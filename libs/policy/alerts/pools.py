@@ -3,15 +3,15 @@
 from collections.abc import Container, Iterator
 
 from libs.policy.alerts.queues import QueueLog
-from libs.policy.alerts.rules import Condition, Labels, Limits, Name
-from libs.policy.alerts.snapshot import Pool
+from libs.policy.alerts.rules import AlertLimits, Condition, Labels, Name
+from libs.policy.alerts.snapshot import PhasePool
 from libs.policy.grade import Grade
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 
 
 def pool_conditions(
-    pools: list[Pool], queues: QueueLog, limits: Limits, judged: Container[str] = ()
+    pools: list[PhasePool], queues: QueueLog, limits: AlertLimits, judged: Container[str] = ()
 ) -> Iterator[Condition]:
     """Of every pool; `queues` has their depths up to now. `judged`: models of which the verdict names the causes."""
     known = {(pool.model, pool.phase): pool for pool in pools}
@@ -25,7 +25,7 @@ def pool_conditions(
             yield _kv_wait(pool, limits)
 
 
-def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Condition:
+def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: AlertLimits) -> Condition:
     """One phase has more than it can do while the other has nothing to do."""
     labels = _labels(starved)
     if not (starved.covered_ns and other.covered_ns):
@@ -43,7 +43,7 @@ def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Co
     return Condition(Name.IMBALANCE, labels, grade, reason)
 
 
-def advice(starved: Pool, other: Pool) -> str:
+def advice(starved: PhasePool, other: PhasePool) -> str:
     """What moving workers would do, from nothing but how busy they are. Both pools are covered."""
     if other.workers == 1:
         return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
@@ -57,7 +57,7 @@ def advice(starved: Pool, other: Pool) -> str:
     )
 
 
-def _queue(pool: Pool, waiting: float, growth_per_minute: float | None, limits: Limits) -> Condition:
+def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, limits: AlertLimits) -> Condition:
     """It is long, and grows by as much a minute as makes it long."""
     if pool.waiting is None:
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
@@ -74,7 +74,7 @@ def _queue(pool: Pool, waiting: float, growth_per_minute: float | None, limits: 
     return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
 
 
-def _kv_wait(pool: Pool, limits: Limits) -> Condition:
+def _kv_wait(pool: PhasePool, limits: AlertLimits) -> Condition:
     labels: Labels = (("model", pool.model),)
     if not pool.covered_ns:
         return Condition(Name.KV_TRANSFER_BOUND, labels, None, "telemetry does not cover it")
@@ -83,7 +83,7 @@ def _kv_wait(pool: Pool, limits: Limits) -> Condition:
     return Condition(Name.KV_TRANSFER_BOUND, labels, limits.kv_wait.grade(share), reason)
 
 
-def _labels(pool: Pool) -> Labels:
+def _labels(pool: PhasePool) -> Labels:
     return (("model", pool.model), ("phase", pool.phase))
 
 

@@ -8,7 +8,7 @@ from libs.policy.grade import Grade, Threshold
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AlertLimits:
     """Built from the service's settings."""
 
     window_ns: int
@@ -73,7 +73,7 @@ class Rule:
     """How long it must be clear without a break; longer for one that has fired often of late."""
 
 
-def make_rules(limits: Limits) -> dict[Name, Rule]:
+def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
     """All of them."""
     settled = Rule(limits.for_ns, limits.clear_ns)
     at_once = Rule(0, limits.clear_ns)  # their figures are lengths of time already, or of minutes and hours

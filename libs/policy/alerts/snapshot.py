@@ -8,7 +8,7 @@ from libs.policy.verdict.cause import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PhasePool:
     """The workers of one model that serve one phase: those of role prefill, or those of roles decode and mixed."""
 
     model: str
@@ -39,7 +39,7 @@ class Pool:
         return "prompt tokens" if self.phase == "prefill" else "sequences"
 
 
-class Worker(NamedTuple):
+class WorkerReport(NamedTuple):
     """One worker at its last report."""
 
     id: str
@@ -60,7 +60,7 @@ class Worker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class RequestCount:
     """Requests of a window, and how many of them missed their target."""
 
     total: int
@@ -79,7 +79,7 @@ class Burn:
     model: str
     slo: str
     """ttft or tpot."""
-    windows: dict[int, Count]
+    windows: dict[int, RequestCount]
     age_s: float
     """Since the first request that is counted; what was before is not known."""
 
@@ -89,8 +89,8 @@ class Snapshot:
     """A moment."""
 
     at_ns: int
-    pools: list[Pool]
-    workers: list[Worker]
+    pools: list[PhasePool]
+    workers: list[WorkerReport]
     burns: list[Burn]
     silent_ns: int | None
     """Since telemetry of any worker came; None before the first."""

@@ -9,7 +9,7 @@ from libs.policy.alerts.burn import burn_conditions
 from libs.policy.alerts.causes import cause_conditions, is_explained
 from libs.policy.alerts.pools import pool_conditions
 from libs.policy.alerts.queues import QueueLog
-from libs.policy.alerts.rules import ON_TELEMETRY, Condition, Limits, held_back, make_rules
+from libs.policy.alerts.rules import ON_TELEMETRY, AlertLimits, Condition, held_back, make_rules
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.alerts.state_machine import AlertStateMachine
 from libs.policy.alerts.store import Alert, AlertStore
@@ -31,7 +31,7 @@ def every_ns(workers: int) -> int:
 class AlertWatch:
     """Snapshots in, alerts that fire or end out."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AlertLimits) -> None:
         self.limits = limits
         self.machine = AlertStateMachine(make_rules(limits))
         self.book = AlertStore()

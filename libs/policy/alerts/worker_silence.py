@@ -3,8 +3,8 @@ reader is silent. Pure."""
 
 from typing import Final
 
-from libs.policy.alerts.rules import Limits
-from libs.policy.alerts.snapshot import Snapshot, Worker
+from libs.policy.alerts.rules import AlertLimits
+from libs.policy.alerts.snapshot import Snapshot, WorkerReport
 
 ALL_SILENT_SHARE: Final = 0.5
 """Share of the time after which a worker counts as silent: when no worker was heard for this long, the cause is
@@ -17,7 +17,7 @@ the partitions of a lost one within it."""
 class Hearing:
     """What was common to many workers' silence; to be noted moment by moment."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AlertLimits) -> None:
         self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
         self.all_silent = False
         """Of most workers nothing is known of the last moment, so that nothing is to be judged by it."""
@@ -35,7 +35,7 @@ class Hearing:
         heard = {worker.reader for worker in staying if worker.silent_ns < self._long_ns}
         self._silent_readers = frozenset(worker.reader for worker in staying) - heard if heard else frozenset()
 
-    def own_silent_ns(self, worker: Worker, now_ns: int) -> int:
+    def own_silent_ns(self, worker: WorkerReport, now_ns: int) -> int:
         """How long the worker itself has been silent: silences of its reader or of all workers do not count."""
         silent_ns = worker.silent_ns
         if self._again_ns is not None:

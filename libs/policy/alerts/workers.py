@@ -3,8 +3,8 @@
 from collections.abc import Container, Iterator
 from typing import Final
 
-from libs.policy.alerts.rules import Condition, Labels, Limits, Name
-from libs.policy.alerts.snapshot import Snapshot, Worker
+from libs.policy.alerts.rules import AlertLimits, Condition, Labels, Name
+from libs.policy.alerts.snapshot import Snapshot, WorkerReport
 from libs.policy.alerts.worker_silence import Hearing
 from libs.policy.grade import Grade
 
@@ -28,7 +28,7 @@ class AtHand:
 
 
 def worker_conditions(
-    snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: Limits, followed: Container[str] | None = None
+    snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: AlertLimits, followed: Container[str] | None = None
 ) -> Iterator[Condition]:
     """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While most
     are not heard, nothing is said of single workers."""
@@ -43,7 +43,7 @@ def worker_conditions(
             yield _kv_full(worker, worker.kv_used, limits)
 
 
-def _all_stale(snapshot: Snapshot, limits: Limits) -> Condition:
+def _all_stale(snapshot: Snapshot, limits: AlertLimits) -> Condition:
     """One condition for one cause: nothing comes, or what comes is old, or most workers have gone at once."""
     silent_s, behind_s = (snapshot.silent_ns or 0) / 1e9, snapshot.behind_ns / 1e9
     staying = [worker for worker in snapshot.workers if not worker.left]
@@ -60,7 +60,7 @@ def _all_stale(snapshot: Snapshot, limits: Limits) -> Condition:
     return Condition(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
 
 
-def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:
+def _fires(worker: WorkerReport, busy_ns: int, limits: AlertLimits) -> bool:
     """Whether any of its figures may fire; a quick check first, since nearly all workers are well."""
     return (
         worker.silent_ns / 1e9 >= limits.stale_s.fire
@@ -69,7 +69,7 @@ def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:
     )
 
 
-def _stale(worker: Worker, own_silent_ns: int | None, limits: Limits) -> Condition:
+def _stale(worker: WorkerReport, own_silent_ns: int | None, limits: AlertLimits) -> Condition:
     """Grade a worker's own silence; `own_silent_ns` is None where that is unknown."""
     silent_s = worker.silent_ns / 1e9
     if worker.left:
@@ -80,7 +80,7 @@ def _stale(worker: Worker, own_silent_ns: int | None, limits: Limits) -> Conditi
     return Condition(Name.TELEMETRY_STALE, _labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
 
 
-def _stuck(worker: Worker, busy_ns: int, limits: Limits) -> Condition:
+def _stuck(worker: WorkerReport, busy_ns: int, limits: AlertLimits) -> Condition:
     """It holds sequences, says so, and no step ends."""
     since_s = min(worker.since_step_ns, busy_ns) / 1e9
     grade = None if _is_silent(worker, limits) else limits.stuck_s.grade(since_s)
@@ -88,15 +88,15 @@ def _stuck(worker: Worker, busy_ns: int, limits: Limits) -> Condition:
     return Condition(Name.WORKER_STUCK, _labels(worker), grade, reason, "critical")
 
 
-def _kv_full(worker: Worker, used: float, limits: Limits) -> Condition:
+def _kv_full(worker: WorkerReport, used: float, limits: AlertLimits) -> Condition:
     grade = None if _is_silent(worker, limits) else Grade.CLEAR if worker.left else limits.kv_used.grade(used)
     return Condition(Name.KV_CACHE_FULL, _labels(worker), grade, f"{used:.0%} of its KV blocks are held by sequences")
 
 
-def _is_silent(worker: Worker, limits: Limits) -> bool:
+def _is_silent(worker: WorkerReport, limits: AlertLimits) -> bool:
     """What it said last may not hold any more."""
     return worker.silent_ns / 1e9 >= limits.stale_s.clear and not worker.left
 
 
-def _labels(worker: Worker) -> Labels:
+def _labels(worker: WorkerReport) -> Labels:
     return (("model", worker.model), ("node", worker.node), ("worker", worker.id))

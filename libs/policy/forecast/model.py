@@ -30,7 +30,7 @@ class Forecast:
     """What a person should know, e.g. that there is little history."""
 
 
-class FittedModel(Protocol):
+class FittedDemand(Protocol):
     """What predicts the demand whose history it was fitted on, and what came after."""
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
@@ -45,7 +45,7 @@ class FittedModel(Protocol):
 class Forecaster(Protocol):
     """Makes models."""
 
-    def fit(self, history: DemandHistory, horizons: tuple[int, ...]) -> FittedModel:
+    def fit(self, history: DemandHistory, horizons: tuple[int, ...]) -> FittedDemand:
         """From all bins of `history`; horizons in bins, each at least 1."""
         ...
 
@@ -103,7 +103,7 @@ class DemandModel:
         }
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
-        """See `FittedModel`."""
+        """See `FittedDemand`."""
         if abs(history.start_s - self.start_s) > 1e-6 * self.step_s or history.step_s != self.step_s:
             raise ValueError("this history begins elsewhere than the one that the model was fitted on: fit anew")
         places = np.asarray(origins, dtype=np.int64)

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 
 from libs.policy.gateway.prediction import predict, take
 from libs.policy.gateway.routing import Policy
-from libs.policy.gateway.view import Ask, Binding, Room, WorkerView
+from libs.policy.gateway.view import Ask, Binding, WorkerRoom, WorkerView
 
 
 class _Market:
     """The workers of one model that still have credits in this round."""
 
     def __init__(self) -> None:
-        self.prompts: list[Room] = []
-        self.both: list[Room] = []
-        self.decodes: dict[str, list[Room]] = {}
+        self.prompts: list[WorkerRoom] = []
+        self.both: list[WorkerRoom] = []
+        self.decodes: dict[str, list[WorkerRoom]] = {}
         """By kind of KV."""
 
-    def add(self, room: Room) -> None:
+    def add(self, room: WorkerRoom) -> None:
         view = room.view
         if view.takes_prefill and room.prefill_credits > 0:
             self.prompts.append(room)
@@ -30,7 +30,7 @@ class _Market:
             if view.takes_decode:
                 self.decodes.setdefault(view.kv_kind, []).append(room)
 
-    def drop_spent(self, room: Room) -> None:
+    def drop_spent(self, room: WorkerRoom) -> None:
         """Forget a room that this round has emptied."""
         view = room.view
         if room in self.prompts and room.prefill_credits <= 0:
@@ -49,7 +49,7 @@ def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now
         market = markets.get(view.model)
         if market is None:
             market = markets[view.model] = _Market()
-        market.add(Room.of(view, now_ns))
+        market.add(WorkerRoom.of(view, now_ns))
     turn = max((view.turn for view in workers), default=0)
     bindings: list[Binding] = []
     for ask in asks:
@@ -73,7 +73,7 @@ def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now
     return bindings
 
 
-def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[Room | None, Room] | None:
+def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[WorkerRoom | None, WorkerRoom] | None:
     if ask.kv_kind is not None:
         fitting = market.decodes.get(ask.kv_kind)
         return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
@@ -87,7 +87,7 @@ def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[Room | None, Roo
     return source, policy.decode(ask, _preferred(ask, market.decodes[source.view.kv_kind]), source)
 
 
-def _preferred(ask: Ask, rooms: Sequence[Room]) -> Sequence[Room]:
+def _preferred(ask: Ask, rooms: Sequence[WorkerRoom]) -> Sequence[WorkerRoom]:
     """Without those to be avoided, where others are left."""
     if not ask.avoid:
         return rooms

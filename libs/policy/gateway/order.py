@@ -26,7 +26,7 @@ MOST_GONE: Final = 1024
 """Requests that have left and are still remembered with the time at which they would have turned late."""
 
 
-class Waiting(Protocol):
+class Ordered(Protocol):
     """What order is decided by."""
 
     @property
@@ -55,7 +55,7 @@ class Waiting(Protocol):
         ...
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=Ordered)
 
 
 class _Place(NamedTuple):
@@ -73,7 +73,7 @@ _FIRST_LINE: Final = _Place(True, False, 0, 0, 0)
 """Where lines of batch jobs begin: behind late people."""
 
 
-def hopeless_from_ns(waiting: Waiting, prefill_ns: float) -> float:
+def hopeless_from_ns(waiting: Ordered, prefill_ns: float) -> float:
     """From when on its first token cannot be expected in time, if its prompt alone takes `prefill_ns`; inf: never.
 
     What ran already is never given up, and nobody waits for a line of a batch job.

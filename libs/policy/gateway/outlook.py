@@ -12,7 +12,7 @@ from libs.policy.speed import Speed
 from libs.policy.worker.slack import IN_HAND
 
 
-class Load(Protocol):
+class LoadReport(Protocol):
     """A worker's own count of what it has, as a record or as a message."""
 
     @property
@@ -46,7 +46,7 @@ class Load(Protocol):
         ...
 
 
-class Capabilities(Protocol):
+class DescribedCapabilities(Protocol):
     """What a worker's engine can do, as far as binding is concerned."""
 
     @property
@@ -65,7 +65,7 @@ class Capabilities(Protocol):
         ...
 
 
-class Assignment(Assigned, Protocol):
+class DescribedAssignment(Assigned, Protocol):
     """A worker's assignment: its model and role."""
 
     @property
@@ -74,18 +74,18 @@ class Assignment(Assigned, Protocol):
         ...
 
 
-class Described(Protocol):
+class DescribedWorker(Protocol):
     """A worker as it describes itself."""
 
     id: str
 
     @property
-    def assignment(self) -> Assignment:
+    def assignment(self) -> DescribedAssignment:
         """Its present assignment."""
         ...
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> DescribedCapabilities:
         """What it can do."""
         ...
 
@@ -136,7 +136,7 @@ class Outlook:
         self.slowness = Slowness()
         self.turn = 0
         """Of the gateway's bindings, the last one that went there."""
-        self._load: Load = Unreported(kv_blocks)
+        self._load: LoadReport = Unreported(kv_blocks)
         self._reported_unix_ns = 0
         self._submits = 0
         self._unseen: dict[int, tuple[int, Sent]] = {}
@@ -165,7 +165,7 @@ class Outlook:
         self._reserved += times
         self._reserved_tokens += times * tokens
 
-    def on_load_report(self, load: Load, submits_taken: int, now_ns: int) -> None:
+    def on_load_report(self, load: LoadReport, submits_taken: int, now_ns: int) -> None:
         """Take the worker's own count, which has the first `submits_taken` in it."""
         self._load = load
         self._reported_unix_ns = now_ns
@@ -176,7 +176,7 @@ class Outlook:
 
     def view(
         self,
-        worker: Described,
+        worker: DescribedWorker,
         kv_kind: str,
         *,
         prefill_credits: int,

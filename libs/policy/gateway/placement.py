@@ -45,7 +45,7 @@ class Partner:
     streams_kv: bool
 
 
-class Cluster(Protocol):
+class KnownWorkers(Protocol):
     """What is known of the workers now."""
 
     max_reroutes: int
@@ -140,7 +140,7 @@ class Placement:
         return Submit(self.decode, blocks)
 
     def opened_blocks(
-        self, attempt: Attempt, blocks: Blocks, cluster: Cluster, output_tokens: int, left: int
+        self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, left: int
     ) -> Effects:
         """Blocks can be read while the prompt is computed; `left`: tokens that may still come. A decode worker that
         cannot read them so is asked afterwards."""
@@ -154,7 +154,7 @@ class Placement:
         self.opened = blocks
         return [self._submit_decode(worker, blocks, output_tokens)]
 
-    def prefilled(self, blocks: Blocks, cluster: Cluster, output_tokens: int, *, whole: bool) -> Effects:
+    def prefilled(self, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
         """Its prompt is computed and its blocks wait; `whole`: with its first token the output is complete."""
         if whole:
             return self.end(EndReason.WHOLE)
@@ -163,7 +163,7 @@ class Placement:
             return [Proceed(self.decode)]
         return self._go_on(cluster, output_tokens, whole=False)
 
-    def _go_on(self, cluster: Cluster, output_tokens: int, *, whole: bool) -> Effects:
+    def _go_on(self, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
         """Second phase, on the worker whose credit is set aside; back to the queue for another one if there is none."""
         worker, blocks = self.reserved, self.blocks
         partner = cluster.partner(worker) if worker is not None else None
@@ -196,7 +196,7 @@ class Placement:
         return [Reserve(worker), HandOver(attempt)]
 
     def handed_over(
-        self, attempt: Attempt, blocks: Blocks, cluster: Cluster, output_tokens: int, *, whole: bool
+        self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool
     ) -> Effects:
         """The worker has let go: the attempt stands for the blocks it left now, as that of a computed prompt does."""
         forget = self._forget_prompt(abort=True) if attempt is not self.prompt else NOTHING
@@ -207,7 +207,7 @@ class Placement:
 
     # ------------------------------------------------------------ what workers end
 
-    def finished(self, attempt: Attempt, cluster: Cluster, *, well: bool, whole: bool) -> Effects:
+    def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, whole: bool) -> Effects:
         """The worker has ended it, `well`, or without its KV when it was to hand it over, or for no reason."""
         let_go, drop = self.let_go, self._drop(attempt)
         if well:
@@ -215,7 +215,9 @@ class Placement:
         why = "its worker took another role" if let_go else "its worker ended it"
         return [*drop, *self._restart(why, cluster, keep_blocks=False, stale_role=let_go, whole=whole)]
 
-    def refused(self, attempt: Attempt, why: Refusal | None, detail: str, cluster: Cluster, *, whole: bool) -> Effects:
+    def refused(
+        self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, whole: bool
+    ) -> Effects:
         """The worker has not taken it; `why` None: for a reason that is not known here."""
         drop = self._drop(attempt)
         if why is Refusal.INVALID:
@@ -224,7 +226,9 @@ class Placement:
         keep, stale_role = attempt.phase is Phase.DECODE, why in OTHER_ROLE
         return [*drop, *self._restart(detail, cluster, keep_blocks=keep, stale_role=stale_role, whole=whole)]
 
-    def failed(self, attempt: Attempt, detail: str, cluster: Cluster, *, blocks_lost: bool, whole: bool) -> Effects:
+    def failed(
+        self, attempt: Attempt, detail: str, cluster: KnownWorkers, *, blocks_lost: bool, whole: bool
+    ) -> Effects:
         """The worker cannot go on with it. Blocks that do not come are their source's fault: computed there again, they
         might never come."""
         drop = self._drop(attempt)
@@ -236,7 +240,7 @@ class Placement:
         """The worker is gone that had a credit set aside; seen to when the credit would be used."""
         self.reserved = None
 
-    def lost(self, attempt: Attempt, cluster: Cluster, *, silent: bool, whole: bool) -> Effects:
+    def lost(self, attempt: Attempt, cluster: KnownWorkers, *, silent: bool, whole: bool) -> Effects:
         """The stream to a worker broke, or was left because it was silent.
 
         Blocks that still wait at a prefill worker serve another decode worker, if more than one can read them. A pull
@@ -273,14 +277,14 @@ class Placement:
         return self._release(keep_blocks=False)
 
     def _restart(
-        self, why: str, cluster: Cluster, *, keep_blocks: bool, whole: bool, stale_role: bool = False
+        self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, whole: bool, stale_role: bool = False
     ) -> Effects:
         """An attempt has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
         if self.prefilling:
             return NOTHING
         return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, whole=whole)
 
-    def _reroute(self, why: str, cluster: Cluster, *, keep_blocks: bool, stale_role: bool, whole: bool) -> Effects:
+    def _reroute(self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, stale_role: bool, whole: bool) -> Effects:
         """Return to the head of the queue with prompt and tokens so far; `stale_role`: the worker had another role. A
         request whose output is whole ends here: it lost only the event of its end."""
         if self.ended or self.waiting:

@@ -8,7 +8,7 @@ the network, the gateway, sequences that decode only later, and room for KV that
 from collections.abc import Iterable
 from typing import Final
 
-from libs.policy.gateway.view import Ask, Prediction, Room, WorkerView
+from libs.policy.gateway.view import Ask, BindingPrediction, WorkerRoom, WorkerView
 from libs.policy.speed import UNKNOWN_SPEED, Speed
 
 _TYPICAL: Final = 1024
@@ -17,7 +17,7 @@ NO_KV_ROOM_NS = 10e9
 """A worker whose KV is full makes others' sequences end first, or preempts them: worse than any queue worth joining."""
 
 
-def prompt_ns(ask: Ask, room: Room) -> float:
+def prompt_ns(ask: Ask, room: WorkerRoom) -> float:
     """Computing what of the prompt has no KV there; at least its last token."""
     view, tokens = room.view, ask.tokens
     cached = ask.cached_tokens.get(view.id, 0)
@@ -33,18 +33,18 @@ def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
     return min(speeds.values(), key=lambda speed: speed.prompt_ns(_TYPICAL, _TYPICAL**2), default=UNKNOWN_SPEED)
 
 
-def first_token_ns(ask: Ask, room: Room) -> float:
+def first_token_ns(ask: Ask, room: WorkerRoom) -> float:
     """From now to the first token, were its prompt sent there."""
     wait_ns = room.backlog_ns + prompt_ns(ask, room)
     return wait_ns if _missing_tokens(ask, room) <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def hidden_ns(ask: Ask, source: Room | None) -> float:
+def hidden_ns(ask: Ask, source: WorkerRoom | None) -> float:
     """How long a prompt that is computed at `source` can hide the transfer of its KV; 0 for one computed before."""
     return prompt_ns(ask, source) if source is not None and source.view.streams_kv else 0.0
 
 
-def second_token_ns(ask: Ask, room: Room, hidden_ns: float) -> float:
+def second_token_ns(ask: Ask, room: WorkerRoom, hidden_ns: float) -> float:
     """From the first token to the second, were its KV to be pulled there while `hidden_ns` pass anyway."""
     view = room.view
     missing = _missing_tokens(ask, room)
@@ -55,15 +55,15 @@ def second_token_ns(ask: Ask, room: Room, hidden_ns: float) -> float:
     return wait_ns if missing <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def predict(ask: Ask, source: Room | None, room: Room) -> Prediction:
+def predict(ask: Ask, source: WorkerRoom | None, room: WorkerRoom) -> BindingPrediction:
     """Both, for the workers that were chosen; a prompt that is computed already has no first token to come."""
     if source is room:
-        return Prediction(first_token_ns(ask, room), _step_ns(ask, room))
+        return BindingPrediction(first_token_ns(ask, room), _step_ns(ask, room))
     ttft_ns = first_token_ns(ask, source) if source is not None else 0.0
-    return Prediction(ttft_ns, second_token_ns(ask, room, hidden_ns(ask, source)))
+    return BindingPrediction(ttft_ns, second_token_ns(ask, room, hidden_ns(ask, source)))
 
 
-def take(ask: Ask, source: Room | None, room: Room, turn: int) -> None:
+def take(ask: Ask, source: WorkerRoom | None, room: WorkerRoom, turn: int) -> None:
     """Count a binding in what later ones of the round find."""
     missing = _missing_tokens(ask, room)
     if source is not None:
@@ -83,11 +83,11 @@ def take(ask: Ask, source: Room | None, room: Room, turn: int) -> None:
     room.free_kv_tokens -= missing
 
 
-def _step_ns(ask: Ask, room: Room) -> float:
+def _step_ns(ask: Ask, room: WorkerRoom) -> float:
     return room.view.speed.decode_ns(room.decode_sequences + 1, room.view.kv_tokens + ask.tokens)
 
 
-def _missing_tokens(ask: Ask, room: Room) -> int:
+def _missing_tokens(ask: Ask, room: WorkerRoom) -> int:
     return max(ask.tokens - ask.cached_tokens.get(room.view.id, 0), 0)
 
 

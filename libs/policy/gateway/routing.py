@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from libs.policy.gateway.prediction import first_token_ns, hidden_ns, second_token_ns
-from libs.policy.gateway.view import Ask, Room
+from libs.policy.gateway.view import Ask, WorkerRoom
 
 PolicyName = Literal["predicted-ttft", "least-loaded", "round-robin"]
 
@@ -17,11 +17,11 @@ EQUAL_NS = 2e6
 class Policy(Protocol):
     """Chooses among one or more rooms; `bind` has seen to credits, models and blocks."""
 
-    def prompt(self, ask: Ask, rooms: Sequence[Room]) -> Room:
+    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         """Where its prompt is computed; a room that takes both is where it stays."""
         ...
 
-    def decode(self, ask: Ask, rooms: Sequence[Room], source: Room | None) -> Room:
+    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         """Where its tokens are made, once its prompt is computed at `source` or was before."""
         ...
 
@@ -32,11 +32,11 @@ class PredictedTtft:
     A cached prefix counts for the time it saves there and now, so a holder with a backlog loses to an idle worker.
     """
 
-    def prompt(self, ask: Ask, rooms: Sequence[Room]) -> Room:
+    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         """By predicted time to first token."""
         return _soonest(rooms, [first_token_ns(ask, room) for room in rooms])
 
-    def decode(self, ask: Ask, rooms: Sequence[Room], source: Room | None) -> Room:
+    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         """By predicted time from first to second token."""
         if len(rooms) == 1:
             return rooms[0]
@@ -47,11 +47,11 @@ class PredictedTtft:
 class LeastLoaded:
     """The fewest sequences, whatever their length and whatever is cached."""
 
-    def prompt(self, ask: Ask, rooms: Sequence[Room]) -> Room:
+    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         """By sequences there."""
         return min(rooms, key=_by_load)
 
-    def decode(self, ask: Ask, rooms: Sequence[Room], source: Room | None) -> Room:
+    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         """By sequences there."""
         return min(rooms, key=_by_load)
 
@@ -59,11 +59,11 @@ class LeastLoaded:
 class RoundRobin:
     """Each in turn, as far as they have credits."""
 
-    def prompt(self, ask: Ask, rooms: Sequence[Room]) -> Room:
+    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         """The one that was bound longest ago."""
         return min(rooms, key=_by_turn)
 
-    def decode(self, ask: Ask, rooms: Sequence[Room], source: Room | None) -> Room:
+    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         """The one that was bound longest ago."""
         return min(rooms, key=_by_turn)
 
@@ -73,15 +73,15 @@ POLICIES: Final[Mapping[PolicyName, Callable[[], Policy]]] = MappingProxyType(
 )
 
 
-def _soonest(rooms: Sequence[Room], times_ns: Sequence[float]) -> Room:
+def _soonest(rooms: Sequence[WorkerRoom], times_ns: Sequence[float]) -> WorkerRoom:
     bound_ns = min(times_ns) * (1 + EQUAL_SHARE) + EQUAL_NS
     soon = [room for room, time_ns in zip(rooms, times_ns, strict=True) if time_ns <= bound_ns]
     return min(soon, key=_by_load) if len(soon) > 1 else soon[0]
 
 
-def _by_load(room: Room) -> tuple[int, bool, int, str]:
+def _by_load(room: WorkerRoom) -> tuple[int, bool, int, str]:
     return room.load, room.view.takes_both, room.turn, room.view.id
 
 
-def _by_turn(room: Room) -> tuple[int, str]:
+def _by_turn(room: WorkerRoom) -> tuple[int, str]:
     return room.turn, room.view.id

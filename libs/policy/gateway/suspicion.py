@@ -39,7 +39,7 @@ Prompt = bytes
 """Fingerprint of a model and a prompt's tokens."""
 
 
-class Stage(Enum):
+class WorkStage(Enum):
     """What a worker did for a choice."""
 
     PROMPT = "prompt"
@@ -49,29 +49,29 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldChoice:
     """A choice that was being computed on a worker as it was lost."""
 
     prompt: Prompt
     request: frozenset[Prompt]
     """All prompts of its request, which stand and fall together."""
-    stage: Stage
+    stage: WorkStage
     tokens: int
     """Made on that worker."""
 
     @property
     def exposed(self) -> bool:
         """Whether the worker may have died of it: it did for it what it had not done before."""
-        return self.stage is not Stage.TOKENS or self.tokens < FRESH_TOKENS
+        return self.stage is not WorkStage.TOKENS or self.tokens < FRESH_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class WorkerLoss:
     """One worker that a prompt has lost."""
 
     number: int
     """Of all losses, in order."""
-    stage: Stage
+    stage: WorkStage
     exposed: bool
 
 
@@ -81,7 +81,7 @@ class _Accusation:
 
     prompts: frozenset[Prompt]
     """Those of its choices that were exposed."""
-    losses: dict[Worker, Loss]
+    losses: dict[Worker, WorkerLoss]
     since_ns: int
 
 
@@ -96,14 +96,14 @@ class _LostWorker:
 @dataclass(slots=True)
 class _Record:
     seen_ns: int
-    losses: dict[Worker, Loss] = field(default_factory=dict)
+    losses: dict[Worker, WorkerLoss] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SuspectTrial:
     """What a suspected choice has to get past."""
 
-    stage: Stage
+    stage: WorkStage
     until: int
     """Output tokens that show it."""
 
@@ -136,13 +136,13 @@ class Suspicion:
         """Whether a prompt is refused."""
         return bool(self.poison(now_ns)) and prompt in self._poison
 
-    def stage(self, prompt: Prompt, now_ns: int) -> Stage | None:
+    def stage(self, prompt: Prompt, now_ns: int) -> WorkStage | None:
         """What a suspected prompt has to get past; None of one that is not suspected."""
         _expire(self._suspects, now_ns - SUSPECTED_NS)
         losses = self._losses((prompt,))
         if not losses:
             return None
-        return Stage.TOKENS if any(loss.stage is Stage.TOKENS for loss in losses.values()) else Stage.PROMPT
+        return WorkStage.TOKENS if any(loss.stage is WorkStage.TOKENS for loss in losses.values()) else WorkStage.PROMPT
 
     def ended_well(self, prompt: Prompt, now_ns: int) -> None:
         """It was computed, and all of its answer."""
@@ -159,13 +159,13 @@ class Suspicion:
         """Whether a prompt waits for news of the workers that it has lost."""
         return any(prompt in accusation.prompts for accusation in self._accused)
 
-    def passed(self, prompt: Prompt, stage: Stage) -> None:
+    def passed(self, prompt: Prompt, stage: WorkStage) -> None:
         """It was computed beyond where it had been lost: those workers did not die of it."""
         record = self._suspects.get(prompt)
         if record is None:
             return
         for worker, loss in list(record.losses.items()):
-            if stage is Stage.TOKENS or loss.stage is not Stage.TOKENS:
+            if stage is WorkStage.TOKENS or loss.stage is not WorkStage.TOKENS:
                 del record.losses[worker]
                 self._accused = [
                     each for each in self._accused if prompt not in each.prompts or worker not in each.losses
@@ -187,12 +187,12 @@ class Suspicion:
                     del prompts[prompt]
         return len(self._accused) < accused
 
-    def lost(self, worker: Worker, held: Sequence[Held], now_ns: int) -> None:
+    def lost(self, worker: Worker, held: Sequence[HeldChoice], now_ns: int) -> None:
         """A worker was lost with all of these, dead or not."""
         self._numbers += 1
         _expire(self._suspects, now_ns - SUSPECTED_NS)
         well = {each.prompt for each in held if now_ns - self._well.pop(each.prompt, -WELL_NS) < WELL_NS}
-        held = [each for each in held if each.stage is not Stage.PROMPT or each.prompt not in well]
+        held = [each for each in held if each.stage is not WorkStage.PROMPT or each.prompt not in well]
         blamed = self._blamed(worker, held)
         self._lost[worker] = _LostWorker(self._numbers)
         while len(self._lost) > MAX_LOSSES:
@@ -205,7 +205,7 @@ class Suspicion:
             if not prompts <= accused:
                 losses = self._losses(blamed[0].request, stage=blamed[0].stage)
                 # A prompt that was there at two stages at once is on record with one of them.
-                losses[worker] = Loss(self._numbers, blamed[0].stage, exposed=True)
+                losses[worker] = WorkerLoss(self._numbers, blamed[0].stage, exposed=True)
                 self._accused.append(_Accusation(prompts, losses, now_ns))
 
     def died(self, worker: Worker, now_ns: int) -> set[Prompt]:
@@ -229,16 +229,16 @@ class Suspicion:
                 found |= accusation.prompts
         return found
 
-    def _blamed(self, worker: Worker, held: Sequence[Held]) -> list[Held]:
+    def _blamed(self, worker: Worker, held: Sequence[HeldChoice]) -> list[HeldChoice]:
         """What the worker died of: choices of one request; none where that cannot be said."""
-        exposed: dict[tuple[frozenset[Prompt], Stage], list[Held]] = {}
+        exposed: dict[tuple[frozenset[Prompt], WorkStage], list[HeldChoice]] = {}
         for each in held:
             if each.exposed:
                 exposed.setdefault((each.request, each.stage), []).append(each)
         before = {key: self._losses(key[0], but=worker, stage=key[1]) for key in exposed}
         again = {key: losses for key, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1}
         # Prompts were kept apart from all others that are suspected, so that one of them at most is here.
-        prompts = [key for key in again if key[1] is not Stage.TOKENS]
+        prompts = [key for key in again if key[1] is not WorkStage.TOKENS]
         if prompts:
             return exposed[prompts[0]] if len(prompts) == 1 else []
         # Of those that make tokens many may have come from the same worker: who has lost most, if it is one.
@@ -248,7 +248,7 @@ class Suspicion:
             return []
         return exposed[worst[0]]
 
-    def _others_died(self, losses: dict[Worker, Loss]) -> bool:
+    def _others_died(self, losses: dict[Worker, WorkerLoss]) -> bool:
         """Whether workers have died since the first of these that nothing explains: they do now for other reasons."""
         first = min(loss.number for loss in losses.values())
         others = (each for worker, each in self._lost.items() if worker not in losses)
@@ -272,19 +272,19 @@ class Suspicion:
             if not record.losses:
                 del self._suspects[prompt]
 
-    def _suspect(self, worker: Worker, held: Held, now_ns: int) -> None:
+    def _suspect(self, worker: Worker, held: HeldChoice, now_ns: int) -> None:
         record = self._suspects.setdefault(held.prompt, _Record(now_ns))
         record.seen_ns = now_ns
         before = record.losses.get(worker)
         if before is None or held.exposed:
-            record.losses[worker] = Loss(self._numbers, held.stage, held.exposed)
+            record.losses[worker] = WorkerLoss(self._numbers, held.stage, held.exposed)
         self._suspects.move_to_end(held.prompt)
         while len(self._suspects) > MAX_SUSPECTS:
             self._suspects.popitem(last=False)
 
     def _losses(
-        self, prompts: Iterable[Prompt], but: Worker | None = None, stage: Stage | None = None
-    ) -> dict[Worker, Loss]:
+        self, prompts: Iterable[Prompt], but: Worker | None = None, stage: WorkStage | None = None
+    ) -> dict[Worker, WorkerLoss]:
         """Workers that any of these has lost, at one stage or at all."""
         records = (self._suspects[prompt] for prompt in prompts if prompt in self._suspects)
         losses = ((worker, loss) for record in records for worker, loss in record.losses.items() if worker != but)

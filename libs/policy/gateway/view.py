@@ -72,7 +72,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class BindingPrediction:
     """What a request is expected to see of the workers it was bound to."""
 
     ttft_ns: float
@@ -90,11 +90,11 @@ class Binding:
     """None: the prompt is computed already."""
     decode_worker: str
     """Equal to `prompt_worker` when one worker does both."""
-    predicted: Prediction
+    predicted: BindingPrediction
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class WorkerRoom:
     """A view, and what a binding round has changed of it so far."""
 
     view: WorkerView
@@ -110,7 +110,7 @@ class Room:
     prompt_tokens: int
 
     @classmethod
-    def of(cls, view: WorkerView, now_ns: int) -> "Room":
+    def of(cls, view: WorkerView, now_ns: int) -> "WorkerRoom":
         """Nothing is bound yet."""
         return cls(
             view,

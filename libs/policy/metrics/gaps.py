@@ -43,7 +43,7 @@ class Stretch(Generic[PartitionT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Generic[PartitionT]):
+class GapChunk(Generic[PartitionT]):
     """Offsets to read: [start, end) are to be counted, the margins are only to be known."""
 
     gap: Stretch[PartitionT]
@@ -108,7 +108,7 @@ class Gaps(Generic[PartitionT]):
         if len(self._open) > MAX_GAPS:
             self._close(min(self._open, key=lambda each: each.newest_ns), Fate.DROPPED)
 
-    def next(self, now_ns: int) -> Chunk[PartitionT] | None:
+    def next(self, now_ns: int) -> GapChunk[PartitionT] | None:
         """The newest that is to be read; None while there is none, or it is too young."""
         due = [each for each in self._open if each.due_ns <= now_ns]
         if not due:
@@ -117,9 +117,9 @@ class Gaps(Generic[PartitionT]):
         records = min(max(round(found.rate * CHUNK_NS / 1e9), MIN_CHUNK), MAX_CHUNK)
         margin = min(max(round(found.rate * MARGIN_NS / 1e9), MIN_CHUNK), MAX_CHUNK)
         start = max(found.gap.start, found.end - records)
-        return Chunk(found.gap, start, found.end, max(start - margin, 0), found.end + margin)
+        return GapChunk(found.gap, start, found.end, max(start - margin, 0), found.end + margin)
 
-    def suffices(self, chunk: Chunk[PartitionT], read: ChunkRead) -> bool:
+    def suffices(self, chunk: GapChunk[PartitionT], read: ChunkRead) -> bool:
         """Whether a chunk can be counted as it was read. If not, its margins are too short: `next` cuts it anew."""
         rate = read.records * 1e9 / max(read.last_ns - read.first_ns, 1)
         before_ns, after_ns = read.own_first_ns - read.first_ns, read.last_ns - read.own_last_ns
@@ -139,7 +139,7 @@ class Gaps(Generic[PartitionT]):
         for each in self._of(gap):
             each.rate = records_a_second
 
-    def filled(self, chunk: Chunk[PartitionT], oldest_ns: int | None) -> None:
+    def filled(self, chunk: GapChunk[PartitionT], oldest_ns: int | None) -> None:
         """A chunk has been counted, of which the first record is of that time; None: there was none to be read."""
         for each in self._of(chunk.gap):
             self.fates[Fate.FILLED] += each.end - chunk.start

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from libs.policy.planner.outlook import Outlook, outlook
+from libs.policy.planner.outlook import RequestOutlook, outlook
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload, prompt_speed, split
 
 METHOD: Final = "closed_form"
@@ -71,7 +71,7 @@ def replayed(state: Replay, what: Came) -> Replay:
     waiting_ns = min(max(state.waiting_ns + (what.inflow - speed) * what.lasted_ns, 0.0), MOST_WAITING_NS)
     work = replace(what.work, prompts=what.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)
     at = split(what.engine, work, state.prefill, state.mixed)
-    seen: Outlook = outlook(what.engine, work, at)
+    seen: RequestOutlook = outlook(what.engine, work, at)
     lasted = what.lasted_ns
     return replace(
         state,
@@ -85,7 +85,7 @@ def replayed(state: Replay, what: Came) -> Replay:
     )
 
 
-class Cause(Enum):
+class LossCause(Enum):
     """Why work was lost that another split of the same workers would have served in time."""
 
     LATE = "late"
@@ -102,20 +102,30 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class HindsightLoss:
     """Of one look."""
 
-    cause: Cause
+    cause: LossCause
     lost_gpu_ns: float
     """GPU time of work that the best split would have served in time and the present one did not."""
 
 
 def loss(
-    engine: WorkerProfile, work: Workload, now: Split, best: Split | None, cause: Cause, *, gpus: int, lasted_ns: int
-) -> list[Loss]:
+    engine: WorkerProfile,
+    work: Workload,
+    now: Split,
+    best: Split | None,
+    cause: LossCause,
+    *,
+    gpus: int,
+    lasted_ns: int,
+) -> list[HindsightLoss]:
     """What the present split lost against the best of the same workers, and that one against as many as it takes."""
     served = outlook(engine, work, now).served
     within = served if best is None else max(outlook(engine, work, best).served, served)
     whole = gpus * lasted_ns
-    found = [Loss(cause, (within - served) * whole), Loss(Cause.TOO_SMALL, (1.0 - within) * whole)]
+    found = [
+        HindsightLoss(cause, (within - served) * whole),
+        HindsightLoss(LossCause.TOO_SMALL, (1.0 - within) * whole),
+    ]
     return [each for each in found if each.lost_gpu_ns > 0]

@@ -15,7 +15,7 @@ MAX_NS: Final = 3_600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RequestOutlook:
     """Predicted for requests that come now."""
 
     ttft_ns: float
@@ -25,13 +25,13 @@ class Outlook:
     """Share of the work that would be done in time, 0..1."""
 
 
-def outlook(engine: WorkerProfile, work: Workload, split: Split) -> Outlook:
+def outlook(engine: WorkerProfile, work: Workload, split: Split) -> RequestOutlook:
     """Of a split that `splits` has weighed, decode workers taking prompts as far as TPOT allows."""
     speed = prompt_speed(engine, work, split.prefill, split.mixed)
     chunk_ns = engine.chunk_tokens / engine.chunk_speed()
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
     served = min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
-    return Outlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served)
+    return RequestOutlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served)
 
 
 def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split) -> float:

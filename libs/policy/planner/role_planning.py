@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
 from libs.policy.planner.splits import EVERY, Press, weigh
-from libs.policy.planner.steady import Pace
+from libs.policy.planner.steady import DecodePace
 from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, split
 from libs.policy.roles import Role
 
@@ -174,7 +174,7 @@ def _weighed(
     here = [each for each in pool if each.role is Role.MIXED]
     prefill, mixed = len(pool) - len(here), len(here)
     rides = any(each.budget_tokens for each in here)
-    pace = Pace.of(engine, work, prefill, mixed, rides=rides)
+    pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
 
     def splits_of(*, apart: bool) -> list[Split]:
         def press(p: int, m: int) -> Split:

@@ -19,7 +19,7 @@ MOST_CHANGE: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DecodePace:
     """What is known of decodes as roles stand."""
 
     engine: WorkerProfile
@@ -28,7 +28,7 @@ class Pace:
     """That they make; 0: none."""
 
     @classmethod
-    def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "Pace":
+    def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
         """From the split as it is. `rides`: whether mixed workers compute prompts now."""
         if not work.decodes or not mixed or not work.tpot_ns:
             return cls(engine, work, 0.0)

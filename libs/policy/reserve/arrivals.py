@@ -41,7 +41,7 @@ LEAST_LEFT: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrivals:
+class WindowArrivals:
     """Those of one window, in order of time within each model."""
 
     t_s: Floats
@@ -123,7 +123,7 @@ class ArrivalLaws:
         low, high = self._tables[self._cv_place, below], self._tables[self._cv_place, below + 1]
         return np.asarray(np.where(gaps < _GRID[0], low * gaps / _GRID[0], low + (high - low) * (exact - below)))
 
-    def learn(self, begin_s: float, end_s: float, arrivals: Arrivals, common: float) -> None:
+    def learn(self, begin_s: float, end_s: float, arrivals: WindowArrivals, common: float) -> None:
         """A window has passed; `common` is the factor that was on all models' rates in it."""
         length_s = end_s - begin_s
         asked = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
@@ -148,7 +148,7 @@ class ArrivalLaws:
         self._this_count += asked
         self._this_expected += expected
 
-    def _learn_gaps(self, begin_s: float, end_s: float, arrivals: Arrivals) -> None:
+    def _learn_gaps(self, begin_s: float, end_s: float, arrivals: WindowArrivals) -> None:
         order = np.lexsort((arrivals.t_s, arrivals.model))
         t_s, model = arrivals.t_s[order], arrivals.model[order]
         is_first = np.ones(len(model), dtype=bool)

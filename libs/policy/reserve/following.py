@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.reserve.arrivals import ArrivalLaws, Arrivals
+from libs.policy.reserve.arrivals import ArrivalLaws, WindowArrivals
 from libs.policy.reserve.counts import Floats, Whole, mean_of, quantile, sum_distribution
-from libs.policy.reserve.forecaster import Forecaster, Outlook, Seen
+from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow, WindowOutlook
 from libs.policy.reserve.keeping import worth_of
 
 AHEAD: Final = np.geomspace(0.02, 60.0, 24)
@@ -86,7 +86,7 @@ class UseFollower:
 
     def _reset(self) -> None:
         self._laws = ArrivalLaws(self._tick_s / 8)
-        self._forecaster = Forecaster(self._window_s, self._confidence)
+        self._forecaster = ReserveForecaster(self._window_s, self._confidence)
         self._models: dict[str, _Followed] = {}
         self._tick_from_s = self._window_from_s = 0.0
         self._ticks = 0
@@ -101,7 +101,7 @@ class UseFollower:
         self._runs = 0.0
         self.windows = 0
         """That were learned from."""
-        self.ahead: Outlook | None = None
+        self.ahead: WindowOutlook | None = None
         """Of the window that runs; None: nothing is known yet."""
 
     def look(self, now_s: float, counts: Mapping[str, Count]) -> None:
@@ -207,7 +207,7 @@ class UseFollower:
         length_s = now_s - self._window_from_s
         arrivals = _arrivals(self._window_new)
         gpus = np.ones(len(self._models))
-        seen = Seen(
+        seen = SeenWindow(
             begin_s=self._window_from_s,
             end_s=now_s,
             arrivals=arrivals,
@@ -233,11 +233,11 @@ def spread(distribution: Floats) -> Spread:
     return Spread(mean_of(distribution), p50, p90, p99)
 
 
-def _arrivals(found: list[tuple[float, int]]) -> Arrivals:
+def _arrivals(found: list[tuple[float, int]]) -> WindowArrivals:
     model: Whole = np.array([place for _, place in found], dtype=np.int64)
     t_s: Floats = np.array([at_s for at_s, _ in found], dtype=np.float64)
     order = np.lexsort((t_s, model))
-    return Arrivals(t_s[order], model[order])
+    return WindowArrivals(t_s[order], model[order])
 
 
 def _median_s(ahead_s: Floats, hazard: Floats) -> float | None:

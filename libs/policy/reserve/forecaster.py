@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, Arrivals
+from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, WindowArrivals
 from libs.policy.reserve.calibration import Calibrator, normal_miss
 from libs.policy.reserve.common_rate import CommonRate
 from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, not_passed, sum_distribution
@@ -35,12 +35,12 @@ NEW_PRIOR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class SeenWindow:
     """All that is known of a window once it has passed."""
 
     begin_s: float
     end_s: float
-    arrivals: Arrivals
+    arrivals: WindowArrivals
     ended_model: Whole
     """Models of the requests that ended in it, in any order."""
     ended_start_s: Floats
@@ -53,7 +53,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outlook:
+class WindowOutlook:
     """The window ahead."""
 
     expected_models: float
@@ -78,7 +78,7 @@ class _Flight:
     model: Whole
     start_s: Floats
 
-    def take(self, arrivals: Arrivals, ended_model: Whole, ended_start_s: Floats) -> None:
+    def take(self, arrivals: WindowArrivals, ended_model: Whole, ended_start_s: Floats) -> None:
         """Those of a window come, and those that have ended leave."""
         model = np.concatenate([self.model, arrivals.model])
         start_s = np.concatenate([self.start_s, arrivals.t_s])
@@ -105,7 +105,7 @@ def _places(model: Whole, start_s: Floats, ended_model: Whole, ended_start_s: Fl
     return np.asarray(np.minimum(first + np.arange(len(wanted)) - begins, len(keys) - 1), dtype=np.int64)
 
 
-class Forecaster:
+class ReserveForecaster:
     """One for a set of models. After each window `learn` takes what it brought; `ahead` tells the next one.
 
     Each model is active at the window's peak if a request in flight is still there, or the next one comes, within a
@@ -130,10 +130,10 @@ class Forecaster:
         self._watched_s = 0.0
         self._windows = 0
         self._bias = [0.0, 0.0]
-        self._outlook: Outlook | None = None
+        self._outlook: WindowOutlook | None = None
         self._expected_raw = 0.0
 
-    def ahead(self, now_s: float) -> Outlook:
+    def ahead(self, now_s: float) -> WindowOutlook:
         """The window that begins now."""
         values, chances = self._common.ahead() if self._common else (np.ones(1), np.ones(1))
         self._units = gpu_units(np.append(self._gpus, self._new_gpus())) if len(self._gpus) else (np.ones(1, int), 1.0)
@@ -151,13 +151,13 @@ class Forecaster:
         misses = (0.5, 0.1, 0.01, 1 - self._confidence, miss)
         reported = [int(np.ceil(not_passed(distribution, each) * unit - 1e-9)) for each in misses]
         bias = (self._bias[0] + BIAS_PRIOR) / (self._bias[1] + BIAS_PRIOR)
-        self._outlook = Outlook(
+        self._outlook = WindowOutlook(
             self._expected_raw * bias, mean_of(distribution) * unit, reported[4], reported[3],
             (reported[0], reported[1], reported[2]), distribution, unit,
         )  # fmt: skip
         return self._outlook
 
-    def learn(self, seen: Seen) -> None:
+    def learn(self, seen: SeenWindow) -> None:
         """What the window has brought for which `ahead` was asked last."""
         known = len(self._gpus)
         length_s = seen.end_s - seen.begin_s
@@ -183,7 +183,7 @@ class Forecaster:
             self._runs.refresh()
         self._windows += 1
 
-    def _judge(self, seen: Seen) -> None:
+    def _judge(self, seen: SeenWindow) -> None:
         """What the last outlook said, by what came."""
         outlook = self._outlook
         if outlook is None:

@@ -9,7 +9,7 @@ WHOLE_CHUNK_TOKENS: Final = 1 << 30
 """Nothing decodes in role prefill, so a step takes as much as the engine's own chunk size allows."""
 
 
-class Taken(Protocol):
+class TakenSequence(Protocol):
     """A sequence that was taken under some budget."""
 
     @property
@@ -35,7 +35,7 @@ def role_budget(assignment: Assigned) -> int:
     return assignment.budget_tokens if assignment.role == Role.MIXED else 0
 
 
-def engine_budget(own_tokens: int, taken: Iterable[Taken]) -> int:
+def engine_budget(own_tokens: int, taken: Iterable[TakenSequence]) -> int:
     """The engine's: the role's own, or a larger one until the prompts that were taken under it are computed.
 
     Prompts that yield are waited for only where the role's own budget would never compute them.

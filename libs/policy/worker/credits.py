@@ -14,7 +14,7 @@ NO_DEADLINE = 2**64
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class GatewayDemand:
     """What waits in one gateway; `name` settles ties alike on every worker."""
 
     name: str
@@ -119,7 +119,7 @@ class CreditPool:
         account = self._accounts[gateway]
         return bool(account.granting or account.recalling)
 
-    def settle(self, waiting: Mapping[int, Waiting]) -> None:
+    def settle(self, waiting: Mapping[int, GatewayDemand]) -> None:
         """Grant what is free and ask back what is needed elsewhere; `waiting` has every attached gateway."""
         free = self._free()
         if free < 0:
@@ -144,7 +144,7 @@ class CreditPool:
     def _pending(self) -> int:
         return sum(account.recalling + account.recalled for account in self._accounts.values())
 
-    def _grant(self, waiting: Mapping[int, Waiting]) -> None:
+    def _grant(self, waiting: Mapping[int, GatewayDemand]) -> None:
         accounts = self._accounts
         needy = [g for g, account in accounts.items() if waiting[g].requests > account.keeps]
         if needy:
@@ -167,7 +167,7 @@ class CreditPool:
             account.recalling += asked
             count -= unsent + asked
 
-    def _relieve(self, waiting: Mapping[int, Waiting]) -> None:
+    def _relieve(self, waiting: Mapping[int, GatewayDemand]) -> None:
         """A waiting gateway with nothing gets one from a less urgent one that waits too, but for something else."""
         accounts = self._accounts
         starving = [g for g in accounts if waiting[g].requests and not accounts[g].total]
@@ -178,7 +178,7 @@ class CreditPool:
         if min(waiting[g].urgency for g in starving) < waiting[donor].urgency:
             accounts[donor].recalling += 1
 
-    def _level(self, waiting: Mapping[int, Waiting]) -> None:
+    def _level(self, waiting: Mapping[int, GatewayDemand]) -> None:
         """Standing credits are spread evenly again, for one that came when all were handed out."""
         accounts = self._accounts
         idle = [g for g in accounts if not waiting[g].requests]
@@ -213,7 +213,7 @@ class Credits:
         for pool in self._pools:
             pool.detach(gateway)
 
-    def settle(self, waiting: Mapping[int, Waiting]) -> Iterable[int]:
+    def settle(self, waiting: Mapping[int, GatewayDemand]) -> Iterable[int]:
         """Decide who gets what; returns the gateways with news."""
         for pool in self._pools:
             pool.settle(waiting)

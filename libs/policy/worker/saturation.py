@@ -28,7 +28,7 @@ FIRST_GUESS: Final = (0.01, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class MeasuredStep:
     """One measured step."""
 
     tokens: int
@@ -106,7 +106,7 @@ def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int, most_ns: 
         yield from wanted if turn % 2 else reversed(wanted)
 
 
-def calibrated(prior: StepTimeModel, trial: Trial) -> StepTimeModel:
+def calibrated(prior: StepTimeModel, trial: MeasuredStep) -> StepTimeModel:
     """The prior of a device as much faster or slower as one step of it says."""
     expected_ns = prior.prefill_ns(trial_work(trial.tokens))
     if expected_ns <= 0:

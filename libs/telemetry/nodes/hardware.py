@@ -22,7 +22,7 @@ class SeenGpu:
     reading: GpuReading
 
 
-class Hardware:
+class NodeGpus:
     """GPUs by node and their own id."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.telemetry.nodes.hardware import Hardware
+from libs.telemetry.nodes.hardware import NodeGpus
 
 BUCKET_NS: Final = 10 * 1_000_000_000
 BUCKETS: Final = 6
@@ -61,7 +61,7 @@ class NodeStats:
 
     def __init__(self) -> None:
         self.clocks = Clocks()
-        self.hardware = Hardware()
+        self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
 

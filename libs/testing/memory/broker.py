@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from libs.bus.clients import MAX_RECORD_BYTES
 from libs.bus.codec import to_record
-from libs.bus.port import Span
+from libs.bus.port import OffsetSpan
 from libs.contracts.topics import Topic
 from libs.testing.memory.server import MemoryServer, Travel, at_once
 
@@ -59,9 +59,9 @@ class Partition:
         """The offset of the next record."""
 
     @property
-    def span(self) -> Span:
+    def span(self) -> OffsetSpan:
         """Offsets of what is kept."""
-        return Span(self.end - len(self._kept), self.end)
+        return OffsetSpan(self.end - len(self._kept), self.end)
 
     def append(self, record: Incoming) -> None:
         """Keep a record, and drop old ones at the bound."""

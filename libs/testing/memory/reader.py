@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from libs.bus.clients import REQUEST_TIMEOUT_MS
 from libs.bus.codec import to_record
-from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Span, Wanted
+from libs.bus.port import TAKEN_OVER_NS, Gap, OffsetSpan, Record, Wanted
 from libs.bus.subscription import BACKOFF_FIRST_S, BACKOFF_MAX_S, CHECK_S, MAX_POLL_RECORDS, Jumps
 from libs.contracts.topics import Topic
 from libs.policy.metrics.behind import Behind
@@ -155,7 +155,7 @@ class MemoryBackReader:
         self._broker = broker
         self._cluster = cluster
 
-    async def held(self, topic: Topic, partition: int) -> Span:
+    async def held(self, topic: Topic, partition: int) -> OffsetSpan:
         """What the broker holds now; raises ServerAway."""
         return await self._ask(lambda: self._partition(topic, partition).span)
 

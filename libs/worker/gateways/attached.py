@@ -14,7 +14,7 @@ from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine
-from libs.policy.worker.credits import CreditPool, Credits, Waiting
+from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand
 from libs.worker.gateways.attached_gateway import AttachedGateway
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import load_message
@@ -56,7 +56,7 @@ class Gateways:
             raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
         if len(self._links) >= MAX_GATEWAYS:
             raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
-        link = AttachedGateway(next(self._link_ids), Waiting(hello.gateway_id))
+        link = AttachedGateway(next(self._link_ids), GatewayDemand(hello.gateway_id))
         self._links[link.id] = link
         self.credits.attach(link.id)
         self.settle()
@@ -96,7 +96,7 @@ class Gateways:
         """Take in what waits at the gateway, and the credits that it gives back."""
         if frame.HasField("demand"):
             demand = frame.demand
-            link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
+            link.waiting = GatewayDemand(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
         self.credits.prefill.returned(link.id, frame.returned_prefill)
         self.credits.decode.returned(link.id, frame.returned_decode)
         self.credits.prefill.spent(link.id, frame.spent_prefill)

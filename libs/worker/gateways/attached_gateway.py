@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.policy.speed import Speed
-from libs.policy.worker.credits import Waiting
+from libs.policy.worker.credits import GatewayDemand
 from libs.worker.gateways.outbox import Outbox
 from libs.worker.wire import sequence_id_of
 
@@ -21,7 +21,7 @@ class AttachedGateway:
 
     id: int
     """Unique in this worker: a gateway that comes back has a new one."""
-    waiting: Waiting
+    waiting: GatewayDemand
     outbox: Outbox = field(default_factory=Outbox)
     living: set[int] = field(default_factory=set)
     """Ids of its sequences in the engine."""

@@ -15,10 +15,10 @@ from libs.perfmodel.samples import Rows
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.saturation import (
     MOST_TOKENS,
+    MeasuredStep,
     Point,
     PrefillCurve,
     Saturation,
-    Trial,
     knee_of,
     prefill_tokens_per_s,
     trial_work,
@@ -28,7 +28,7 @@ from libs.worker.telemetry.step_times import StepTimes
 from libs.worker.tuning.trials import room_tokens, run_trials
 
 
-def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | None:
+def find_knee(prior: StepTimeModel, trials: Sequence[MeasuredStep]) -> Saturation | None:
     """The knee of a curve fitted to the trials; None where there are too few to fit one."""
     if len(trials) < MIN_STEPS:
         return None
@@ -45,7 +45,7 @@ def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | Non
     return Saturation(chunk_tokens, plateau, points, model, scatter)
 
 
-def _rows(trials: Sequence[Trial]) -> Rows:
+def _rows(trials: Sequence[MeasuredStep]) -> Rows:
     table = np.array([(trial.tokens, trial_work(trial.tokens).squared, trial.duration_ns) for trial in trials], float)
     nothing, everything = np.zeros(len(trials)), np.ones(len(trials))
     return Rows(table[:, 0], table[:, 1], nothing, nothing, table[:, 2], everything)

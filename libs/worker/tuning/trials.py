@@ -6,7 +6,7 @@ from typing import Final
 
 from libs.engine.port import Engine
 from libs.policy.step_time import StepTimeModel
-from libs.policy.worker.saturation import Trial, calibrated, plan_trials
+from libs.policy.worker.saturation import MeasuredStep, calibrated, plan_trials
 
 GUESS_TOKENS: Final = 64
 """Tokens of the first steps, which estimate how far a measurement can get."""
@@ -22,7 +22,7 @@ async def run_trials(
     limit_s: float,
     patience_s: float,
     goes_on: Callable[[], bool] = lambda: True,
-) -> list[Trial]:
+) -> list[MeasuredStep]:
     """As many as fit, each size several times: in `limit_s` as expected, begun within `patience_s` whatever comes.
 
     `known`: what is believed of steps by now. Trials for which the engine has no room or no time are left out, and all
@@ -37,7 +37,7 @@ async def run_trials(
             break
         duration_ns = await engine.measure_prefill(tokens)
         if duration_ns:
-            trials.append(Trial(tokens, duration_ns))
+            trials.append(MeasuredStep(tokens, duration_ns))
     return trials
 
 
@@ -52,4 +52,4 @@ async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens:
     await engine.measure_prefill(tokens)  # what the first step of a shape sets up is not measured
     took_ns = [await engine.measure_prefill(tokens) for _ in range(GUESSES)]
     fastest_ns = min((each for each in took_ns if each), default=0)
-    return calibrated(known(), Trial(tokens, fastest_ns)) if fastest_ns else known()
+    return calibrated(known(), MeasuredStep(tokens, fastest_ns)) if fastest_ns else known()

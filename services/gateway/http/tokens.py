@@ -36,7 +36,7 @@ class Detokenized(Struct):
     prompt: str
 
 
-class Tokens:
+class TokenRoutes:
     """Answers both routes. `allowed`: names of models that the caller may use; empty: all."""
 
     def __init__(self, intake: Intake, catalog: Catalog) -> None:
@@ -93,7 +93,7 @@ class TokenEndpoint:
 
 def token_routes(intake: Intake, catalog: Catalog, stalls: Stalls, max_body_bytes: int) -> dict[str, ASGIApp]:
     """Both endpoints by path."""
-    tokens = Tokens(intake, catalog)
+    tokens = TokenRoutes(intake, catalog)
     return {
         "/tokenize": TokenEndpoint(tokens.tokenize, stalls, max_body_bytes),
         "/detokenize": TokenEndpoint(tokens.detokenize, stalls, max_body_bytes),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from libs.policy.alerts.burn import BurnLog
-from libs.policy.alerts.snapshot import Pool, Snapshot, Worker
+from libs.policy.alerts.snapshot import PhasePool, Snapshot, WorkerReport
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways, Waiting
 from libs.telemetry.listing import Loads
@@ -52,7 +52,7 @@ class _Depths(NamedTuple):
         return (tokens if phase == "prefill" else requests) + int(_waiting(self.loads, phase)[places].sum())
 
 
-def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[Pool]:
+def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[PhasePool]:
     """Of every model and phase that has workers that are heard; their time counts for the role they had when they spent
     it."""
     loads, listing = depths.loads, depths.loads.listing
@@ -76,7 +76,7 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
                 continue
             counts = np.isin(had, [ROLE_NUMBERS[role] for role in roles]) * gpus[own]
             times = np.einsum("nwp,nw->p", times_ns, counts).tolist()
-            yield Pool(
+            yield PhasePool(
                 model=model,
                 phase=phase,
                 workers=len(members),
@@ -100,7 +100,7 @@ def _waiting(loads: Loads, phase: str) -> Ints:
     return np.where(prompts > 0, tokens + -tokens // np.maximum(prompts, 1), 0)
 
 
-def _workers(fleet: Fleet, loads: Loads, offsets_ns: dict[str, int], now_ns: int) -> list[Worker]:
+def _workers(fleet: Fleet, loads: Loads, offsets_ns: dict[str, int], now_ns: int) -> list[WorkerReport]:
     listing = loads.listing
     # By the clock of each worker's node, as far as that is known.
     ahead_ns = np.array([offsets_ns.get(worker.node, 0) for worker in listing.workers], np.int64)
@@ -109,7 +109,7 @@ def _workers(fleet: Fleet, loads: Loads, offsets_ns: dict[str, int], now_ns: int
     at_hand = (loads.running + loads.waiting + loads.awaiting_kv).tolist()
     heard, free = loads.heard.tolist(), loads.free_kv_blocks.tolist()
     return [
-        Worker(
+        WorkerReport(
             id=worker.worker_id,
             node=worker.node,
             model=worker.model,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from libs.policy.alerts.rules import Condition, Limits
+from libs.policy.alerts.rules import AlertLimits, Condition
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.alerts.store import Alert, AlertStore
 from libs.policy.alerts.watch import AlertWatch, every_ns
@@ -16,7 +16,7 @@ from services.metrics.state import MetricsState
 class AlertEvaluator:
     """Snapshots in, alerts that fire or end out to `observers`."""
 
-    def __init__(self, state: MetricsState, limits: Limits, *, lag_ns: int) -> None:
+    def __init__(self, state: MetricsState, limits: AlertLimits, *, lag_ns: int) -> None:
         self._state = state
         self._watch = AlertWatch(limits)
         self._lag_ns = lag_ns

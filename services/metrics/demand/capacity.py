@@ -44,7 +44,7 @@ PublishPlan = Callable[[PlanMessage], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class PlanWatch:
     """What alerts are of."""
 
     slo: str
@@ -66,7 +66,7 @@ class Capacity(Collector):
         state: MetricsState,
         desk: AlertEvaluator,
         clock: Clock,
-        watch: Watch,
+        watch: PlanWatch,
         publish: PublishPlan,
         metrics_id: str,
     ) -> None:

@@ -11,7 +11,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.api import DemandRoutes
-from services.metrics.demand.capacity import Capacity, PublishPlan, Watch
+from services.metrics.demand.capacity import Capacity, PlanWatch, PublishPlan
 from services.metrics.demand.file import DemandFile
 from services.metrics.demand.forecasts import Forecasts
 from services.metrics.demand.keeping import DemandKeeper
@@ -22,7 +22,7 @@ from services.metrics.state import MetricsState
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class DemandService:
     """What the service runs of it."""
 
     keeper: DemandKeeper
@@ -70,12 +70,12 @@ def open_demand(
     *,
     guard: ChangeGuard,
     publish: PublishPlan,
-) -> Demand:
+) -> DemandService:
     """Without a file it is kept in memory. `publish`: capacity plans, for planners."""
     keeper = DemandKeeper(file or DemandFile(":memory:", settings.cluster), clock, settings.day_s)
     kinds = WorkerKinds()
     forecasts = Forecasts(keeper, kinds, clock)
-    watch = Watch(settings.capacity_slo, settings.capacity_confidence, settings.worker_start_s)
+    watch = PlanWatch(settings.capacity_slo, settings.capacity_confidence, settings.worker_start_s)
     capacity = Capacity(
         keeper=keeper,
         forecasts=forecasts,
@@ -87,4 +87,4 @@ def open_demand(
         publish=publish,
         metrics_id=settings.id,
     )
-    return Demand(keeper, kinds, forecasts, capacity, bool(watch.slo), guard)
+    return DemandService(keeper, kinds, forecasts, capacity, bool(watch.slo), guard)

@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS windows (
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class HistorySnapshot:
     """What is written in one go: it is all there after a crash, or nothing of it."""
 
     written_to_ns: int
@@ -80,7 +80,7 @@ class HistoryFile:
         for window_ns, start_ns, data in rows:
             yield _decoded(window_ns, start_ns, data)
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: HistorySnapshot) -> None:
         """Write, and forget what is older than roll-ups keep. Raises sqlite3.Error, nothing written."""
         with self._database as database:
             members = [(member.worker_id, member.node, member.model, member.gpus) for member in snapshot.members]

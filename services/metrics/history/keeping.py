@@ -19,7 +19,7 @@ from libs.telemetry.members import Members
 from libs.telemetry.windows.cells import COVERED
 from libs.telemetry.windows.ring import NO_ROLE
 from libs.telemetry.windows.rollups import Kept, RollUps
-from services.metrics.history.file import HistoryFile, Snapshot
+from services.metrics.history.file import HistoryFile, HistorySnapshot
 from services.metrics.state import MetricsState
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ OVERLAP_NS: Final = 10_000_000_000
 """Telemetry is read from so long before the end of the file: steps that began earlier, and clocks that differ."""
 
 
-class Keeper(Collector):
+class HistoryKeeper(Collector):
     """Between one history and one file."""
 
     def __init__(self, state: MetricsState, file: HistoryFile) -> None:
@@ -83,7 +83,7 @@ class Keeper(Collector):
             return
         before_ns = max(newest_ns - UNSETTLED_NS, self._from_ns)
         changed = self._state.rollups.take_changed(before_ns)
-        snapshot = Snapshot(before_ns, self._state.members.all(), changed)
+        snapshot = HistorySnapshot(before_ns, self._state.members.all(), changed)
         writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.save, snapshot))
         writing.add_done_callback(partial(self._written, changed))
         await asyncio.wait([writing])  # which does not cancel it

@@ -12,7 +12,7 @@ from libs.bus.clients import CONNECTION_ERRORS
 from libs.bus.port import BackReader, Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import Topic
-from libs.policy.metrics.gaps import Chunk, ChunkRead, Gaps, Stretch
+from libs.policy.metrics.gaps import ChunkRead, GapChunk, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.telemetry.worker.timeline import PrefillShares
@@ -71,7 +71,7 @@ class Refill:
                 log.info("what lies behind cannot be read now", error=repr(error))
                 await asyncio.sleep(wait_s)
 
-    async def _take(self, reader: BackReader, chunk: Chunk[Partition]) -> None:
+    async def _take(self, reader: BackReader, chunk: GapChunk[Partition]) -> None:
         """Count one chunk, or find that it must be cut otherwise."""
         gap, (topic, partition) = chunk.gap, chunk.gap.partition
         held = await reader.held(topic, partition)

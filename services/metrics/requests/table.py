@@ -48,7 +48,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RequestRows:
     """Some requests: [n, COLUMNS] int64, [n, 2] int32 of model and outcome."""
 
     numbers: NDArray[np.int64]
@@ -86,21 +86,23 @@ class RequestTable:
         self._models.give_back(model)
         self._outcomes.give_back(outcome)
 
-    def within(self, low_ns: int, high_ns: int) -> Rows:
+    def within(self, low_ns: int, high_ns: int) -> RequestRows:
         """Requests that ended in [low, high)."""
         ends = self._numbers[:, END]
         inside = np.flatnonzero((ends >= max(low_ns, 0)) & (ends < high_ns))
-        return Rows(self._numbers[inside], self._names[inside])
+        return RequestRows(self._numbers[inside], self._names[inside])
 
-    def by_model(self, rows: Rows) -> list[tuple[str, Rows]]:
+    def by_model(self, rows: RequestRows) -> list[tuple[str, RequestRows]]:
         """By the name of the model, in order."""
         order = np.argsort(rows.names[:, 0], kind="stable")
         models, starts = np.unique(rows.names[order, 0], return_index=True)
         parts = np.split(order, starts[1:]) if len(models) else []
         named = zip((self._models.of(int(number)) for number in models), parts, strict=True)
-        return sorted(((name, Rows(rows.numbers[part], rows.names[part])) for name, part in named), key=lambda p: p[0])
+        return sorted(
+            ((name, RequestRows(rows.numbers[part], rows.names[part])) for name, part in named), key=lambda p: p[0]
+        )
 
-    def summary(self, rows: Rows) -> RequestSummary:
+    def summary(self, rows: RequestRows) -> RequestSummary:
         """Counts and percentiles."""
         numbers = rows.numbers
         outcomes, counts = np.unique(rows.names[:, 1], return_counts=True)

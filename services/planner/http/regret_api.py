@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from libs.contracts.errors import InvalidRequest
 from libs.runtime.clock import Clock
-from services.planner.regret import MAX_HOURS, Ledger
+from services.planner.regret import MAX_HOURS, RegretLedger
 
 _WINDOW: Final = re.compile(r"([0-9]{1,4})(m|h)", re.ASCII)
 _UNIT_NS: Final = {"m": 60_000_000_000, "h": 3_600_000_000_000}
@@ -30,7 +30,7 @@ class RegretAnswer:
     by_model: dict[str, dict[str, float]]
 
 
-def regret_router(ledger: Ledger, clock: Clock) -> APIRouter:
+def regret_router(ledger: RegretLedger, clock: Clock) -> APIRouter:
     """GET /v1/regret."""
     router = APIRouter()
 

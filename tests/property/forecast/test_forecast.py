@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.forecast.backtest import make_plan, run, score
-from libs.forecast.baselines import Asked, light_baselines
+from libs.forecast.baselines import BaselineTask, light_baselines
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates
 from libs.policy.forecast.levels import hold, running_means
@@ -64,7 +64,8 @@ def test_what_comes_after_an_origin_changes_no_forecast(
         assert np.allclose(whole, model.forecast_at(alone, name, [origin])[0], rtol=1e-6, atol=1e-9)
         for baseline in light_baselines():
             said = [
-                baseline.predict(Asked(each, name, fitted, [origin], HORIZONS)) for each in (history, changed, alone)
+                baseline.predict(BaselineTask(each, name, fitted, [origin], HORIZONS))
+                for each in (history, changed, alone)
             ]
             assert all((each is None) == (said[0] is None) for each in said)
             assert said[0] is None or all(np.allclose(said[0], each) for each in said)  # type: ignore[arg-type]

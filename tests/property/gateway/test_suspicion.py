@@ -14,11 +14,11 @@ from libs.policy.gateway.suspicion import (
     MAX_POISON,
     MAX_SUSPECTS,
     SUSPECTED_NS,
-    Held,
+    HeldChoice,
     Prompt,
-    Stage,
     Suspicion,
     Worker,
+    WorkStage,
 )
 
 SECOND_NS = 1_000_000_000
@@ -27,32 +27,32 @@ POISON = b"poison"
 A, B, C, D = (("a", 1), ("b", 1), ("c", 1), ("d", 1))
 
 innocents = st.sampled_from([b"i%d" % number for number in range(8)])
-stages = st.sampled_from(Stage)
+stages = st.sampled_from(WorkStage)
 tokens = st.integers(0, 2 * FRESH_TOKENS)
 
 
-def held(prompt: Prompt, stage: Stage = Stage.PROMPT, made: int = 0, *others: Prompt) -> Held:
-    return Held(prompt, frozenset((prompt, *others)), stage, made)
+def held(prompt: Prompt, stage: WorkStage = WorkStage.PROMPT, made: int = 0, *others: Prompt) -> HeldChoice:
+    return HeldChoice(prompt, frozenset((prompt, *others)), stage, made)
 
 
 company = st.builds(held, innocents, stages, tokens)
 
 
-def die(suspicion: Suspicion, worker: Worker, on_it: Iterable[Held], now_ns: int = 0) -> set[Prompt]:
+def die(suspicion: Suspicion, worker: Worker, on_it: Iterable[HeldChoice], now_ns: int = 0) -> set[Prompt]:
     suspicion.lost(worker, list(on_it), now_ns)
     return suspicion.died(worker, now_ns)
 
 
-@given(first=st.lists(company), second=st.lists(company), stage=st.sampled_from((Stage.PROMPT, Stage.AGAIN)))
+@given(first=st.lists(company), second=st.lists(company), stage=st.sampled_from((WorkStage.PROMPT, WorkStage.AGAIN)))
 def test_a_prompt_that_kills_two_workers_is_the_one_that_is_found(
-    first: list[Held], second: list[Held], stage: Stage
+    first: list[HeldChoice], second: list[HeldChoice], stage: WorkStage
 ) -> None:
     """Whoever was beside it on the first, and whoever on the second: of prompts only those that are let there."""
     suspicion = Suspicion(MEMORY_NS)
     poison = held(POISON, stage)
     assert not die(suspicion, A, [*first, poison])
     assert suspicion.is_alone(POISON)
-    let_in = [each for each in second if each.stage is Stage.TOKENS or not suspicion.is_alone(each.prompt)]
+    let_in = [each for each in second if each.stage is WorkStage.TOKENS or not suspicion.is_alone(each.prompt)]
     assert die(suspicion, B, [*let_in, poison]) == {POISON}
     assert suspicion.is_poison(POISON, 0)
     for each in (*first, *let_in):
@@ -65,31 +65,33 @@ def test_of_a_crowd_that_goes_from_worker_to_worker_the_one_that_stays_is_found(
 ) -> None:
     """Some come along to the second, none of them to the third: they are kept apart from it, or have got past."""
     suspicion = Suspicion(MEMORY_NS)
-    others = [held(prompt, Stage.TOKENS, count) for prompt, count in zip(sorted(crowd), made, strict=False)]
-    assert not die(suspicion, A, [*others, held(POISON, Stage.TOKENS, on_first)])
-    found = die(suspicion, B, [*(held(each.prompt, Stage.TOKENS) for each in others), held(POISON, Stage.TOKENS)])
+    others = [held(prompt, WorkStage.TOKENS, count) for prompt, count in zip(sorted(crowd), made, strict=False)]
+    assert not die(suspicion, A, [*others, held(POISON, WorkStage.TOKENS, on_first)])
+    found = die(
+        suspicion, B, [*(held(each.prompt, WorkStage.TOKENS) for each in others), held(POISON, WorkStage.TOKENS)]
+    )
     assert found == (set() if others else {POISON})
     if others:
-        newcomer = held(b"new", Stage.TOKENS)
-        assert die(suspicion, C, [newcomer, held(POISON, Stage.TOKENS)]) == {POISON}
+        newcomer = held(b"new", WorkStage.TOKENS)
+        assert die(suspicion, C, [newcomer, held(POISON, WorkStage.TOKENS)]) == {POISON}
 
 
 @given(on_first=tokens.filter(lambda made: made >= FRESH_TOKENS), beside=st.lists(company))
-def test_a_prompt_whose_late_token_kills_is_found_by_its_second_worker(on_first: int, beside: list[Held]) -> None:
+def test_a_prompt_whose_late_token_kills_is_found_by_its_second_worker(on_first: int, beside: list[HeldChoice]) -> None:
     suspicion = Suspicion(MEMORY_NS)
     others = [each for each in beside if not each.exposed]
-    die(suspicion, A, [*others, held(POISON, Stage.TOKENS, on_first)])
+    die(suspicion, A, [*others, held(POISON, WorkStage.TOKENS, on_first)])
     assert not suspicion.is_alone(POISON), "it ran well, with many others"
-    assert die(suspicion, B, [held(POISON, Stage.TOKENS, 1)]) == {POISON}
+    assert die(suspicion, B, [held(POISON, WorkStage.TOKENS, 1)]) == {POISON}
 
 
 def test_two_faults_at_different_stages_are_no_verdict_a_third_loss_is() -> None:
     """Its decode worker is killed, then the one that computes its prompt again: so do the faults of a storm fall."""
     suspicion = Suspicion(MEMORY_NS)
-    die(suspicion, A, [held(POISON, Stage.TOKENS, 5)])
-    assert not die(suspicion, B, [held(POISON, Stage.AGAIN)])
+    die(suspicion, A, [held(POISON, WorkStage.TOKENS, 5)])
+    assert not die(suspicion, B, [held(POISON, WorkStage.AGAIN)])
     assert suspicion.is_alone(POISON)
-    assert die(suspicion, C, [held(POISON, Stage.AGAIN)]) == {POISON}
+    assert die(suspicion, C, [held(POISON, WorkStage.AGAIN)]) == {POISON}
 
 
 def test_a_prompt_that_others_ask_all_the_time_is_on_every_worker_that_is_lost() -> None:
@@ -103,7 +105,7 @@ def test_a_prompt_that_others_ask_all_the_time_is_on_every_worker_that_is_lost()
 
 def test_of_several_that_were_on_both_none_is_found() -> None:
     suspicion = Suspicion(MEMORY_NS)
-    both = [held(b"one", Stage.TOKENS, 0), held(b"two", Stage.TOKENS, 0)]
+    both = [held(b"one", WorkStage.TOKENS, 0), held(b"two", WorkStage.TOKENS, 0)]
     assert not die(suspicion, A, both)
     assert not die(suspicion, B, both)
     assert die(suspicion, C, both[:1]) == {b"one"}
@@ -111,14 +113,16 @@ def test_of_several_that_were_on_both_none_is_found() -> None:
 
 def test_one_that_ran_well_is_not_found_while_workers_die_that_it_was_not_on() -> None:
     suspicion = Suspicion(MEMORY_NS)
-    die(suspicion, A, [held(POISON, Stage.TOKENS, FRESH_TOKENS)])
-    die(suspicion, B, [held(b"other", Stage.TOKENS, FRESH_TOKENS)])
-    assert not die(suspicion, C, [held(POISON, Stage.TOKENS)])
-    assert die(suspicion, D, [held(POISON, Stage.TOKENS)]) == {POISON}
+    die(suspicion, A, [held(POISON, WorkStage.TOKENS, FRESH_TOKENS)])
+    die(suspicion, B, [held(b"other", WorkStage.TOKENS, FRESH_TOKENS)])
+    assert not die(suspicion, C, [held(POISON, WorkStage.TOKENS)])
+    assert die(suspicion, D, [held(POISON, WorkStage.TOKENS)]) == {POISON}
 
 
-@pytest.mark.parametrize(("stage", "passed"), [(Stage.PROMPT, Stage.PROMPT), (Stage.TOKENS, Stage.TOKENS)])
-def test_one_that_gets_past_the_place_is_suspected_no_more(stage: Stage, passed: Stage) -> None:
+@pytest.mark.parametrize(
+    ("stage", "passed"), [(WorkStage.PROMPT, WorkStage.PROMPT), (WorkStage.TOKENS, WorkStage.TOKENS)]
+)
+def test_one_that_gets_past_the_place_is_suspected_no_more(stage: WorkStage, passed: WorkStage) -> None:
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON, stage)])
     suspicion.passed(POISON, passed)
@@ -130,22 +134,22 @@ def test_an_accused_prompt_that_others_have_computed_meanwhile_is_no_poison() ->
     suspicion = Suspicion(MEMORY_NS)
     suspicion.lost(A, [held(POISON)], 0)
     suspicion.lost(B, [held(POISON)], 0)
-    suspicion.passed(POISON, Stage.PROMPT)
+    suspicion.passed(POISON, WorkStage.PROMPT)
     assert not suspicion.is_accused(POISON)
     assert not suspicion.overdue(HOLD_NS)
 
 
 def test_a_computed_prompt_does_not_excuse_what_its_tokens_did() -> None:
     suspicion = Suspicion(MEMORY_NS)
-    die(suspicion, A, [held(POISON, Stage.TOKENS)])
-    suspicion.passed(POISON, Stage.PROMPT)
-    assert die(suspicion, B, [held(POISON, Stage.TOKENS)]) == {POISON}
+    die(suspicion, A, [held(POISON, WorkStage.TOKENS)])
+    suspicion.passed(POISON, WorkStage.PROMPT)
+    assert die(suspicion, B, [held(POISON, WorkStage.TOKENS)]) == {POISON}
 
 
 def test_losses_of_all_prompts_of_a_request_count_for_it() -> None:
     suspicion = Suspicion(MEMORY_NS)
-    die(suspicion, A, [held(b"one", Stage.PROMPT, 0, b"two")])
-    assert die(suspicion, B, [held(b"two", Stage.PROMPT, 0, b"one")]) == {b"two"}
+    die(suspicion, A, [held(b"one", WorkStage.PROMPT, 0, b"two")])
+    assert die(suspicion, B, [held(b"two", WorkStage.PROMPT, 0, b"one")]) == {b"two"}
 
 
 @given(returns=st.sampled_from([A, B]), after=st.booleans())
@@ -200,8 +204,8 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_a_prompt_that_was_there_at_two_stages_is_cleared_by_the_return_of_that_worker_too() -> None:
     suspicion, prompt = Suspicion(MEMORY_NS), b"i3"
-    suspicion.lost(("w", 1), [held(prompt, Stage.TOKENS, 0)], 0)
-    suspicion.lost(("w", 2), [held(prompt, Stage.TOKENS, 0), held(prompt, Stage.PROMPT, 0)], 0)
+    suspicion.lost(("w", 1), [held(prompt, WorkStage.TOKENS, 0)], 0)
+    suspicion.lost(("w", 2), [held(prompt, WorkStage.TOKENS, 0), held(prompt, WorkStage.PROMPT, 0)], 0)
     assert suspicion.is_accused(prompt)
     suspicion.returned(("w", 2))
     assert not suspicion.is_accused(prompt)
@@ -223,7 +227,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.workers: list[Worker] = []
 
     @rule(on_it=st.lists(company, max_size=5), dies=st.booleans())
-    def lose(self, on_it: list[Held], dies: bool) -> None:
+    def lose(self, on_it: list[HeldChoice], dies: bool) -> None:
         self.incarnations += 1
         worker = ("w", self.incarnations)
         self.workers.append(worker)
@@ -248,7 +252,7 @@ class AnyOrder(RuleBasedStateMachine):
                 each.discard(worker)
 
     @rule(prompt=innocents, stage=stages)
-    def get_past(self, prompt: Prompt, stage: Stage) -> None:
+    def get_past(self, prompt: Prompt, stage: WorkStage) -> None:
         self.suspicion.passed(prompt, stage)
 
     @rule(seconds=st.integers(0, 700))

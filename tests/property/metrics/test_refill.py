@@ -15,9 +15,9 @@ from libs.policy.metrics.gaps import (
     MARGIN_NS,
     MAX_CHUNK,
     MAX_GAPS,
-    Chunk,
     ChunkRead,
     Fate,
+    GapChunk,
     Gaps,
     Stretch,
 )
@@ -70,10 +70,10 @@ def live(state: MetricsState, batches: list[StepBatch], since_ms: int, until_ms:
         state.history.advance(at(now))
 
 
-def chunks_of(gap: Stretch[int], size: int) -> Iterator[Chunk[int]]:
+def chunks_of(gap: Stretch[int], size: int) -> Iterator[GapChunk[int]]:
     for end in range(gap.end, gap.start, -size):
         start = max(gap.start, end - size)
-        yield Chunk(gap, start, end, max(start - MARGIN, 0), end + MARGIN)
+        yield GapChunk(gap, start, end, max(start - MARGIN, 0), end + MARGIN)
 
 
 def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.lab.models.backtest import Series, Settings, replay
+from libs.lab.models.backtest import BacktestSettings, ForecastSeries, replay
 from libs.lab.models.generate import generate_usage
 from libs.lab.models.usage import UsageLog, use_by_window
 
@@ -13,8 +13,8 @@ SPEC = "surge:models=8,rate=0.01,exec=40,seconds=3000,correlation=0.3,sizes=0.5"
 
 
 def forecasts(log):
-    series = Series()
-    settings = Settings(window_s=WINDOW_S, period_s=600.0)
+    series = ForecastSeries()
+    settings = BacktestSettings(window_s=WINDOW_S, period_s=600.0)
     for _ in replay(log, use_by_window(log, WINDOW_S), settings, series):
         pass
     return series

@@ -14,7 +14,7 @@ from libs.policy.worker.saturation import (
     GROWTH,
     KNEE,
     MOST_TOKENS,
-    Trial,
+    MeasuredStep,
     calibrated,
     knee_of,
     plan_trials,
@@ -51,7 +51,7 @@ def test_the_choice_reaches_the_plateau_and_is_near_the_smallest_that_does(
     trials = []
     for tokens in plan_trials(PRIOR, most, 60_000_000_000):
         duration = truth.prefill_ns(trial_work(tokens)) * math.exp(random.normal(0, 0.01))
-        trials.append(Trial(tokens, round(duration * (random.uniform(2, 9) if random.random() < 0.05 else 1))))
+        trials.append(MeasuredStep(tokens, round(duration * (random.uniform(2, 9) if random.random() < 0.05 else 1))))
     found = find_knee(PRIOR, trials)
     assert found is not None
     best = max(rate(truth, tokens) for tokens in range(CHUNK_MULTIPLE, most + 1, CHUNK_MULTIPLE))
@@ -68,7 +68,7 @@ def test_a_curve_is_whole_only_where_a_longer_one_would_find_no_faster_steps(
     floor_ns: float, token_ns: float, most: int
 ) -> None:
     truth = device(floor_ns, token_ns)
-    trials = [Trial(size, round(truth.prefill_ns(trial_work(size)))) for size in sizes(most) for _ in range(3)]
+    trials = [MeasuredStep(size, round(truth.prefill_ns(trial_work(size)))) for size in sizes(most) for _ in range(3)]
     found = find_knee(truth, [*trials, *trials])
     assert found is not None
     plateau = max(rate(truth, size) for size in range(CHUNK_MULTIPLE, MOST_TOKENS + 1, CHUNK_MULTIPLE))
@@ -106,7 +106,7 @@ def test_where_no_curve_fits_into_the_time_nothing_is_measured() -> None:
 @given(st.floats(0.05, 20), st.integers(16, 512))
 def test_one_step_tells_how_fast_a_device_is(factor: float, tokens: int) -> None:
     duration_ns = round(PRIOR.scaled(factor).prefill_ns(trial_work(tokens)))
-    assert calibrated(PRIOR, Trial(tokens, duration_ns)).prefill_token_ns == pytest.approx(
+    assert calibrated(PRIOR, MeasuredStep(tokens, duration_ns)).prefill_token_ns == pytest.approx(
         factor * PRIOR.prefill_token_ns, rel=1e-3
     )
 
@@ -119,7 +119,7 @@ def test_a_trial_computes_what_it_says(tokens: int) -> None:
 
 
 def test_few_trials_tell_nothing() -> None:
-    assert find_knee(PRIOR, [Trial(64, 10**7)] * 5) is None
+    assert find_knee(PRIOR, [MeasuredStep(64, 10**7)] * 5) is None
 
 
 def test_ttft_at_a_busy_worker_counts_half_a_step_and_the_prompts_own_chunks() -> None:

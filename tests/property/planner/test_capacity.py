@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import CALM_NS, PRESSES, REST_NS, Code, Memory, PlannedWorker, RolePlan, assign
 from libs.policy.planner.splits import MOST_WEIGHED, splits
-from libs.policy.planner.steady import Pace
+from libs.policy.planner.steady import DecodePace
 from libs.policy.pressure.splits import WorkerProfile, Workload, ride, split
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
@@ -100,7 +100,7 @@ def at_rest(
             counts(workers, assigned),
             assigned.memory,
         )
-        pace = Pace.of(engine, work, *now, rides=rides(workers))
+        pace = DecodePace.of(engine, work, *now, rides=rides(workers))
         workers = after(workers, assigned)
         work = pace.work_in(*then, rides=rides(workers))
         if not assigned.changes:
@@ -208,7 +208,7 @@ def test_where_prompts_hide_behind_decodes_they_ride_along() -> None:
 def test_the_pace_of_a_split_as_it_is_leaves_its_decodes_about_as_they_are(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int, rides: bool
 ) -> None:
-    there = Pace.of(engine, work, prefill, mixed, rides=rides).work_in(prefill, mixed, rides=rides)
+    there = DecodePace.of(engine, work, prefill, mixed, rides=rides).work_in(prefill, mixed, rides=rides)
     busy = work.decodes / mixed * (MODEL.decode_sequence_ns + MODEL.decode_kv_token_ns * 8000)
     if busy < MODEL.decode_fixed_ns:  # well below where a pace sets in that is none
         assert there.decodes == pytest.approx(work.decodes, rel=0.05, abs=1)

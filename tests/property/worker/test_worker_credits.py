@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.worker.credits import CreditPool, Waiting
+from libs.policy.worker.credits import CreditPool, GatewayDemand
 from libs.testing.examples import examples
 
 MAX_ROUNDS = 400
@@ -68,7 +68,7 @@ class Credits(RuleBasedStateMachine):
         self.bound = 3
 
     def settle(self) -> None:
-        self.pool.settle({i: Waiting(g.name, g.waiting, g.deadline) for i, g in self.gateways.items()})
+        self.pool.settle({i: GatewayDemand(g.name, g.waiting, g.deadline) for i, g in self.gateways.items()})
 
     def deliver(self, i: int) -> None:
         kind, count = self.gateways[i].outbox.popleft()

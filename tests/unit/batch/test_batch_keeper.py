@@ -27,7 +27,7 @@ from services.gateway.batch.keeper.begin import Begun, begin
 from services.gateway.batch.keeper.dealer import Dealer
 from services.gateway.batch.keeper.keeper import MAX_ASSEMBLED, Keeper, sweep
 from services.gateway.batch.lines.parts import Parts
-from services.gateway.batch.lines.shares import Span
+from services.gateway.batch.lines.shares import ShareSpan
 from services.gateway.batch.metrics import BatchMetrics
 
 OPEN_SHARES = LEAST_OPEN_LINES // SHARE_LINES
@@ -327,7 +327,7 @@ async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path
         await draft.write(b"{}\n" * SHARE_LINES)
         await draft.keep(name="f", purpose="batch")
     job = Job("job", pb.Created(input_file_id="file-1"), 1, started=pb.Started(lines=2 * SHARE_LINES + 7))
-    spans: list[Span] = []
+    spans: list[ShareSpan] = []
     async with asyncio.timeout(5):
         while job.dealt.lines < job.lines:
             dealer = Dealer(job, files, ())  # each time another keeper's

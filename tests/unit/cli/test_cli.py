@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from libs.cli.chat.ask import Answer, take_line
+from libs.cli.chat.ask import ChatAnswer, take_line
 from libs.cli.find import find_one_suite
 from libs.cli.main import app
-from libs.cli.role.change import Moved, parse_role, reported
+from libs.cli.role.change import WorkerMove, parse_role, reported
 from libs.cli.tables import BAR_CELLS, PHASES, last_move, phase_bar
 from libs.cli.tune.measure import of_each
 from libs.cli.up.progress import Bars
@@ -93,7 +93,7 @@ def test_an_answer_is_put_together_from_its_chunks() -> None:
         {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
         {"choices": [], "fulcrum": {"prefill_worker": "p", "decode_worker": "d", "ttft_ms": 90.0, "tpot_ms": None}},
     ]
-    answer = Answer()
+    answer = ChatAnswer()
     pieces = [take_line(f"data: {json.dumps(chunk)}", answer) for chunk in chunks]
     assert [*pieces, take_line("data: [DONE]", answer), take_line("", answer)] == ["", "Par", "is", "", "", "", ""]
     assert answer.to_json() == {
@@ -110,7 +110,7 @@ def test_an_answer_is_put_together_from_its_chunks() -> None:
 
 def test_an_error_in_mid_stream_is_told() -> None:
     with pytest.raises(StartupError, match="worker gone"):
-        take_line('data: {"error": {"message": "worker gone"}}', Answer())
+        take_line('data: {"error": {"message": "worker gone"}}', ChatAnswer())
 
 
 def test_roles_are_named_with_or_without_a_budget() -> None:
@@ -178,11 +178,11 @@ def test_one_workers_error_leaves_the_figures_of_the_others(capsys: pytest.Captu
 def test_why_no_step_came_after_a_move_is_told_as_it_is(first_step_s: float | None, there: int, says: str) -> None:
     assignment = Assignment(role=ROLE_PREFILL, epoch=2)
     move = RoleMove(assignment, effect_s=0.002, call_s=0.001, gateways_behind=0, running=8)
-    moved = Moved("decode-1", assignment, move, first_step_s, there)
+    moved = WorkerMove("decode-1", assignment, move, first_step_s, there)
     assert reported(moved, 0.5).splitlines()[-1] == says
 
 
 def test_a_worker_that_has_the_role_already_is_unchanged() -> None:
-    assert reported(Moved("gpu-1", Assignment(role=ROLE_PREFILL, epoch=7)), 2.0) == (
+    assert reported(WorkerMove("gpu-1", Assignment(role=ROLE_PREFILL, epoch=7)), 2.0) == (
         "gpu-1 is prefill already: unchanged, epoch 7."
     )

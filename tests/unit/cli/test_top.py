@@ -17,7 +17,7 @@ from libs.bus.port import Record
 from libs.cli.main import app as cli
 from libs.cli.top import draw, steps
 from libs.cli.top.detail import Detail
-from libs.cli.top.feed import Feed, Refusal
+from libs.cli.top.feed import Feed, NotShown
 from libs.cli.top.requests import HEADS
 from libs.cli.top.screen import Top
 from libs.cli.top.workers import Workers
@@ -262,7 +262,7 @@ async def test_the_newest_of_thousands_of_steps_are_told() -> None:
         batch = step_batch(1, (start_ms, start_ms + 1000), steps, worker="decode-9")
         service.state.take(Record(STEPS, "decode-9", batch, 0, 0), service.clock.now_ns())
         told = await anext(aiter(Feed(service.url).steps_of("decode-9", "10s")))
-        assert not isinstance(told, Refusal) and len(told) == len(steps)
+        assert not isinstance(told, NotShown) and len(told) == len(steps)
         assert told[0].end_unix_ns == steps[-1].end_unix_ns
 
 

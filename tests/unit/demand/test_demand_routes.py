@@ -19,7 +19,7 @@ from libs.testing.wait import ManualClock
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.api import IMPORTED, BroughtHistory, brought_rows
 from services.metrics.demand.keeping import DemandKeeper
-from services.metrics.demand.run import Demand, open_demand
+from services.metrics.demand.run import DemandService, open_demand
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
@@ -39,7 +39,7 @@ class Rig:
         registry = CollectorRegistry()
         state = MetricsState(prefill_shares, RequestMetrics(registry))
         desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=0)
-        self.demand: Demand = open_demand(
+        self.demand: DemandService = open_demand(
             None,
             settings,
             state,

@@ -15,8 +15,8 @@ from libs.cli.main import app
 from libs.contracts.errors import InvalidRequest
 from libs.forecast.backtest import HORIZONS_S, make_plan, run, score
 from libs.forecast.baselines import (
-    Asked,
     Autoregression,
+    BaselineTask,
     DynamoKalman,
     ExponentialSmoothing,
     Persistence,
@@ -71,7 +71,7 @@ def test_outcomes_that_stand_or_fall_together_leave_more_doubt() -> None:
 
 
 def _said(baseline: Any, values: Floats, fitted: int, origin: int, horizons: tuple[int, ...] = (1, 6)) -> Floats:
-    found: Floats | None = baseline.predict(Asked(_demand(values), "requests", fitted, [origin], horizons))
+    found: Floats | None = baseline.predict(BaselineTask(_demand(values), "requests", fitted, [origin], horizons))
     assert found is not None
     return found[0]
 
@@ -81,7 +81,7 @@ def test_simple_baselines_say_what_their_names_say() -> None:
     assert _said(Persistence(), values, 900, 1000).tolist() == [values[1000]] * 2
     assert _said(SeasonalNaive("day", 86_400), values, 900, 1000).tolist() == [values[857], values[862]]
     assert _said(SeasonalNaive("week", 604_800), values, 1100, 1200, (1008,)).tolist() == [values[1200]]
-    short = Asked(_demand(values[:50]), "requests", 40, [45], (1,))
+    short = BaselineTask(_demand(values[:50]), "requests", 40, [45], (1,))
     assert SeasonalNaive("day", 86_400).predict(short) is None
 
 

@@ -15,7 +15,7 @@ from libs.lab.rivals.dynamo_performance import (
     StepRegression,
     batch_sizes,
 )
-from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, Targets
+from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import Constant, Kalman, TrafficForecast
 from libs.lab.rivals.port import Mover, SeenWorker
 from libs.policy.roles import Role
@@ -23,7 +23,7 @@ from libs.policy.step_time import StepWork
 from tests.rival_rig import MS, SECOND, cluster, mixed, prefill, request, seen
 
 LIMITS = EngineLimits(chunk_tokens=8000, max_sequences=64, kv_tokens=100_000)
-TARGETS = Targets(ttft_s=1.0, itl_s=0.05)
+TARGETS = ServiceTargets(ttft_s=1.0, itl_s=0.05)
 NAN = float("nan")
 
 
@@ -234,7 +234,7 @@ def test_the_throughput_loop_sizes_both_pools_by_capacity_at_the_target() -> Non
     # 8,000 requests of 900 tokens and 200 in 100 s are 80 a second. Prefill: 8 prompts of 900 a batch take 730 ms,
     # 10.96 a second: 7.3, so 8 replicas. Decode: 20 sequences of 1,000 tokens in 50 ms are 2 a second: 40 replicas,
     # capped to 8 more than the 8 there are. That is 24 of 16, and prefill gives none.
-    targets = Targets(1.0, 0.0501)
+    targets = ServiceTargets(1.0, 0.0501)
     decides = DynamoPlanner(LIMITS, targets, "constant")
     decides.observe(PREFILL_PASSES, DECODE_PASSES)
     traffic = {"requests": 8000.0, "input_tokens": 900.0, "output_tokens": 200.0, "interval_s": 100.0}

@@ -2,12 +2,12 @@
 
 import pytest
 
-from libs.lab.rivals.llm_d import Balance, DecodeRate, Recent, Saturation, Shape, llm_d, wanted_change
+from libs.lab.rivals.llm_d import Balance, DecodeRate, Recent, ReplicaSaturation, RequestShape, llm_d, wanted_change
 from libs.lab.rivals.port import Mover
 from libs.policy.roles import Role
 from tests.rival_rig import MS, SECOND, cluster, mixed, prefill, request, seen
 
-SHAPE = Shape(1000, 200)
+SHAPE = RequestShape(1000, 200)
 """A request holds 1,000 + 100 tokens on average."""
 
 
@@ -38,13 +38,13 @@ def test_one_analysis_is_enough_to_add_and_all_are_needed_to_spare() -> None:
 
 def test_capacity_is_80_percent_of_the_cache_or_what_full_steps_hold() -> None:
     # Full steps: min(8,000 x 200 / 1,200, 64) = 64 sequences of 1,100 tokens, 70,400, below 80 % of 100,000.
-    assert Saturation().balance([mixed(0, kv_tokens=500)], 0, SHAPE) == Balance(70_400, 1, 0, 500)
+    assert ReplicaSaturation().balance([mixed(0, kv_tokens=500)], 0, SHAPE) == Balance(70_400, 1, 0, 500)
     # With outputs of 2,000: 64 x 2,000 = 128,000, so the cache bounds it.
-    assert Saturation().balance([mixed(0)], 0, Shape(1000, 2000)).per_replica == 80_000
+    assert ReplicaSaturation().balance([mixed(0)], 0, RequestShape(1000, 2000)).per_replica == 80_000
 
 
 def test_what_a_replica_held_when_it_queued_bounds_it_from_then_on() -> None:
-    role = Saturation()
+    role = ReplicaSaturation()
     # Five wait: 30,000 tokens are all it can, and 5 x 1,000 more are asked for.
     assert role.balance([mixed(0, kv_tokens=30_000, queued_decodes=5)], 0, SHAPE) == Balance(30_000, 1, 0, 35_000)
     assert role.balance([mixed(0, kv_tokens=40_000, queued_decodes=5)], 0, SHAPE).per_replica == 40_000
@@ -130,7 +130,7 @@ def test_lengths_are_means_over_five_minutes_and_arrivals_over_one() -> None:
     for place in range(21):
         recent.look(seen([], arrived=place, mean_input_tokens=100.0 * place, ended=1, mean_output_tokens=10.0 * place))
     # The first of 21 looks is out: Σ 100·n² / Σ n for n = 1..20 is 100 · 41 / 3, the mean of 10..200 is 105.
-    assert recent.shape() == Shape(pytest.approx(4100 / 3), pytest.approx(105.0))
+    assert recent.shape() == RequestShape(pytest.approx(4100 / 3), pytest.approx(105.0))
     assert recent.rate_rps(15 * SECOND) == pytest.approx((17 + 18 + 19 + 20) / 60)
 
 

@@ -21,7 +21,7 @@ from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.policy.alerts.burn import WINDOWS_S, burn_conditions, duration
 from libs.policy.alerts.pools import advice, amount
 from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
-from libs.policy.alerts.snapshot import Burn, Count, Pool, Snapshot, Worker
+from libs.policy.alerts.snapshot import Burn, PhasePool, RequestCount, Snapshot, WorkerReport
 from libs.policy.alerts.state_machine import AlertStateMachine
 from libs.policy.alerts.watch import every_ns
 from libs.policy.alerts.worker_silence import Hearing
@@ -146,8 +146,8 @@ def test_what_is_healthy_is_no_imbalance(workers):
 
 @pytest.mark.parametrize(("workers", "count"), [(2, 1), (4, 3), (10, 4)])
 def test_advice_evens_the_pools_out_and_leaves_a_worker(workers, count):
-    starved = Pool("m", "prefill", 2, 2, 100, 100, 0, 50, 0, 0)
-    other = Pool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0, 0, 0)
+    starved = PhasePool("m", "prefill", 2, 2, 100, 100, 0, 50, 0, 0)
+    other = PhasePool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0, 0, 0)
     assert f"moving {count} of {workers} decode workers" in advice(starved, other)
 
 
@@ -336,7 +336,7 @@ def test_workers_of_a_reader_that_has_gone_get_time_to_be_taken_over():
 
     def own_silent_s(second, silent_s):
         workers = [
-            Worker(name, "n", "m", silent_ns, False, 1, 0, reader, None)
+            WorkerReport(name, "n", "m", silent_ns, False, 1, 0, reader, None)
             for name, silent_ns, reader in (("own", 0, ""), ("theirs", silent_s * 10**9, "other"))
         ]
         hearing.note(Snapshot(second * 10**9, [], workers, [], 0))
@@ -413,7 +413,7 @@ def test_a_budget_that_burns_fast_over_both_windows_is_told_and_is_over_when_it_
 
 def burn_of(age_s, bad_shares):
     """100 requests in each window, of which so many are bad."""
-    return Burn("m", "ttft", {window: Count(100, bad_shares[duration(window)]) for window in WINDOWS_S}, age_s)
+    return Burn("m", "ttft", {window: RequestCount(100, bad_shares[duration(window)]) for window in WINDOWS_S}, age_s)
 
 
 def test_a_warning_that_fires_hides_nothing_critical_and_fires_on_when_that_is_over():

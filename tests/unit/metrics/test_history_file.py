@@ -21,8 +21,8 @@ from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.accounting.scope import parse_scope
 from services.metrics.accounting.series import history, sums
-from services.metrics.history.file import HistoryFile, Snapshot
-from services.metrics.history.keeping import Keeper
+from services.metrics.history.file import HistoryFile, HistorySnapshot
+from services.metrics.history.keeping import HistoryKeeper
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.state import MetricsState
 
@@ -58,8 +58,8 @@ A, B = Member("a", "node-1", "sim", 1), Member("b", "node-2", "sim", 8)
 def test_what_was_saved_is_there_again_and_the_old_is_gone(path):
     file = opened(path)
     assert file.written_to_ns() is None
-    file.save(Snapshot(10**9, [A, B], [kept(second) for second in range(5)]))
-    file.save(Snapshot(6 * 10**9, [B], [kept(4, scale=10**9), kept(5, workers=())]))
+    file.save(HistorySnapshot(10**9, [A, B], [kept(second) for second in range(5)]))
+    file.save(HistorySnapshot(6 * 10**9, [B], [kept(4, scale=10**9), kept(5, workers=())]))
     file.close()
     file = opened(path)
     assert file.written_to_ns() == 6 * 10**9
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 @pytest.mark.parametrize("damage", ["garbage", "layout"])
 def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage):
     file = opened(path)
-    file.save(Snapshot(10**9, [A], [kept(0)]))
+    file.save(HistorySnapshot(10**9, [A], [kept(0)]))
     file.close()
     if damage == "garbage":
         path.write_bytes(b"no database at all" * 500)
@@ -112,7 +112,7 @@ class Service:
     def __init__(self, path):
         self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
         self.file = HistoryFile(path, "local", TIERS[1:])
-        self.keeper = Keeper(self.state, self.file)
+        self.keeper = HistoryKeeper(self.state, self.file)
 
     def live(self, from_ms, to_ms, **worker):
         """Half of each 100 ms is prefill."""

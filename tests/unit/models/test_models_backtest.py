@@ -14,7 +14,7 @@ from libs.cli.main import app
 from libs.cli.models.generate import pairwise_correlation
 from libs.contracts.errors import InvalidRequest
 from libs.lab.models import backtest as backtest_module
-from libs.lab.models.backtest import Settings, backtest
+from libs.lab.models.backtest import BacktestSettings, backtest
 from libs.lab.models.baselines import keep_alive, one_a_model
 from libs.lab.models.generate import KINDS, generate_usage
 from libs.lab.models.read import read_usage, write_usage
@@ -205,7 +205,7 @@ def test_a_public_log_reads_whole(name, count, models):
 
 
 def test_independence_covers_too_little_where_models_go_together():
-    found = backtest(generate_usage("shock:models=40,seconds=28800,correlation=0.3", seed=4), Settings())
+    found = backtest(generate_usage("shock:models=40,seconds=28800,correlation=0.3", seed=4), BacktestSettings())
     by_name = {score.policy: score for score in found.scores}
     ours, independent = by_name["fulcrum"], by_name["independent models, not calibrated"]
     assert independent.interval[1] < 0.99
@@ -215,7 +215,7 @@ def test_independence_covers_too_little_where_models_go_together():
 
 
 def test_what_is_predicted_of_poisson_models_is_what_the_textbook_says():
-    found = backtest(generate_usage("poisson:seconds=28800", seed=6), Settings(independent=False)).as_json()
+    found = backtest(generate_usage("poisson:seconds=28800", seed=6), BacktestSettings(independent=False)).as_json()
     assert found["predicted_mean"] == pytest.approx(46.3, rel=0.03)
     assert found["active_mean"] == pytest.approx(46.3, rel=0.03)
     assert found["common_rate"] is None
@@ -224,7 +224,7 @@ def test_what_is_predicted_of_poisson_models_is_what_the_textbook_says():
 
 def test_a_log_that_is_too_short_says_so():
     with pytest.raises(InvalidRequest, match="ask for shorter ones"):
-        backtest(log_of([(0.0, 0, 5.0), (100.0, 0, 5.0)]), Settings())
+        backtest(log_of([(0.0, 0, 5.0), (100.0, 0, 5.0)]), BacktestSettings())
 
 
 def test_what_was_replayed_before_ctrl_c_is_scored(monkeypatch):
@@ -237,7 +237,7 @@ def test_what_was_replayed_before_ctrl_c_is_scored(monkeypatch):
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(backtest_module, "replay", interrupted)
-    found = backtest(generate_usage("poisson:models=10,seconds=7200", seed=1), Settings())
+    found = backtest(generate_usage("poisson:models=10,seconds=7200", seed=1), BacktestSettings())
     assert found.interrupted
     assert found.as_json()["windows"] == 70 - found.warmup
     assert len(found.hindsight_gpus) == 70 - found.warmup

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from libs.lab.models import keeping
 from libs.lab.models.generate import generate_usage
-from libs.lab.models.keeping import Window, hybrid_histogram, keep_for, replay_rule, replay_worth
+from libs.lab.models.keeping import KeepWindow, hybrid_histogram, keep_for, replay_rule, replay_worth
 from libs.lab.models.usage import UsageLog
 from libs.policy.reserve.arrivals import ArrivalLaws
 from libs.policy.reserve.keeping import Pool, choose, worth_of
@@ -102,8 +102,8 @@ def test_the_histogram_loads_again_shortly_before_a_model_that_comes_by_the_cloc
     window = hybrid_histogram([1800.0] * 50)
     assert window.load_after_s == pytest.approx(1800 * 0.9)
     assert 1860 <= window.until_s <= 1860 * 1.2
-    assert hybrid_histogram([]) == Window(0.0, 600.0)
-    assert hybrid_histogram([60.0 * each for each in range(240)]) == Window(0.0, 600.0), "not representative"
+    assert hybrid_histogram([]) == KeepWindow(0.0, 600.0)
+    assert hybrid_histogram([60.0 * each for each in range(240)]) == KeepWindow(0.0, 600.0), "not representative"
 
 
 def test_by_worth_idle_gpu_time_is_given_for_cold_starts_as_they_are_priced():

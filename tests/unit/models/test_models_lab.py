@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from libs.lab.models.aegaeon import ServedRequest, good_share, models_of, requests_of
-from libs.lab.models.cluster import NEVER_S, Link, ModelsLab, Rule, cut
+from libs.lab.models.cluster import NEVER_S, KeepingRule, LoadCost, ModelsLab, cut
 from libs.lab.models.rules import BetweenRequests, OneEach, PlannerRule
 
-LINK = Link(25e9, 0.7)
+LINK = LoadCost(25e9, 0.7)
 WHOLE, PARTS = (72e9,), (20e9, 20e9, 32e9)
 
 
 def served(
-    rule: Rule, *, models: int, gpus: int = 2, rate: float = 0.1, parts: Sequence[float] = WHOLE,
+    rule: KeepingRule, *, models: int, gpus: int = 2, rate: float = 0.1, parts: Sequence[float] = WHOLE,
     drain_s: float = NEVER_S,
 ) -> tuple[list[ServedRequest], ModelsLab]:  # fmt: skip
     known = models_of(models)

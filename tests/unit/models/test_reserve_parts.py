@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, Arrivals, shrunk_rates
+from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, WindowArrivals, shrunk_rates
 from libs.policy.reserve.calibration import Calibrator, normal_miss, score
 from libs.policy.reserve.common_rate import CommonRate
 from libs.policy.reserve.counts import not_passed, sum_distribution
@@ -28,7 +28,7 @@ def learned(times, seconds):
     for begin_s in np.arange(0.0, seconds, MINUTE_S).tolist():
         parts = [each[(each >= begin_s) & (each < begin_s + MINUTE_S)] for each in times]
         model = np.repeat(np.arange(len(times)), [len(each) for each in parts])
-        laws.learn(begin_s, begin_s + MINUTE_S, Arrivals(np.concatenate(parts), model), 1.0)
+        laws.learn(begin_s, begin_s + MINUTE_S, WindowArrivals(np.concatenate(parts), model), 1.0)
         laws.refresh()
     return laws
 
@@ -51,7 +51,7 @@ def test_a_renewal_law_predicts_each_window_as_often_as_it_comes_true():
         parts = [each[(each >= begin_s) & (each < begin_s + MINUTE_S)] for each in times]
         came += sum(len(each) > 0 for each in parts)
         model = np.repeat(np.arange(len(times)), [len(each) for each in parts])
-        laws.learn(begin_s, begin_s + MINUTE_S, Arrivals(np.concatenate(parts), model), 1.0)
+        laws.learn(begin_s, begin_s + MINUTE_S, WindowArrivals(np.concatenate(parts), model), 1.0)
     assert told == pytest.approx(came, rel=0.1)
 
 

@@ -16,7 +16,7 @@ from libs.contracts.hashing import block_hashes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineRequest, FinishReason, Phase, SamplingParams
 from libs.engine.vllm import plugin
-from libs.engine.vllm.handover import Refusal, lease_margin_ns, refusal
+from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.scheduling.block_hashes import Rehash
 from libs.engine.vllm.scheduling.pending_report import Held, News, scheduled_work
 from libs.engine.vllm.scheduling.step_report import Command, Report, Step, decode_command, decode_report, encode
@@ -115,7 +115,7 @@ def test_a_handle_is_refused_while_its_lease_still_lasts_until_a_heartbeat(lease
     handover = SimpleNamespace(engine_id="other", expires_unix_ns=100_000_000_000)
     latest_ns = handover.expires_unix_ns - lease_margin_ns(lease_ms)
 
-    def refused(now_ns: int) -> Refusal | None:
+    def refused(now_ns: int) -> HandoverRefusal | None:
         capabilities = Capabilities(BLOCK, 8, 1, 64, 1, "vllm/test")
         margin_ns = lease_margin_ns(lease_ms)
         return refusal(request, handover, capabilities, engine_id="one", margin_ns=margin_ns, now_ns=now_ns)

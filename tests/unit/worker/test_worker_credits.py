@@ -1,6 +1,6 @@
 """Who gets a credit, case by case."""
 
-from libs.policy.worker.credits import CreditPool, Waiting
+from libs.policy.worker.credits import CreditPool, GatewayDemand
 
 
 def pool_with(slots: int, gateways: int) -> CreditPool:
@@ -10,8 +10,8 @@ def pool_with(slots: int, gateways: int) -> CreditPool:
     return pool
 
 
-def idle(*names: str) -> dict[int, Waiting]:
-    return {gateway: Waiting(name) for gateway, name in enumerate(names)}
+def idle(*names: str) -> dict[int, GatewayDemand]:
+    return {gateway: GatewayDemand(name) for gateway, name in enumerate(names)}
 
 
 def test_an_idle_worker_hands_all_its_slots_out_evenly() -> None:
@@ -22,7 +22,7 @@ def test_an_idle_worker_hands_all_its_slots_out_evenly() -> None:
 
 def test_a_free_slot_goes_to_the_gateway_with_the_earliest_deadline() -> None:
     pool = pool_with(1, 2)
-    pool.settle({0: Waiting("a", 1, head_deadline_ns=20), 1: Waiting("b", 1, head_deadline_ns=10)})
+    pool.settle({0: GatewayDemand("a", 1, head_deadline_ns=20), 1: GatewayDemand("b", 1, head_deadline_ns=10)})
     assert (pool.take(0), pool.take(1)) == ((0, 0), (1, 0))
 
 
@@ -31,7 +31,7 @@ def test_unused_credits_of_an_idle_gateway_are_recalled_for_a_waiting_one() -> N
     pool.settle(idle("a", "b"))
     pool.take(0), pool.take(1)
     assert pool.use(0)
-    waiting = {0: Waiting("a", 1, 10), 1: Waiting("b")}
+    waiting = {0: GatewayDemand("a", 1, 10), 1: GatewayDemand("b")}
     pool.settle(waiting)
     assert pool.take(1) == (0, 1)
     pool.returned(1, 1)
@@ -45,7 +45,7 @@ def test_a_recall_is_asked_once() -> None:
     pool.take(0), pool.take(1)
     pool.use(0)
     for _ in range(3):
-        pool.settle({0: Waiting("a", 1, 10), 1: Waiting("b")})
+        pool.settle({0: GatewayDemand("a", 1, 10), 1: GatewayDemand("b")})
     assert pool.take(1) == (0, 1)
     assert not pool.has_news(1)
 
@@ -71,10 +71,10 @@ def test_losing_all_slots_recalls_all_that_is_held() -> None:
 def test_two_gateways_never_hold_for_good_what_the_other_lacks() -> None:
     """A has the only prefill credit, B the only decode credit, both wait: the less urgent one is asked to give."""
     prefill, decode = pool_with(1, 2), pool_with(1, 2)
-    prefill.settle({0: Waiting("a", 1), 1: Waiting("b")})
-    decode.settle({0: Waiting("a"), 1: Waiting("b", 1)})
+    prefill.settle({0: GatewayDemand("a", 1), 1: GatewayDemand("b")})
+    decode.settle({0: GatewayDemand("a"), 1: GatewayDemand("b", 1)})
     prefill.take(0), decode.take(1)
-    both = {0: Waiting("a", 1, 10), 1: Waiting("b", 1, 20)}
+    both = {0: GatewayDemand("a", 1, 10), 1: GatewayDemand("b", 1, 20)}
     prefill.settle(both)
     decode.settle(both)
     assert not prefill.has_news(0)
@@ -86,7 +86,7 @@ def test_two_gateways_never_hold_for_good_what_the_other_lacks() -> None:
 
 def test_a_gateway_without_deadlines_is_not_passed_over_for_ever() -> None:
     pool = pool_with(1, 2)
-    waiting = {0: Waiting("a", 1, head_deadline_ns=0), 1: Waiting("b", 100, head_deadline_ns=10)}
+    waiting = {0: GatewayDemand("a", 1, head_deadline_ns=0), 1: GatewayDemand("b", 100, head_deadline_ns=10)}
     for _ in range(50):
         pool.settle(waiting)
         if pool.take(0)[0]:

@@ -17,7 +17,7 @@ from libs.policy.roles import Assignment, Refusal, Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker import assignment as assignments
 from libs.policy.worker.budget import engine_budget, role_budget
-from libs.policy.worker.credits import CreditPool, Credits, Waiting
+from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand
 from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
 from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
@@ -42,7 +42,7 @@ class Duties:
         self._device = device
         self._outbox = outbox
         self._prompts = PromptLength()
-        self._waiting = Waiting("gateway")
+        self._waiting = GatewayDemand("gateway")
         self._staying = Staying()
         """Without the time of a step, which the device has."""
         self._move_time = MoveTime()
@@ -127,7 +127,7 @@ class Duties:
 
     def _heard_demand(self, demand: Demand) -> None:
         waiting, _, deadline_ns = demand
-        self._waiting = Waiting(self._waiting.name, waiting, deadline_ns)
+        self._waiting = GatewayDemand(self._waiting.name, waiting, deadline_ns)
 
     def has_credit(self) -> bool:
         """Whether there is something to say of credits, once they are settled."""
@@ -217,7 +217,7 @@ class Duties:
         """What was learned, and all credits."""
         self.credits = Credits()
         self._prompts, self._staying, self._move_time = PromptLength(), Staying(), MoveTime()
-        self._waiting = Waiting(self._waiting.name)
+        self._waiting = GatewayDemand(self._waiting.name)
         self._sealed.clear()
         self._unsettled = True
 

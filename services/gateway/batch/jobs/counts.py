@@ -6,7 +6,7 @@ from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Progress
 
 
 @dataclass(slots=True)
-class Counts:
+class ShareCounts:
     """Counts of a share only grow: an older one, read late or twice, takes nothing back."""
 
     completed: int = 0
@@ -42,7 +42,7 @@ class Counts:
             self.whole_below += 1
         return True
 
-    def merged(self, other: "Counts") -> "Counts":
+    def merged(self, other: "ShareCounts") -> "ShareCounts":
         """The union of both counts. May modify and return either of the two."""
         most, least = (other, self) if other.whole_below > self.whole_below else (self, other)
         for progress in (*least.whole_above.values(), *least.open.values()):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from services.gateway.batch.jobs.counts import Counts
+from services.gateway.batch.jobs.counts import ShareCounts
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.snapshot import revive
 
@@ -91,7 +91,7 @@ def _apply(job: Job, event: pb.JobEvent) -> None:
             job.cancel_unix_ns = event.at_unix_ns
         case "finished" if job.finished is None:
             job.finished, job.finished_unix_ns = event.finished, event.at_unix_ns
-            job.counts, job.assembled = Counts(), None
+            job.counts, job.assembled = ShareCounts(), None
         case _:
             pass
 
@@ -109,7 +109,7 @@ def _merge(job: Job, stored: Job) -> None:
     if job.finished is None:
         job.finished, job.finished_unix_ns = stored.finished, stored.finished_unix_ns
     if job.finished is not None:
-        job.counts, job.assembled = Counts(), None
+        job.counts, job.assembled = ShareCounts(), None
         return
     if stored.assembled is not None and _further(stored.assembled, job.assembled):
         job.assembled = stored.assembled

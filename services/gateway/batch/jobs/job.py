@@ -5,7 +5,7 @@ from typing import Literal
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.policy.batch.deal import OpenJob
-from services.gateway.batch.jobs.counts import Counts
+from services.gateway.batch.jobs.counts import ShareCounts
 from services.gateway.batch.jobs.reasons import NotRun, stopped
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -35,7 +35,7 @@ class Job:
     expected_end: pb.Foretold | None = None
     waits: pb.Waits | None = None
     assembled: pb.Assembled | None = None
-    counts: Counts = field(default_factory=Counts)
+    counts: ShareCounts = field(default_factory=ShareCounts)
 
     @property
     def input_file_id(self) -> str:

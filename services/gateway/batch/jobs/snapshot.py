@@ -1,7 +1,7 @@
 """A job as one event, so that readers can skip the events before it. Pure."""
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from services.gateway.batch.jobs.counts import Counts
+from services.gateway.batch.jobs.counts import ShareCounts
 from services.gateway.batch.jobs.job import Job
 
 
@@ -45,7 +45,7 @@ def revive(job_id: str, stored: pb.Snapshot) -> Job:
         waits=stored.waits if stored.HasField("waits") else None,
         expected_end=stored.foretold if stored.HasField("foretold") else None,
         assembled=stored.assembled if stored.HasField("assembled") else None,
-        counts=Counts(
+        counts=ShareCounts(
             completed=stored.completed,
             failed=stored.failed,
             open={progress.share: progress for progress in stored.open_shares},

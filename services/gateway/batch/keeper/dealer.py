@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileStore
 from libs.policy.batch.deal import SHARE_LINES
 from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.lines.shares import Cutter, Span, after
+from services.gateway.batch.lines.shares import Cutter, ShareSpan, after
 
 WINDOW_BYTES = 1024 * 1024
 """Bytes of a file read at once; twice as many where they hold no whole share."""
@@ -25,7 +25,7 @@ class Dealer:
         self.job = job
         self._files = files
         self._repeats = repeats
-        self._ready: list[Span] = []
+        self._ready: list[ShareSpan] = []
         """Spans that are dealt next."""
 
     @property
@@ -33,7 +33,7 @@ class Dealer:
         """Lines to be dealt."""
         return self.job.lines - self.job.dealt.lines
 
-    async def next(self, count: int) -> list[Span]:
+    async def next(self, count: int) -> list[ShareSpan]:
         """The next shares, up to `count`; they are dealt once the job's `dealt` says so."""
         self._ready = [span for span in self._ready if span.number >= self.job.dealt.shares]
         window_bytes = WINDOW_BYTES
@@ -43,7 +43,7 @@ class Dealer:
             self._ready += found
         return self._ready[:count]
 
-    def dealt(self, spans: Sequence[Span]) -> pb.Dealt:
+    def dealt(self, spans: Sequence[ShareSpan]) -> pb.Dealt:
         """What is published with these."""
         end = after(spans[-1])
         return pb.Dealt(
@@ -54,7 +54,7 @@ class Dealer:
             gone=not spans[-1].bytes,
         )
 
-    def share(self, span: Span) -> pb.Share:
+    def share(self, span: ShareSpan) -> pb.Share:
         """For a runner."""
         job, end = self.job, span.first_place + span.lines
         repeats = self._repeats[bisect_left(self._repeats, span.first_place) : bisect_left(self._repeats, end)]
@@ -77,7 +77,7 @@ class Dealer:
             models=job.created.models,
         )
 
-    async def _cut(self, window_bytes: int) -> list[Span]:
+    async def _cut(self, window_bytes: int) -> list[ShareSpan]:
         """Whole shares that follow those which are ready."""
         first, read_bytes = self._next(), 0
         if self._gone:
@@ -107,16 +107,16 @@ class Dealer:
         """Whether the last share had no text: those after it would have others' if the file came back."""
         return not self._ready[-1].bytes if self._ready else self.job.dealt.gone
 
-    def _next(self) -> Span:
+    def _next(self) -> ShareSpan:
         """An empty one, where the first one begins that is not ready."""
         dealt = self.job.dealt
         return (
             after(self._ready[-1])
             if self._ready
-            else Span(dealt.shares, dealt.next_line or 1, dealt.lines, dealt.next_byte)
+            else ShareSpan(dealt.shares, dealt.next_line or 1, dealt.lines, dealt.next_byte)
         )
 
-    def _without_file(self) -> list[Span]:
+    def _without_file(self) -> list[ShareSpan]:
         """The file is gone, or ends too soon: for runners to say so of each line."""
         first, lines = self._next(), self.job.lines
         places = range(first.first_place, lines, SHARE_LINES)

@@ -21,7 +21,7 @@ SHARES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedShares:
     """The next shares of a job, answered. Without lines once all of them have been dealt."""
 
     dealt: pb.JobEvent
@@ -39,7 +39,7 @@ class Refusals:
         self._files = files
         self._copies = Copies()
 
-    async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> Refused | None:
+    async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> RefusedShares | None:
         """None: there are no more. Raises StoreUnavailable."""
         spans = await dealer.next(SHARES_AT_ONCE)
         if not spans:
@@ -54,7 +54,7 @@ class Refusals:
             produced.append((BATCH_JOBS, pb.JobEvent(job_id=share.job_id, at_unix_ns=now_ns, progress=counts)))
             copies += self._copies.of(share, results)
         dealt = pb.JobEvent(job_id=dealer.job.id, at_unix_ns=now_ns, dealt=dealer.dealt(spans))
-        return Refused(dealt, produced, copies, sum(span.lines for span in spans))
+        return RefusedShares(dealt, produced, copies, sum(span.lines for span in spans))
 
     def copies_refused(self, job_id: str, error: TopicRefused) -> None:
         """The client's topic takes none: from now on there are none for it."""

@@ -11,7 +11,7 @@ SHARE_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Span:
+class ShareSpan:
     """Where a share is in its file."""
 
     number: int
@@ -28,11 +28,11 @@ class Span:
 class Cutter:
     """Spans of a file from a place on, as parts of it come."""
 
-    def __init__(self, first: Span | None = None, on_line: Callable[[bytes], None] = lambda _: None) -> None:
+    def __init__(self, first: ShareSpan | None = None, on_line: Callable[[bytes], None] = lambda _: None) -> None:
         """`first`: where the first span begins, the file's start without it; `on_line` is given each line that is not
         blank."""
-        first = first or Span(0, 1, 0, 0)
-        self.spans: list[Span] = []
+        first = first or ShareSpan(0, 1, 0, 0)
+        self.spans: list[ShareSpan] = []
         self._next = first
         self._on_line = on_line
         self._splitter = LineSplitter()
@@ -75,9 +75,9 @@ class Cutter:
         self._on_line(line)
 
 
-def after(span: Span) -> Span:
+def after(span: ShareSpan) -> ShareSpan:
     """An empty one, where the next one begins."""
-    return Span(
+    return ShareSpan(
         number=span.number + 1,
         first_line=span.first_line + span.file_lines,
         first_place=span.first_place + span.lines,
