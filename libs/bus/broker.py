@@ -68,7 +68,7 @@ async def _tell_weak(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str
 
 
 def weak_topics(resources: Iterable[Sequence[Any]]) -> list[str]:
-    """Of those that a broker has described, the names of topics that fewer than IN_SYNC copies are enough for; one that
+    """Names of the described topics that fewer than IN_SYNC copies are enough for; one that
     it does not tell about is not among them."""
     return sorted(
         name

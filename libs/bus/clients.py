@@ -18,7 +18,7 @@ METADATA_AGE_MS = 5000
 BATCH_BYTES = 512 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
 MEMBER_FETCH_BYTES = 128 * 1024
-"""Of each partition that a member of a group works on: what has been fetched and is not worked on yet."""
+"""What a member of a group has fetched of each of its partitions and has not worked on yet."""
 TRANSACTION_TIMEOUT_MS = 20_000
 """A transaction left open holds up readers for this long, unless its producer's successor comes sooner."""
 SESSION_TIMEOUT_MS = 6_000

@@ -17,7 +17,7 @@ _DEAD = "Dead"
 async def committed_offsets(
     admin: AIOKafkaAdminClient, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Of each of `partitions`, NONE included; raises BrokerAway while the coordinator does not tell.
+    """What is committed of each of `partitions`, or NONE; raises BrokerAway while the coordinator does not tell.
 
     A coordinator that is still reading what was committed refuses the group as a whole, and so may one that has no such
     group. aiokafka overlooks both, and has an answer without partitions: taken for "nothing is committed" from the

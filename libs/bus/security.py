@@ -45,7 +45,7 @@ def brokers_of(settings: CommonSettings) -> Brokers:
 
 
 def client_options(brokers: Brokers) -> dict[str, Any]:
-    """Of every client of aiokafka's."""
+    """Arguments that every client of aiokafka's takes."""
     if isinstance(brokers, str):
         return {"bootstrap_servers": brokers}
     options: dict[str, Any] = {"bootstrap_servers": brokers.servers, "security_protocol": brokers.protocol}

@@ -24,7 +24,7 @@ MAX_BATCH_RECORDS = 1000
 PAUSE_S = 0.05
 """Between batches: what is published meanwhile leaves as one. The first record after a quiet time does not wait."""
 SEND_TIMEOUT_S = 2 * REQUEST_TIMEOUT_MS / 1000
-"""Beyond aiokafka's own bound on a batch: reached only when that one fails."""
+"""This bound is above aiokafka's own bound on a batch, and is reached only when that one fails."""
 
 # No attempt can succeed: such a record would hold up all others.
 _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicError)

@@ -64,7 +64,7 @@ class Jumps:
     topics: Collection[Topic]
     """In these it goes to the end."""
     after_s: float
-    """As `Behind` takes it."""
+    """What `Behind` takes."""
     on_gap: Callable[[Gap], None]
     """Called with what it leaves out, before any record that follows."""
 
@@ -247,7 +247,7 @@ class Subscription:
     async def _offsets_since(
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition], since_unix_ns: int
     ) -> Mapping[TopicPartition, int]:
-        """Of the first records that were published then or later."""
+        """Offsets of the first records that were published then or later."""
         ends: Mapping[TopicPartition, int] = await consumer.end_offsets(new)
         found = await consumer.offsets_for_times(dict.fromkeys(new, since_unix_ns // 1_000_000))
         return {partition: at.offset if (at := found.get(partition)) else ends[partition] for partition in new}

@@ -17,7 +17,8 @@ class EngineConfig:
     model_name: str
     device: str = "auto"
     dtype: str = "auto"
-    """Of weights and KV: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""
+    """The type of weights and KV: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it, float32
+    elsewhere."""
     threads: int = 0
     block_size_tokens: int = 16
     kv_memory_mb: int = 512

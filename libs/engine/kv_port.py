@@ -28,12 +28,13 @@ class KvChunk:
     first_block: int
     blocks: int
     data: tuple[memoryview, ...] = ()
-    """Of each block [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; none from the sim engine. They
-    may be views of memory that changes: good until the next chunk is asked for, and only if the checksums agree."""
+    """The bytes of each block [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; none from the sim
+    engine. They may be views of memory that changes: good until the next chunk is asked for, and only if the checksums
+    agree."""
     data_bytes: int = 0
     """What the blocks weigh, also where `data` is only simulated."""
     checksums: tuple[int, ...] = ()
-    """Of each block, by libs/engine/kv/checksum.py."""
+    """The checksum of each block, as `block_checksum` in libs/engine/kv/copy.py computes it."""
     pool_blocks: tuple[int, ...] = ()
     """Where the blocks lie in the sender's pool."""
     ready_blocks: int = 0

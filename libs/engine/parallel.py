@@ -13,7 +13,7 @@ SETTING: Final = "FULCRUM_WORKER_VLLM_ARGUMENTS"
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Of one engine, in vLLM's words."""
+    """Degrees of parallelism of one engine, in vLLM's words."""
 
     tensor: int = 1
     pipeline: int = 1

@@ -142,7 +142,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one sampled token, with the most likely tokens beside it, most likely first."""
+    """The log-probability of one sampled token, with the most likely tokens beside it, most likely first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -254,15 +254,15 @@ class EngineLoad:
     recomputed_tokens: int = 0
     """Tokens computed again, since the start, because of that."""
     pool_faults: int = 0
-    """As in `EngineIntegrity`."""
+    """The same count as in `EngineIntegrity`."""
     starved_since_unix_ns: int = 0
     """Start of a starvation that goes on (see `EngineEvent.starved`); 0 when none does."""
     awaiting_ready_kv: int = 0
-    """Of `awaiting_kv`, sequences of which a block is ready at its source and not here."""
+    """Those sequences of `awaiting_kv` of which a block is ready at its source and not here."""
     ready_kv_since_unix_ns: int = 0
     """Since when the longest awaited of them has been; 0 without any."""
     waiting_prefill_squares: int = 0
-    """Of `waiting_prefill_tokens`: each prompt's length squared less the square of what it has computed, summed."""
+    """For `waiting_prefill_tokens`, each prompt's length squared less the square of what it has computed, summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class Engine(Protocol):
         ...
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """As `start`, from host memory: the KV pool is empty, and handles from before are void. Raises StartupError."""
+        """Start again from host memory: the KV pool is empty, and handles from before are void. Raises StartupError."""
         ...
 
     def submit(self, request: EngineRequest) -> None:

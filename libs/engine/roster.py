@@ -9,7 +9,7 @@ from libs.engine.sequence import Sequence, Stage
 QUEUED: Final = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
 """In the order of admission."""
 HOLDING: Final = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
-"""Where sequences hold blocks."""
+"""Stages in which sequences hold blocks."""
 
 
 class Roster:
@@ -17,7 +17,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._all: dict[int, Sequence] = {}
-        """By id, in the order in which they came."""
+        """Sequences by id, in the order in which they came."""
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._views = {stage: there.values() for stage, there in self._at.items()}
         self._waiting = 0
@@ -123,6 +123,6 @@ class Roster:
 
     @property
     def waiting_prefill_squares(self) -> int:
-        """Of them, each prompt's length squared less the square of what it has computed, summed."""
+        """The sum for them: each prompt's length squared less the square of what it has computed, summed."""
         waiting = map(self.at, (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
         return sum([sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting)])

@@ -113,7 +113,7 @@ class Runner(Protocol):
         ...
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """As `load`, after `sleep`. Raises StartupError."""
+        """Load the weights again after `sleep`. Raises StartupError."""
         ...
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

@@ -39,7 +39,7 @@ class Sequence:
         self.length = len(request.token_ids)
         """Tokens so far."""
         self.computed = 0
-        """Of them, how many have KV."""
+        """How many of the tokens have KV."""
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
         self.preempted = False
@@ -135,7 +135,8 @@ class Sequence:
 
     @property
     def pending_free(self) -> int:
-        """Of them, those that no prompt budget holds back: tokens lost with the blocks, a generated one after."""
+        """Those of the pending tokens that no prompt budget holds back: tokens lost with the blocks, a generated one
+        after."""
         decoding = self.reached >= self.request.prompt_tokens and self.reached + 1 == self.length
         return max(self.reached + decoding - self.computed, 0)
 

@@ -25,7 +25,7 @@ class SuiteOptions:
     pool: int = 0
     """Workers that models are loaded on when they are asked for, in place of those above; 0: none."""
     models: tuple[str, ...] = ()
-    """Of the pool, as `--model` names them."""
+    """Models of the pool, as `--model` names them."""
     workers_per_process: int = 1
     """Engine sim: workers of a role that share a process."""
     gateways: int = 1
@@ -40,13 +40,13 @@ class SuiteOptions:
     profile: str | None = None
     """Deployment profile (libs/launch/profile.py) that the workers come from, in place of their numbers."""
     engine_args: tuple[str, ...] = ()
-    """Of vLLM's engine, as KEY=VALUE; they come before those of settings and profiles."""
+    """Arguments of vLLM's engine, as KEY=VALUE; they come before those of settings and profiles."""
     restart: bool = True
     json_ready: Path | None = None
 
     @property
     def workers(self) -> int:
-        """Of all roles, without spare ones."""
+        """Workers of all roles, without spare ones."""
         if self.profile is not None:
             return len(load_profile(self.profile).workers)
         if self.pool:

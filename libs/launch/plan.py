@@ -35,13 +35,13 @@ class Place:
     token: str
     cluster: str
     spares_url: str = ""
-    """Of the launcher, where the planner wishes for spare workers."""
+    """Address of the launcher, where the planner wishes for spare workers."""
     batch_topics: str = ""
     """That batch jobs may read and write."""
     keys: str = ""
-    """Where hashes of API keys are."""
+    """The place of the hashes of API keys."""
     gpus: tuple[str, ...] = ()
-    """Of this machine, for workers."""
+    """GPUs of this machine, for workers."""
     worker_device: str = "auto"
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
 

@@ -46,7 +46,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[int, ...]
     """GPUs of its node, by index."""
     arguments: dict[str, Any]
-    """Of vLLM's engine."""
+    """Arguments of vLLM's engine."""
     node: int = 0
     max_sequences: int = 64
     prefill_chunk_tokens: int = 0
@@ -102,7 +102,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """What nobody has tried."""
     workers: tuple[ProfileWorker, ...]
     predicted: HardwarePrediction
-    """Of each of its workers: they are alike."""
+    """GPUs of each of its workers: they are alike."""
 
     @property
     def nodes(self) -> int:
@@ -147,7 +147,7 @@ def load_profile(name: str) -> DeploymentProfile:
 
 
 def profile_names() -> list[str]:
-    """Of all shipped profiles."""
+    """Names of all shipped profiles."""
     return sorted(file.stem for file in FOLDER.glob("*.json"))
 
 

@@ -22,7 +22,7 @@ class Ready(msgspec.Struct, frozen=True):
     planner: str
     metrics: str
     pid: int
-    """Of `fulcrum up`."""
+    """Process id of `fulcrum up`."""
     token: str
     """Bearer token of admin verbs; new with every suite."""
     kafka: str
@@ -35,7 +35,7 @@ class Ready(msgspec.Struct, frozen=True):
 
     @property
     def gateway_port(self) -> int:
-        """Of the first gateway: it names the suite's own ready file and the folder of its logs."""
+        """Port of the first gateway: it names the suite's own ready file and the folder of its logs."""
         return urlsplit(self.gateway).port or 0
 
 

@@ -15,12 +15,12 @@ class StatusLine(msgspec.Struct, frozen=True):
     grpc: str = ""
     kafka: str = ""
     path: str = ""
-    """Of a model that was made ready."""
+    """Folder of a model that was made ready."""
     error: str = ""
 
     @property
     def address(self) -> str:
-        """Where the child serves, as people write it."""
+        """The address that the child serves on, as people write it."""
         return self.http or self.grpc or self.kafka
 
 

@@ -15,7 +15,7 @@ class LaunchSettings(CommonSettings):
     """Read by `fulcrum up`."""
 
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
-    """Of each worker's engine; 0 shares the machine's cores out."""
+    """Threads of each worker's engine; 0 shares the machine's cores out."""
     worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
     """How long workers let sequences go on when the suite stops."""
     gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
@@ -24,7 +24,7 @@ class LaunchSettings(CommonSettings):
     worker_device: str = Field("auto", validation_alias="FULCRUM_WORKER_DEVICE")
     """What workers compute on; GPUs are dealt out among them unless it names one, or none."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
-    """Of vLLM's engine, which say how many GPUs a worker computes on."""
+    """Arguments of vLLM's engine, which say how many GPUs a worker computes on."""
 
     batch_topics: str | None = Field(None, validation_alias="FULCRUM_GATEWAY_BATCH_TOPICS")
     """Topics that batch jobs may read and write; where nobody says so, LOOPBACK_BATCH_TOPICS on loopback and none

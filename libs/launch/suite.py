@@ -108,7 +108,7 @@ class Suite:
 
     @property
     def tasks(self) -> TaskOwner:
-        """Of the launcher."""
+        """Tasks of the launcher."""
         return self._tasks
 
     def _fail(self, error: StartupError) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from; tests and the lab bring their own."""
+    """The source of time; tests and the lab bring their own."""
 
     def now_ns(self) -> int:
         """Unix time in nanoseconds, never decreasing."""

@@ -14,10 +14,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from libs.contracts.errors import StartupError
 
 MemberName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-"""Of one process in the cluster."""
+"""The name of one process in the cluster."""
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 TOKEN_BYTES = 24
-"""Of randomness, in a token that is made here."""
+"""Random bytes in a token that is made here."""
 
 
 class CommonSettings(BaseSettings):

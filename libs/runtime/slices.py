@@ -12,9 +12,10 @@ import struct
 from typing import Final
 
 LOOP_SLICE_NS: Final = 200_000
-"""Of threads that answer: event loops, and gRPC's threads between them and the sockets."""
+"""The slice of threads that answer: event loops, and gRPC's threads between them and the sockets."""
 COMPUTE_SLICE_NS: Final = 10_000_000
-"""Of threads that compute for a whole step: they lose nothing by waiting, and less by being interrupted seldom."""
+"""The slice of threads that compute for a whole step: they lose nothing by waiting, and less by being interrupted
+seldom."""
 USUAL_SLICE_NS: Final = 0
 """The kernel's own, some 3 ms. Of threads that work for a loop, which hold its interpreter lock or have somebody wait
 for them: soon served where others compute for whole steps, and never in the way of a loop."""

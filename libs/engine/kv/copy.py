@@ -11,10 +11,10 @@ from libs.engine.runner import Runner
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 
 COPY_THREADS = 2
-"""Of an engine. Two cores copy nearly twice as fast as one."""
+"""Threads of one engine. Two cores copy nearly twice as fast as one."""
 SLICE_BYTES = 8 * 1024 * 1024
-"""So much is copied, or has its checksums taken, at a time: `stop` waits no longer than that takes, 2 ms. Of smaller
-ones handing them to threads is a fifth of the cost."""
+"""Bytes that a thread copies or sums at a time: `stop` waits no longer than that takes, 2 ms. Handing smaller ones to
+threads would be a fifth of their cost."""
 INLINE_BYTES = 256 * 1024
 """No more than this is copied at once, on the caller's thread: another would not wake sooner."""
 
@@ -46,7 +46,7 @@ class BlockCopies:
         return BlockWriter(self._runner, self._threads, self.slice_blocks)
 
     async def checksums(self, blocks: list[int]) -> list[int]:
-        """Of blocks of a pool in this host's memory, while nobody writes to them."""
+        """Checksums of blocks of a pool in this host's memory, while nobody writes to them."""
         data = self._runner.read_blocks(np.array(blocks, dtype=np.int32))
         return await asyncio.get_running_loop().run_in_executor(self._threads, _checksums, data)
 

@@ -29,7 +29,8 @@ class Held:
     pulls: int = 0
     """Receivers that are reading them."""
     checksums: list[int | None] = field(init=False)
-    """Of each block, once somebody has taken it. Blocks behind a handle change no more once they are ready."""
+    """The checksum of each block, once somebody has taken it. Blocks behind a handle change no more once they are
+    ready."""
 
     def __post_init__(self) -> None:
         self.checksums = [None] * len(self.blocks)

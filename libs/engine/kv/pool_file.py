@@ -46,7 +46,7 @@ class PoolHeader:
 
 
 def file_name(worker_id: str, incarnation: int) -> str:
-    """Of one worker's pool, as its peers derive it from a KV handle."""
+    """File name of one worker's pool, as its peers derive it from a KV handle."""
     return f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', worker_id)[:64]}-{incarnation:x}"
 
 

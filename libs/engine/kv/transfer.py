@@ -133,7 +133,7 @@ async def receive_blocks(
 
 
 def _checksums(handle: Held, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
-    """Of blocks from `first` on; those that nobody has taken are taken now."""
+    """Checksums of blocks from `first` on; those that nobody has taken are taken now."""
     for at, view in enumerate(data, first):
         if handle.checksums[at] is None:
             handle.checksums[at] = block_checksum(view)

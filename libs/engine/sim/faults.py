@@ -30,7 +30,7 @@ class SimFaults:
         return self._number("slow", 1.0)
 
     def link_gbps(self, usual: float) -> float:
-        """Of the link that KV comes in by."""
+        """The speed of the link that KV comes in by."""
         return self._number("link_gbps", usual)
 
     def _number(self, name: str, usual: float) -> float:

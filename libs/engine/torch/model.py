@@ -15,7 +15,7 @@ from libs.engine.torch.kv_pool import KvShape
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
 BFLOAT16_CAPABILITY = (8, 0)
-"""Of CUDA devices: older ones emulate bfloat16, slower than they compute in float32."""
+"""The least compute capability of CUDA devices: older ones emulate bfloat16, slower than they compute in float32."""
 CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Rotations that change with the longest sequence of a batch, so that stored keys would go stale."""
 

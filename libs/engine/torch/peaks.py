@@ -48,7 +48,7 @@ EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def compute_of(model: Any, shape: KvShape, device: torch.device) -> Compute | None:
-    """Of a dense model; None for a mixture of experts, whose tokens use a part of it."""
+    """The compute figures of a dense model; None for a mixture of experts, whose tokens use a part of it."""
     config = model.config.get_text_config()
     if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
         return None

@@ -54,7 +54,7 @@ class Loaded:
     compute: Compute | None
     """What utilisation is reckoned from; None: unknown."""
     variant: str
-    """As in the port's Capabilities."""
+    """The same as in the port's Capabilities."""
     guides: Future[Guides]
 
 

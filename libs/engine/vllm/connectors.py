@@ -140,7 +140,7 @@ class Handing:
 
     connector: Connector
     engine_id: str
-    """Of the connector, new at each start."""
+    """The id of the connector, new at each start."""
     bootstrap: str = ""
     """URL at which the connector is asked for names."""
 

@@ -119,7 +119,7 @@ class VllmCore:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that it consists of."""
+        """Ids of the processes that it consists of."""
         manager = self._running.resources.engine_manager
         return [process.pid for process in manager.processes] if manager is not None else []
 

@@ -140,7 +140,7 @@ class VllmEngine:
         raise NotImplementedError("the vllm engine does not sleep")
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """As `sleep`."""
+        """Raises as `sleep` does."""
         raise NotImplementedError("the vllm engine does not sleep")
 
     def submit(self, request: EngineRequest) -> None:
@@ -362,7 +362,7 @@ class VllmEngine:
                 self._events.put(EngineEvent(step=announcement(running, self._report)))
 
     def _is_long(self, running: Running) -> bool:
-        """And new, and the next one after what was reported."""
+        """Whether a step is long and new, and the next one after what was reported."""
         if running.number in {self._announced, 0} or running.number != self._report.steps + 1:
             return False
         return self._clock.now_ns() >= running.start_unix_ns + ANNOUNCE_AFTER_NS

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 HEARTBEATS, ROOM_NS = 6, 3_000_000_000
 """vLLM's receiver keeps a lease alive that many times in its length, and a beat needs time to be sent and heard."""
 NEVER_NS = 1 << 62
-"""Where no lease ends."""
+"""The end of a lease that never ends."""
 
 
 @dataclass(frozen=True, slots=True)

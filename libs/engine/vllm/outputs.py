@@ -42,7 +42,7 @@ class Reading:
         self._release = release
 
     def event(self, outputs: Any, report: Report | None) -> EngineEvent:
-        """Of one message, with the report that it carries."""
+        """The events of one message, with the report that it carries."""
         found: list[SequenceOutput] = []
         transfers: tuple[KvTransferReport, ...] = ()
         if report is not None:  # before the outputs: an end of this message is to know what has come
@@ -131,12 +131,12 @@ class Reading:
 
 
 def announcement(running: Running, report: Report) -> StepReport:
-    """Of a step that still runs."""
+    """The report of a step that still runs."""
     return step_report(step_of(running.work, running.start_unix_ns, 0), report)
 
 
 def step_report(step: Step, report: Report) -> StepReport:
-    """Of a step, with the depths of a report."""
+    """The report of a step, with the depths of the engine's report."""
     return StepReport(
         start_unix_ns=step.start_ns,
         end_unix_ns=step.end_ns,

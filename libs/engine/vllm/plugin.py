@@ -33,20 +33,20 @@ FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
 CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
 """What kept a process from starting; that one is on the leash; by what NIXL knows whose blocks are like its own."""
 STACK_FILE, STACK_SIGNAL = "stack.{pid}", signal.SIGUSR2
-"""Where a process writes what it does, on this signal."""
+"""The file in which a process writes what it does, on this signal."""
 REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
 """What identifies the weights, wherever they lie."""
 NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"
-"""Where a worker's processes listen, new at each start."""
+"""Variables with the ports that a worker's processes listen on, new at each start."""
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 """Set where its processes are to sleep until there is news."""
 BOARD_FILE = "board"
-"""Where EngineCore shows which step runs."""
+"""The file in which EngineCore shows which step runs."""
 HANDSHAKE_FACTOR = "nixl_connector_version"
 """Among what vLLM hashes for NIXL's handshake, and for nothing else."""
 NEWS_SOON_S, NAP_MS = 1.0, 1
-"""So long after the last news a process sleeps no longer than this at a time: the socket drops a word that comes within
-a millisecond of another."""
+"""From this long after the last news on, a process sleeps no longer than this at a time: the socket drops a word that
+comes within a millisecond of another."""
 
 
 class _FirstCause(logging.Handler):
@@ -57,7 +57,7 @@ class _FirstCause(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Of several processes, the one that failed first is heard; once the engine serves, none."""
+        """Write the error of the process that failed first; once the engine serves, none."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             with contextlib.suppress(OSError), self._path.open("x") as file:

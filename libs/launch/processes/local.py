@@ -37,7 +37,7 @@ class ProcessChild:
 
     @property
     def pid(self) -> int:
-        """Of the group's leader."""
+        """Process id of the group's leader."""
         return self._process.pid
 
     async def statuses(self) -> AsyncIterator[StatusLine]:

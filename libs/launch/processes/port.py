@@ -28,7 +28,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process itself."""
+        """Id of the process itself."""
         ...
 
     def statuses(self) -> AsyncIterator[StatusLine]:
@@ -56,7 +56,7 @@ class Launcher(Protocol):
         ...
 
     def log_of(self, name: str) -> str:
-        """Where a person finds what the child wrote."""
+        """The file in which a person finds what the child wrote."""
         ...
 
     def last_words(self, name: str) -> str:

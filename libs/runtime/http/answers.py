@@ -53,7 +53,7 @@ class UnframedCycle(RequestResponseCycle):
     _to_the_end = False
 
     async def send(self, message: Any) -> None:
-        """As ASGI has it."""
+        """The message as ASGI has it."""
         if message["type"] == "http.response.start":
             self._to_the_end = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             if self._to_the_end:

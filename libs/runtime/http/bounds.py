@@ -23,9 +23,10 @@ class HttpBounds:
     max_connections: int = MAX_CONNECTIONS
     max_connections_per_address: int = MAX_CONNECTIONS_PER_ADDRESS
     max_line_bytes: int = 16 * 1024
-    """Of the request's target, and of each header."""
+    """Bytes of the request's target, and of each header."""
     max_head_bytes: int = 64 * 1024
-    """Of all headers together; also what may come without any progress of the request (trailers, chunk extensions)."""
+    """Bytes of all headers together; also what may come without any progress of the request (trailers, chunk
+    extensions)."""
     max_pipelined: int = 16
     """Requests that wait on a connection for the answer to an earlier one."""
     head_s: float = 10.0

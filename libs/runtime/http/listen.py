@@ -11,7 +11,7 @@ BACKLOG = 2048
 STALL_S = 30
 """How long a peer may take no byte that waits for it, or leave the network unanswered."""
 SEND_BUFFER_BYTES = 128 * 1024
-"""Of each connection, in the kernel, which would let it grow to megabytes for a peer that does not read."""
+"""Send buffer of each connection in the kernel, which would let it grow to megabytes for a peer that does not read."""
 
 
 def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> socket.socket:

@@ -23,7 +23,7 @@ class HttpSettings(CommonSettings):
     http_max_connections_per_address: int = Field(
         MAX_CONNECTIONS_PER_ADDRESS, ge=1, validation_alias="FULCRUM_HTTP_MAX_CONNECTIONS_PER_ADDRESS"
     )
-    """Of them, from one address: as many as all where clients come through a proxy."""
+    """Connections that may be open from one address: as many as all where clients come through a proxy."""
 
     def http_guard(self) -> ConnectionGuard:
         """For one server. The other half of the open files is for workers, stores and clients' files."""

@@ -15,7 +15,7 @@ from libs.contracts.errors import PermissionDenied, StartupError
 from libs.runtime.settings import CommonSettings
 
 Metadata = tuple[tuple[str, str], ...]
-"""Of a call, as gRPC takes it."""
+"""Metadata of a call, as gRPC takes it."""
 
 AUTHORIZATION = "authorization"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)

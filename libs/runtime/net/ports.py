@@ -14,7 +14,7 @@ LOOPBACK: Final = "127.0.0.1"
 RESERVED: Final = range(20_000, 32_000)
 """Below what Linux gives to outgoing connections by default (32,768 to 60,999), and what macOS does (from 49,152)."""
 OTHERS: Final = (range(10_000, 20_000), range(61_000, 65_536))
-"""Where outgoing connections have been given the usual ones."""
+"""Tried where this machine gives ports of RESERVED to outgoing connections."""
 MIN_PORTS: Final = 1_000
 """A range of fewer would soon be used up."""
 _OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")

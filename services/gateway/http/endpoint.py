@@ -1,4 +1,5 @@
-"""The two hot routes as plain ASGI callables: read, check, tokenise, queue, answer."""
+"""The routes that generate (chat, completions, responses) as plain ASGI callables: read, check, tokenise, queue,
+answer."""
 
 import uuid
 from collections.abc import Callable, Mapping

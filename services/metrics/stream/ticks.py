@@ -74,7 +74,7 @@ class Tick(msgspec.Struct):
     """What waits at workers and gateways; None where depths are."""
     events: list[Event]
     age_ms: int | None
-    """How old the data were at `now_unix_ms` (see accounting/age.py); None without any worker, and where depths
+    """How old the data were at `now_unix_ms` (see `age_ns` in state.py); None without any worker, and where depths
     are None."""
     alerts: list[Alert]
     """Changes: alerts that fire now, and that are over."""

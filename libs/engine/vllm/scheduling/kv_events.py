@@ -17,7 +17,7 @@ class Rehasher:
         self._group = group
 
     def publish(self, batch: Any) -> None:
-        """Of one step."""
+        """Publish the events of one step."""
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 self._rehash.cleared()
