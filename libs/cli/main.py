@@ -1,11 +1,15 @@
-"""The `fulcrum` command: one module a command, each of which imports what it needs only when it runs."""
+"""The `fulcrum` command: one module a command, each of which imports what it needs only when it runs; typer itself only
+where a command line is not plain (see `quick`)."""
 
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import typer
+from libs.cli.quick import plain_call
+
+if TYPE_CHECKING:
+    import typer
 
 
 class _Command(NamedTuple):
@@ -48,8 +52,12 @@ COMMANDS: Final[Mapping[str, _Command]] = {
 """By name, in the order of the help."""
 
 
-def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+def make_app(names: Iterable[str] = COMMANDS) -> "typer.Typer":
     """With these commands: each costs what its module imports, and typer reads the signatures of all."""
+    import typer  # noqa: PLC0415 (start-up time)
+
+    from libs.cli.options import options  # noqa: PLC0415
+
     made = typer.Typer(
         name="fulcrum",
         help="LLM serving split into prefill and decode, kept in balance.",
@@ -69,35 +77,19 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     return made
 
 
-def __getattr__(name: str) -> typer.Typer:
+def __getattr__(name: str) -> "typer.Typer":
     """`app`: all commands, made when it is asked for."""
     if name != "app":
         raise AttributeError(name)
     return make_app()
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 (only when asked)
-
-        print(version("fulcrum"))
-        raise typer.Exit
-
-
-def options(
-    _version: Annotated[
-        bool,
-        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
-    """LLM serving split into prefill and decode, kept in balance."""
-
-
 def main() -> None:
     """Run the command line; what can go wrong for a person is one line on stderr and exit code 1."""
     named = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        make_app([named] if named in COMMANDS else COMMANDS)()
+        plain = plain_call(sys.argv[1:])
+        (plain or make_app([named] if named in COMMANDS else COMMANDS))()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -1,4 +1,5 @@
-"""Options that several commands share, and the words that a shell completes: workers and logs of the running suite."""
+"""Options that several commands share, those of `fulcrum` itself, and the words that a shell completes: workers and logs
+of the running suite."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,3 +38,20 @@ def complete_log(incomplete: str) -> list[str]:
 
     names = sorted(path.stem for path in logs_folder(find_suite(None).gateway_port).glob("*.log"))
     return [name for name in names if name.startswith(incomplete)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 (only when asked)
+
+        print(version("fulcrum"))
+        raise typer.Exit
+
+
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """LLM serving split into prefill and decode, kept in balance."""

@@ -5,10 +5,20 @@ Over gRPC the class and message survive (in the status details as "code: message
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-import grpc
-
+GrpcStatus = Literal[
+    "INTERNAL",
+    "INVALID_ARGUMENT",
+    "RESOURCE_EXHAUSTED",
+    "NOT_FOUND",
+    "FAILED_PRECONDITION",
+    "UNAVAILABLE",
+    "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
+    "DATA_LOSS",
+]
+"""By name: importing grpc takes a command line a fifth of its time."""
 MAX_QUOTED_CHARS = 80
 """Of what a client sent, in the message that refuses it."""
 
@@ -24,7 +34,7 @@ class FulcrumError(Exception):
     code: ClassVar[str] = "internal_error"
     error_type: ClassVar[str] = "server_error"
     http_status: ClassVar[int] = 500
-    grpc_status: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    grpc_status: ClassVar[GrpcStatus] = "INTERNAL"
     repeatable: ClassVar[bool] = True
     """Whether clients that repeat requests by themselves, by what their status says, may do so."""
 
@@ -56,7 +66,7 @@ class InvalidRequest(FulcrumError):
     code = "invalid_request"
     error_type = "invalid_request_error"
     http_status = 400
-    grpc_status = grpc.StatusCode.INVALID_ARGUMENT
+    grpc_status: ClassVar[GrpcStatus] = "INVALID_ARGUMENT"
 
 
 class UnsupportedField(InvalidRequest):
@@ -104,7 +114,7 @@ class TooManyPipelined(InvalidRequest):
 
     code = "too_many_pipelined"
     http_status = 429
-    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
 
 
 class TooManyConnections(FulcrumError):
@@ -113,7 +123,7 @@ class TooManyConnections(FulcrumError):
     code = "too_many_connections"
     error_type = "service_unavailable_error"
     http_status = 503
-    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
 
 
 class FileTooLarge(InvalidRequest):
@@ -129,7 +139,7 @@ class NotFound(FulcrumError):
     code = "not_found"
     error_type = "invalid_request_error"
     http_status = 404
-    grpc_status = grpc.StatusCode.NOT_FOUND
+    grpc_status: ClassVar[GrpcStatus] = "NOT_FOUND"
 
 
 class FileNotFound(NotFound):
@@ -182,7 +192,7 @@ class Conflict(FulcrumError):
     code = "conflict"
     error_type = "invalid_request_error"
     http_status = 409
-    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
     repeatable = False
 
 
@@ -191,7 +201,7 @@ class StoreFull(FulcrumError):
 
     code = "store_full"
     http_status = 507
-    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
     repeatable = False
 
 
@@ -201,7 +211,7 @@ class StoreUnavailable(FulcrumError):
     code = "store_unavailable"
     error_type = "service_unavailable_error"
     http_status = 503
-    grpc_status = grpc.StatusCode.UNAVAILABLE
+    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
 
 
 class UnknownModel(NotFound):
@@ -234,7 +244,7 @@ class NoLongerKept(FulcrumError):
     code = "no_longer_kept"
     error_type = "invalid_request_error"
     http_status = 410
-    grpc_status = grpc.StatusCode.NOT_FOUND
+    grpc_status: ClassVar[GrpcStatus] = "NOT_FOUND"
 
 
 class KeptElsewhere(FulcrumError):
@@ -243,7 +253,7 @@ class KeptElsewhere(FulcrumError):
     code = "kept_elsewhere"
     error_type = "invalid_request_error"
     http_status = 421
-    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
 
 
 class Unauthenticated(FulcrumError):
@@ -252,7 +262,7 @@ class Unauthenticated(FulcrumError):
     code = "unauthenticated"
     error_type = "authentication_error"
     http_status = 401
-    grpc_status = grpc.StatusCode.UNAUTHENTICATED
+    grpc_status: ClassVar[GrpcStatus] = "UNAUTHENTICATED"
 
 
 class InvalidApiKey(Unauthenticated):
@@ -274,7 +284,7 @@ class PermissionDenied(FulcrumError):
     code = "permission_denied"
     error_type = "invalid_request_error"
     http_status = 403
-    grpc_status = grpc.StatusCode.PERMISSION_DENIED
+    grpc_status: ClassVar[GrpcStatus] = "PERMISSION_DENIED"
     repeatable = False
 
 
@@ -297,7 +307,7 @@ class QueueFull(FulcrumError):
     code = "queue_full"
     error_type = "rate_limit_error"
     http_status = 429
-    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
 
 
 class RateLimited(FulcrumError):
@@ -306,7 +316,7 @@ class RateLimited(FulcrumError):
     code = "rate_limit_exceeded"
     error_type = "rate_limit_error"
     http_status = 429
-    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
 
     def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
         """headers: how the tenant's limits stand."""
@@ -325,7 +335,7 @@ class NoWorkers(FulcrumError):
     code = "no_workers"
     error_type = "service_unavailable_error"
     http_status = 503
-    grpc_status = grpc.StatusCode.UNAVAILABLE
+    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
 
 
 class BrokerUnavailable(FulcrumError):
@@ -334,7 +344,7 @@ class BrokerUnavailable(FulcrumError):
     code = "broker_unavailable"
     error_type = "service_unavailable_error"
     http_status = 503
-    grpc_status = grpc.StatusCode.UNAVAILABLE
+    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
 
 
 class PlannerUnavailable(FulcrumError):
@@ -349,21 +359,21 @@ class StaleRole(FulcrumError):
 
     code = "stale_role"
     http_status = 409
-    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
 
 
 class KvLost(FulcrumError):
     """KV blocks are gone: their holder died, evicted them, or its lease ended."""
 
     code = "kv_lost"
-    grpc_status = grpc.StatusCode.DATA_LOSS
+    grpc_status: ClassVar[GrpcStatus] = "DATA_LOSS"
 
 
 class KvMismatch(FulcrumError):
     """Two engines whose blocks cannot be exchanged."""
 
     code = "kv_mismatch"
-    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
 
 
 class SequenceFailed(FulcrumError):
@@ -372,7 +382,7 @@ class SequenceFailed(FulcrumError):
     code = "sequence_failed"
     error_type = "service_unavailable_error"
     http_status = 503
-    grpc_status = grpc.StatusCode.UNAVAILABLE
+    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
 
 
 class PoisonRequest(FulcrumError):
@@ -384,7 +394,7 @@ class PoisonRequest(FulcrumError):
     code = "poison_request"
     error_type = "invalid_request_error"
     http_status = 422
-    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
     repeatable = False
 
 

@@ -225,7 +225,7 @@ def _checked_stream(behaviour: Any, check: Callable[[Any], Awaitable[None]]) -> 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: FulcrumError) -> None:
     """Answer a call with a typed error: its gRPC status, and "code: message" as details."""
-    await context.abort(error.grpc_status, f"{error.code}: {error.message}")
+    await context.abort(grpc.StatusCode[error.grpc_status], f"{error.code}: {error.message}")
 
 
 async def read_message(context: "grpc.aio.ServicerContext[Any, Any]") -> Any:

@@ -105,7 +105,7 @@ def test_each_error_has_a_code_of_its_own_and_fitting_statuses() -> None:
     assert len({error.code for error in classes}) == len(classes)
     for error in classes:
         assert 400 <= error.http_status < 600
-        assert error.grpc_status is not grpc.StatusCode.OK
+        assert grpc.StatusCode[error.grpc_status] is not grpc.StatusCode.OK
         client_fault = error.error_type in {"invalid_request_error", "authentication_error", "rate_limit_error"}
         assert client_fault == (error.http_status < 500) or error is errors.StaleRole
 

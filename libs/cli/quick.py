@@ -1,0 +1,56 @@
+"""Commands that people run many times an hour, called without typer where their command line is plain.
+
+Typer and pydantic, which it reads arguments by, take longer to import than such a command takes. Whatever is not
+understood here (help, abbreviations, mistakes) is left to typer, whose signatures a test holds these to.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+READY_VARIABLE: Final = "FULCRUM_READY"
+
+
+class Quick(NamedTuple):
+    """A function below `libs.cli`, which takes a ready file and keywords."""
+
+    module: str
+    function: str
+    flags: Mapping[str, str] = {}
+    """Keyword that each sets, beside `--json` and `--ready`."""
+    more: Mapping[str, Any] = {}
+    """Keywords that stay as they are by default."""
+
+
+QUICK: Final[Mapping[str, Quick]] = {
+    "status": Quick("status.watch", "show_status", {"--watch": "watch", "-w": "watch"}),
+    "advice": Quick("status.advice", "show_advice", {}, {"apply": False, "yes": False}),
+    "alerts": Quick("status.alerts", "show_alerts", {"--all": "over", "-a": "over"}),
+    "events": Quick("status.events", "show_events", {"--follow": "follow", "-f": "follow"}, {"limit": 30}),
+    "workers": Quick("tables", "show_workers"),
+    "occupancy": Quick("tables", "show_occupancy", {}, {"window": "2s"}),
+}
+
+
+def plain_call(arguments: Sequence[str]) -> Callable[[], None] | None:
+    """What the command line asks for; None where it is not plain."""
+    quick = QUICK.get(arguments[0]) if arguments else None
+    if quick is None or any(name.startswith("_FULCRUM_COMPLETE") for name in os.environ):
+        return None
+    flags = {**quick.flags, "--json": "as_json"}
+    keywords: dict[str, Any] = {**quick.more, **dict.fromkeys(flags.values(), False)}
+    named = os.environ.get(READY_VARIABLE, "")
+    words = iter(arguments[1:])
+    for word in words:
+        if word in flags:
+            keywords[flags[word]] = True
+        elif word == "--ready":
+            named = next(words, "")
+            if not named or named.startswith("-"):
+                return None
+        else:
+            return None
+    ready = Path(named) if named else None
+    return lambda: getattr(import_module(f"libs.cli.{quick.module}"), quick.function)(ready, **keywords)

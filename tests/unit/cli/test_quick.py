@@ -1,0 +1,73 @@
+"""Plain command lines without typer: the same calls as through it, and everything else left to it."""
+
+import subprocess
+import sys
+from importlib import import_module
+from itertools import combinations
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from libs.cli.main import app
+from libs.cli.quick import QUICK, plain_call
+
+
+def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
+    """Calls of what a command does, in place of doing it."""
+    calls: list[tuple[Any, ...]] = []
+
+    def record(*given: Any, **named: Any) -> None:
+        ready, *more = given
+        window = dict(zip(["window"], more, strict=False))
+        calls.append((ready, {**window, **named}))
+
+    monkeypatch.setattr(import_module(f"libs.cli.{QUICK[name].module}"), QUICK[name].function, record)
+    return calls
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_plain_line_calls_what_typer_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FULCRUM_READY", raising=False)
+    calls = called(monkeypatch, name)
+    words = [*([flag] for flag in (*QUICK[name].flags, "--json")), ["--ready", "suite.json"]]
+    for count in range(len(words) + 1):
+        for chosen in combinations(words, count):
+            line = [name, *(word for each in chosen for word in each)]
+            plain = plain_call(line)
+            assert plain is not None
+            plain()
+            assert CliRunner().invoke(app, line).exit_code == 0
+            assert calls[-1] == calls[-2], line
+    monkeypatch.setenv("FULCRUM_READY", "named.json")
+    plain = plain_call([name])
+    assert plain is not None
+    plain()
+    CliRunner().invoke(app, [name])
+    assert calls[-1] == calls[-2]
+    assert str(calls[-1][0]) == "named.json"
+
+
+@pytest.mark.parametrize(
+    "line", [[], ["--help"], ["status", "--help"], ["status", "now"], ["status", "--ready"], ["events", "-n", "5"]]
+)
+def test_what_is_not_plain_is_left_to_typer(line: list[str]) -> None:
+    assert plain_call(line) is None
+
+
+def test_a_shell_that_completes_is_left_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_FULCRUM_COMPLETE", "complete_bash")
+    assert plain_call(["status"]) is None
+
+
+@pytest.mark.system
+def test_a_plain_line_imports_none_of_the_packages_that_are_slow_to() -> None:
+    heavy = ("grpc", "httpx", "typer", "pydantic", "torch", "asyncio")
+    code = (
+        "import sys; sys.argv = ['fulcrum', 'status', '--ready', 'none']\n"
+        "from libs.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
