@@ -1,20 +1,43 @@
-"""How many prompt tokens come a second, by model, from what gateways have counted. Pure."""
+"""How many prompt tokens come a second, by model, from what gateways have counted. Pure.
+
+A few requests a second say little of their rate in two seconds: twelve are a third off as often as not. So a rate is of
+up to four spans, as far back as each older one could be of the same rate as all newer ones.
+"""
 
 from collections import deque
-from typing import Final
+from itertools import pairwise
+from math import sqrt
+from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues
 from libs.telemetry.gateways import MAX_GATEWAYS, MAX_MODELS, SILENT_NS
 
 SPAN_NS: Final = 2_500_000_000
-"""What a rate is of; before a gateway's first message nothing came."""
+"""What a rate is of at least; before a gateway's first message nothing came."""
+MOST_SPANS: Final = 4
+ALIKE: Final = 2.5
+"""Standard errors by which an older span may differ from the newer ones: fewer, and chance would look like a change."""
+ALIKE_SHARE: Final = 0.05
+"""And whatever the errors, by this share."""
+WHOLE: Final = 0.8
+"""Of an older span, what a gateway must have been heard for."""
 BURST_NS: Final = 600_000_000
 BURST_SHARE: Final = 0.6
-"""Where as much of what came in a span came within `BURST_NS`, it was a burst, and tells nothing of what is to come."""
-MAX_SAMPLES: Final = 64
-"""Of one gateway: twice what it tells in the span."""
+"""Where as much of what came in two spans came within `BURST_NS`, it was a burst, and tells nothing of what is to come:
+of one span, two requests a second would be bursts as often as not."""
+MAX_SAMPLES: Final = 256
+"""Of one gateway: twice what it tells in all spans at ten messages a second."""
 
 _Sample = tuple[int, dict[str, int]]
+_Count = tuple[int, int]
+"""(ns, tokens that have come up to then)"""
+
+
+class Rate(NamedTuple):
+    """Tokens a second, and the standard error of that."""
+
+    tokens_per_s: float = 0.0
+    error: float = 0.0
 
 
 class _Gateway:
@@ -48,28 +71,65 @@ class ArrivalRates:
         known.heard_ns = now_ns
         counted = {each.model: each.arrived_tokens for each in message.queues[:MAX_MODELS]}
         known.samples.append((reported_ns, counted))
-        # One sample from before the span stays, so that the span is whole.
-        while len(known.samples) > 2 and known.samples[1][0] <= reported_ns - SPAN_NS:
+        # One sample from before the spans stays, so that they are whole.
+        while len(known.samples) > 2 and known.samples[1][0] <= reported_ns - MOST_SPANS * SPAN_NS:
             known.samples.popleft()
 
-    def tokens_per_s(self, model: str, now_ns: int) -> float:
-        """Over the last span, of gateways that are heard; the first requests for a model count from its gateway's
-        last message without any."""
-        return sum(_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS)
+    def rate(self, model: str, now_ns: int) -> Rate:
+        """Of gateways that are heard; the first requests for a model count from its gateway's last message without
+        any."""
+        rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
+        return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
 
 
-def _rate(samples: "deque[_Sample]", model: str) -> float:
+def _rate(samples: "deque[_Sample]", model: str) -> Rate:
     if len(samples) < 2:
-        return 0.0
+        return Rate()
     counted = [(reported_ns, counts.get(model, 0)) for reported_ns, counts in samples]
-    (first_ns, first), (last_ns, last) = counted[0], counted[-1]
-    came = max(last - first, 0)
-    burst = _largest_burst(counted)
-    lasting = came - burst if burst > BURST_SHARE * came else came
-    return lasting * 1e9 / max(last_ns - first_ns, SPAN_NS)
+    last_ns = counted[-1][0]
+    parts = [
+        _part(counted, last_ns - SPAN_NS * (number + 1), last_ns - SPAN_NS * number) for number in range(MOST_SPANS)
+    ]
+    tokens = [part[-1][1] - part[0][1] if len(part) > 1 else 0 for part in parts]
+    came, whole = _lasting(parts[0], sum(tokens[:2]))
+    rate, spans = came * 1e9 / max(parts[0][-1][0] - parts[0][0][0], SPAN_NS), 1
+    for number in range(1, MOST_SPANS):
+        part = parts[number]
+        if not whole or len(part) < 2 or part[-1][0] - part[0][0] < WHOLE * SPAN_NS:
+            break
+        older, whole = _lasting(part, sum(tokens[number - 1 : number + 1]))
+        older_rate = older * 1e9 / (part[-1][0] - part[0][0])
+        error = sqrt(_variance(counted, part[0][0]) * (1 / spans + 1) * 1e9 / SPAN_NS)
+        if not whole or not older or abs(older_rate - rate) > max(ALIKE * error, ALIKE_SHARE * rate):
+            break
+        rate, spans = (rate * spans + older_rate) / (spans + 1), spans + 1
+    return Rate(rate, sqrt(_variance(counted, last_ns - spans * SPAN_NS) * 1e9 / (spans * SPAN_NS)))
 
 
-def _largest_burst(counted: list[tuple[int, int]]) -> int:
+def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
+    """From the last sample before it begins, or the first there is, to the last in it; fewer than two: nothing is
+    known of it."""
+    upto = [each for each in counted if each[0] <= end_ns]
+    first = max((number for number, each in enumerate(upto) if each[0] <= begin_ns), default=0)
+    return upto[first:]
+
+
+def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
+    """What came without what came in a burst, and whether there was none; `beside`: what came in two spans."""
+    came = max(part[-1][1] - part[0][1], 0)
+    burst = _largest_burst(part)
+    return (came - burst, False) if burst > BURST_SHARE * max(beside, came) else (came, True)
+
+
+def _variance(counted: list[_Count], begin_ns: int) -> float:
+    """Of the tokens that come in a second: by how much neighbouring messages differ, which a rate that changes once
+    adds little to."""
+    came = [(after[1] - before[1]) for before, after in pairwise(counted) if after[0] > begin_ns]
+    seconds = (counted[-1][0] - max(begin_ns, counted[0][0])) / 1e9
+    return sum((after - before) ** 2 for before, after in pairwise(came)) / 2 / seconds if seconds > 0 else 0.0
+
+
+def _largest_burst(counted: list[_Count]) -> int:
     """The most that came within `BURST_NS`, or between two messages that are further apart."""
     most = begin = 0
     for end in range(1, len(counted)):

@@ -13,13 +13,16 @@ UNKNOWN_CODE: Final = "unknown"
 
 
 class Action(msgspec.Struct, frozen=True):
-    """What to do: a command to paste, and the pressure that it is predicted to leave on the worse-off phase."""
+    """What to do: a command to paste, and the pressure that it is predicted to leave on the worse-off phase: between
+    the last two."""
 
     command: str
     workers: list[str]
     role: str
     budget_tokens: int = 0
     pressure_then: float | None = None
+    pressure_least: float | None = None
+    pressure_most: float | None = None
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from libs.policy.pressure.splits import (
     Workload,
     decode_parts,
     most_decodes,
+    prompt_speed,
     split,
 )
 
@@ -48,6 +49,10 @@ class Pressures:
     """Sequences within TPOT on all decode workers."""
     kv_room_tokens: int
     """Of all decode workers; 0: without a bound."""
+    sequences: int
+    """That press on decode, those included that soon could."""
+    kv_tokens: int
+    """That they need."""
 
     @property
     def decode(self) -> float:
@@ -62,8 +67,9 @@ class Pressures:
 
 def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pressures:
     """Of at least one worker."""
-    batch, kv = decode_parts(engine, work, standing.mixed)
-    context = max(work.kv_tokens // max(work.decodes, 1), 1)
+    whole = work.with_held(prompt_speed(engine, work, standing.prefill, standing.mixed, standing.lending))
+    batch, kv = decode_parts(engine, whole, standing.mixed)
+    context = max(whole.kv_tokens // max(whole.decodes, 1), 1)
     return Pressures(
         prefill=as_roles_stand(engine, work, standing).prompt_pressure,
         batch=batch,
@@ -71,6 +77,8 @@ def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pr
         least=least_pressed(engine, work, standing.workers),
         largest_batch=round(most_decodes(engine, work.tpot_ns, context) * standing.mixed),
         kv_room_tokens=round(engine.kv_tokens * KV_FILL * standing.mixed),
+        sequences=whole.decodes,
+        kv_tokens=whole.kv_tokens,
     )
 
 

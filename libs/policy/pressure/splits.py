@@ -5,7 +5,7 @@ first, prompts as far as TPOT leaves time. What that brings depends on how much 
 reading of the weights, which the step-time model says; so the best split follows from it and is no setting.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -52,6 +52,21 @@ class Workload:
     """The target of the typical one."""
     waiting_ns: float = 0.0
     """That one worker would take for the prompts that wait; a part of `prompts`."""
+    held: int = 0
+    """Sequences beside `decodes` that wait for a place to decode, before their prompts are computed: of them as many
+    press on decode as prompts can be computed soon."""
+    held_kv_tokens: int = 0
+    """That all of them would hold."""
+    held_prompts: float = 0.0
+    """Workers that would have all their prompts computed soon."""
+
+    def with_held(self, speed: float) -> "Workload":
+        """Those held that can soon decode counted in, where prompts are computed as fast as by `speed` workers."""
+        if not self.held:
+            return self
+        share = min(speed / self.held_prompts, 1.0) if self.held_prompts else 1.0
+        decodes = self.decodes + round(self.held * share)
+        return replace(self, decodes=decodes, kv_tokens=self.kv_tokens + round(self.held_kv_tokens * share), held=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +139,7 @@ def split(
     if lent and not speed:
         speed = lent * LEAST_RIDE
     prompts = work.prompts / speed if speed else (float("inf") if work.prompts else 0.0)
-    batch, kv = decode_parts(engine, work, mixed)
+    batch, kv = decode_parts(engine, work.with_held(speed), mixed)
     return Split(round(prefill), round(mixed), prompts, max(batch, kv))
 
 

@@ -37,6 +37,8 @@ class Action:
     """Of role mixed."""
     pressure_then: float
     """That is predicted of the phase that is worse off then."""
+    pressure_range: tuple[float, float] = (0.0, 0.0)
+    """Within which it is promised: prompts and decodes come and go while workers move."""
 
     @property
     def command(self) -> str:

@@ -23,6 +23,12 @@ def figure(pressure: float) -> str:
     return f"{pressure:.1f}" if pressure <= MOST else f"more than {MOST:.0f}"
 
 
+def promised(action: Action) -> str:
+    """0.7 to 0.9, or 0.8 where both ends read alike."""
+    least, most = (figure(each) for each in action.pressure_range)
+    return least if least == most else f"{least} to {most}"
+
+
 def amount(number: float) -> str:
     """7, 41k, 2.3M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
@@ -146,15 +152,15 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
 def _said(code: Code, state: ModelState, action: Action | None) -> str:
     found = state.pressures
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
+    then = "" if action is None else f" {_advised(action)} leaves {promised(action)}."
     if code is Code.TOO_SMALL:
         most = state.standing.workers * MOST_ADDED
         needed = fewest_workers(state.engine, state.work, state.standing.workers, most)
         more = f"; {needed - state.standing.workers} more would do" if needed else ""
         return (
             f"Too small: prompts press {figure(found.prefill)} on {on_prefill}, decodes {figure(found.decode)} on "
-            f"{on_decode}, and no other roles of them leave less than {figure(found.cluster)}{more}."
+            f"{on_decode}, and no other roles of them leave less than {figure(found.cluster)}{more}.{then}"
         )
-    then = "" if action is None else f" {_advised(action)} leaves {figure(action.pressure_then)}."
     if code is Code.PREFILL_BOUND:
         return (
             f"Prefill-bound: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} on "
@@ -164,11 +170,11 @@ def _said(code: Code, state: ModelState, action: Action | None) -> str:
     if code is Code.DECODE_BOUND_KV:
         return (
             f"Decode-bound by KV: pressure {figure(found.kv)} on {on_decode} {against}, sequences need "
-            f"{amount(state.work.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"
+            f"{amount(found.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"
         )
     return (
-        f"Decode-bound by TPOT: pressure {figure(found.batch)} on {on_decode} {against}, {state.running + state.held} "
-        f"sequences where {found.largest_batch} hold {state.work.tpot_ns / 1e6:g} ms.{then}"
+        f"Decode-bound by TPOT: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} sequences "
+        f"where {found.largest_batch} hold {state.work.tpot_ns / 1e6:g} ms.{then}"
     )
 
 

@@ -1,11 +1,12 @@
 """What a verdict is made from: one model's workers, the work that they have, and how hard it presses. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.policy.pressure.pools import Pressures, RoleCounts
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
+from libs.policy.verdict.limits import SLOWNESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,24 @@ class WorkerState:
         """Whether it computes prompts beside its decodes."""
         return self.role is Role.MIXED and self.budget_tokens > 0
 
+    @property
+    def speed(self) -> float:
+        """Workers that it counts for: less than one where it is slow."""
+        slow = self.slowness or 1.0
+        return 1 / slow if slow >= SLOWNESS.fire else 1.0
+
+
+def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
+    """By role, each by its speed."""
+    prefill = mixed = lending = 0.0
+    for each in workers:
+        if each.role is Role.PREFILL:
+            prefill += each.speed
+        else:
+            mixed += each.speed
+            lending += each.speed * each.lends
+    return RoleCounts(prefill, mixed, lending)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
@@ -58,9 +77,13 @@ class ModelState:
     running: int
     """Sequences that decode, those of batch jobs left out."""
     held: int
-    """That are to decode and do not yet."""
+    """That are to decode and do not yet, as many as could soon."""
+    queued: int
+    """Requests at gateways that wait for a place to decode, and whose prompts could not be computed soon either."""
     at_rest: bool
     """Nothing runs, waits or comes."""
+    prompts_error: float = 0.0
+    """Standard error of the prompts that press, as a share: few requests a second say little of their rate."""
 
     @property
     def prefill(self) -> int:

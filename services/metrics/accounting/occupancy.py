@@ -1,6 +1,7 @@
 """GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
@@ -124,6 +125,9 @@ class WorkerOccupancy(Occupancy):
     awaiting_kv: int
     places: int
     """Sequences that it runs at a time; 0 where it does not report that."""
+    starved: float | None
+    """Share of its time, a part of `idle`: all KV that its sequences awaited was still to be computed elsewhere. Null
+    where nothing is covered, and of a worker that another instance reads."""
     kv_used: float | None
     """Share of its KV blocks that sequences hold; null where it does not report how many it has."""
     since_step_ms: int
@@ -149,6 +153,8 @@ class PoolOccupancy(Occupancy):
     """The time of workers while they had one role: a worker that moved counts in both pools, for its time in each."""
 
     role: str
+    starved: float | None
+    """As of a worker; those that other instances read count as not starved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +192,8 @@ class ClusterOccupancy(Occupancy):
 
     window_ms: int
     """What was asked for, rounded up to whole windows of those kept for that time."""
+    starved: float | None
+    """As of a pool."""
     as_of_unix_ns: int
     """The end of the window."""
     age_ms: int | None
@@ -238,8 +246,11 @@ def _cluster(
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
+    pools, starved_ns = _pools(span.workers), _starved_by_role(fleet, span.workers)
+    whole = total(span.workers)
     return ClusterOccupancy.of(
-        total(span.workers),
+        whole,
+        starved=_share(sum(starved_ns.values()), whole.time.covered_ns),
         window_ms=(span.high_ns - span.low_ns) // 1_000_000,
         as_of_unix_ns=span.high_ns,
         age_ms=age_ms,
@@ -248,7 +259,10 @@ def _cluster(
             ModelOccupancy.of(part, model=model)
             for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
         ],
-        pools=[PoolOccupancy.of(part, role=role) for role, part in _pools(span.workers)],
+        pools=[
+            PoolOccupancy.of(part, role=role, starved=_share(starved_ns[role], part.time.covered_ns))
+            for role, part in pools
+        ],
         nodes=[
             NodeOccupancy.of(part, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
             for node, part in _parts(span.workers, lambda facts: facts.node)
@@ -283,10 +297,27 @@ def _worker(fleet: Fleet, spent: Spent, span: Span) -> WorkerOccupancy:
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
         awaiting_kv=facts.load.awaiting_kv,
         places=facts.max_sequences,
+        starved=_share(sum(_starved_ns(fleet, each, facts) for each in spent.parts), spent.time.covered_ns)
+        if fleet.timeline(facts.worker_id) is not None
+        else None,
         kv_used=kv_used(facts.load.free_kv_blocks, facts.kv_blocks),
         since_step_ms=since_step_ns(facts, fleet.last_step_end_ns(facts.worker_id)) // 1_000_000,
         utilisation=_utilisation(fleet, facts, spent.time, [(span.low_ns, span.high_ns)]),
     )
+
+
+def _starved_ns(fleet: Fleet, part: Part, facts: WorkerFacts) -> int:
+    """GPU-nanoseconds, never more than it was idle."""
+    starved_ns = sum(fleet.starved_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
+    return min(starved_ns, part.time.idle_ns)
+
+
+def _starved_by_role(fleet: Fleet, spent: Sequence[Spent]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in spent:
+        for part in each.parts:
+            found[part.role] += _starved_ns(fleet, part, each.facts)
+    return found
 
 
 def _role_time(fleet: Fleet, facts: WorkerFacts, part: Part) -> RoleTime:

@@ -43,4 +43,6 @@ def _point(model: ModelStatus) -> ModelPoint:
         cluster=model.cluster_pressure,
         waiting_tokens=model.prefill.waiting_prompt_tokens,
         running=model.decode.running,
+        starved=model.decode.starved,
+        kv_wait=model.decode.kv_wait,
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from services.metrics.past_status.rings import Rings
 
 MAX_MODELS: Final = 64
-"""Of which figures are kept; 11 MB."""
+"""Of which figures are kept; 16 MB."""
 MAX_VERDICTS: Final = 2_000
 """Changes of the verdict that are kept."""
 MS_NS: Final = 1_000_000
@@ -32,6 +32,9 @@ class ModelPoint:
     """... and under the best of all splits."""
     waiting_tokens: float | None
     running: float | None
+    starved: float | None
+    """Share of decode workers' time (see `DecodeStatus`)."""
+    kv_wait: float | None
 
 
 @dataclass(frozen=True, slots=True)

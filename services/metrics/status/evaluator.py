@@ -216,9 +216,11 @@ class VerdictEvaluator:
     def _demand(self, model: str, waiting: Waiting, now_ns: int) -> Demand:
         limit_ns, tpot_ns = self._targets(model)
         refused = self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS)
+        rate = self._arrivals.rate(model, now_ns)
         return Demand(
             waiting=waiting,
-            tokens_per_s=self._arrivals.tokens_per_s(model, now_ns) + refused,
+            tokens_per_s=rate.tokens_per_s + refused,
+            tokens_error=rate.error,
             cache_hit=self.traffic.cache_hit(model, now_ns),
             ttft_limit_ns=limit_ns,
             tpot_ns=tpot_ns,

@@ -8,12 +8,11 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.reference import usual_model
 from libs.perfmodel.wire import fitted_model
-from libs.policy.pressure.pools import RoleCounts, pressures
+from libs.policy.pressure.pools import pressures
 from libs.policy.pressure.prompts import Prompts, workers_needed
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
-from libs.policy.verdict.limits import SLOWNESS
-from libs.policy.verdict.state import ModelState, UnknownModel, WorkerState
+from libs.policy.verdict.state import ModelState, UnknownModel, WorkerState, role_counts
 from libs.telemetry.gateways import Waiting
 
 HEARD_SHARE: Final = 0.5
@@ -45,6 +44,8 @@ class Demand:
     waiting: Waiting
     tokens_per_s: float
     """Prompt tokens that come, those of refused requests too."""
+    tokens_error: float
+    """Standard error of that."""
     cache_hit: float
     ttft_limit_ns: int
     tpot_ns: int
@@ -98,6 +99,7 @@ def _state(model: str, engine: WorkerProfile, workers: Sequence[Observed], deman
     bound = sum(each.sequences for each in decode)
     people_bound = max(bound - waiting.batch_bound, 0)
     held = max(waiting.decode_requests - min(waiting.batch_requests, waiting.decode_requests), 0)
+    held_tokens = waiting.decode_prompt_tokens * fresh * held / max(waiting.decode_requests, 1)
     at_decode = [each.batch.load.running for each in workers if each.batch.assignment.role == ROLE_MIXED]
     running = min(sum(at_decode), people_bound)
     kv_tokens = sum(each.kv_tokens for each in decode)
@@ -105,53 +107,42 @@ def _state(model: str, engine: WorkerProfile, workers: Sequence[Observed], deman
     alike = kv_tokens / bound if bound else 0.0
     work = Workload(
         prompts=needed,
-        decodes=people_bound + held,
-        kv_tokens=round(kv_people + held * alike),
+        decodes=people_bound,
+        kv_tokens=round(kv_people),
         tpot_ns=demand.tpot_ns,
         waiting_ns=people_tokens / speed,
+        held=held,
+        held_kv_tokens=round(held * alike) or waiting.decode_prompt_tokens,
+        held_prompts=held_tokens / speed / max(demand.ttft_limit_ns, 1),
     )
-    standing, whole = _standing(states), _standing([replace(each, slowness=None) for each in states])
-    unhindered = _unhindered(work, decode, people_bound / bound if bound else 0.0, held)
+    standing, whole = role_counts(states), role_counts([replace(each, slowness=None) for each in states])
+    unhindered = _unhindered(work, decode, people_bound / bound if bound else 0.0)
+    found = pressures(engine, work, standing)
+    to_come = max(1 - demand.ttft_limit_ns / horizon_ns, 0.0)
     return ModelState(
         model=model,
         engine=engine,
         work=work,
         standing=whole,
         workers=states,
-        pressures=pressures(engine, work, standing),
+        pressures=found,
         healthy=pressures(engine, unhindered, whole),
         horizon_ns=horizon_ns,
         waiting_tokens=round(people_tokens),
         running=running,
-        held=people_bound - running + held,
+        held=found.sequences - running,
+        queued=people_bound + held - found.sequences,
         at_rest=at_rest,
+        prompts_error=demand.tokens_error * fresh / (speed * 1e9) * to_come / needed if needed else 0.0,
     )
 
 
-def _standing(states: Iterable[WorkerState]) -> RoleCounts:
-    """Workers by role; one that is slow counts for as much less."""
-    prefill = mixed = lending = 0.0
-    for each in states:
-        slow = each.slowness or 1.0
-        part = 1 / slow if slow >= SLOWNESS.fire else 1.0
-        if each.role is Role.PREFILL:
-            prefill += part
-        else:
-            mixed += part
-            lending += part * each.lends
-    return RoleCounts(prefill, mixed, lending)
-
-
-def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float, held: int) -> Workload:
+def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) -> Workload:
     """The work that there would be if no worker were slow, and no link held sequences up: those would have gone on."""
-    sequences = 0.0
-    for each in decode:
-        slow = each.slowness or 1.0
-        free = max(each.sequences - each.held_by_link, 0.0)
-        sequences += free / slow if slow >= SLOWNESS.fire else free
-    count = round(sequences * people) + held
+    free = sum(max(each.sequences - each.held_by_link, 0.0) * each.speed for each in decode)
     alike = work.kv_tokens / work.decodes if work.decodes else 0.0
-    return replace(work, decodes=min(count, work.decodes), kv_tokens=round(min(count, work.decodes) * alike))
+    count = min(round(free * people), work.decodes)
+    return replace(work, decodes=count, kv_tokens=round(count * alike))
 
 
 def _worker(observed: Observed) -> WorkerState:

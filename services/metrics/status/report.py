@@ -29,6 +29,10 @@ class ReportedAction:
     role: str
     budget_tokens: int
     pressure_then: float
+    """That is predicted of the phase that is worse off then."""
+    pressure_least: float
+    pressure_most: float
+    """Between which it is promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +223,8 @@ def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:
 def _action(action: Action | None) -> ReportedAction | None:
     if action is None:
         return None
-    then = min(action.pressure_then, MAX_PRESSURE)
-    return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, then)
+    then = [min(each, MAX_PRESSURE) for each in (action.pressure_then, *action.pressure_range)]
+    return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, *then)
 
 
 def _model(model: str, seen: Seen, waiting_requests: int | None) -> ModelStatus:
@@ -256,7 +260,7 @@ def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | N
         starved=time.starved,
         kv_wait=time.kv_wait,
         waiting_prompt_tokens=state.waiting_tokens if state else None,
-        waiting_requests=waiting_requests if state else None,
+        waiting_requests=(waiting_requests or 0) + state.queued if state else None,
         waiting_s=waiting_s,
         horizon_ms=state.horizon_ns / NS_PER_MS if state else None,
     )
@@ -266,7 +270,6 @@ def _decode(model: str, state: ModelState | None, time: PoolTime, seen: Seen) ->
     found = state.pressures if state else None
     whole = state.engine.kv_tokens * state.standing.mixed if state else 0
     kv_tokens = sum(each.kv_tokens for each in state.workers) if state else 0
-    decodes = state.work.decodes if state else 0
     return DecodeStatus(
         pressure=_bounded(found.decode) if found else None,
         batch_pressure=_bounded(found.batch) if found else None,
@@ -282,9 +285,9 @@ def _decode(model: str, state: ModelState | None, time: PoolTime, seen: Seen) ->
         slots=dict(seen.places).get(model, 0),
         largest_batch=found.largest_batch if found else None,
         kv_used=kv_tokens / whole if whole else None,
-        kv_tokens=state.work.kv_tokens if state else None,
+        kv_tokens=found.kv_tokens if found else None,
         kv_tokens_room=found.kv_room_tokens if found else None,
-        context_tokens=state.work.kv_tokens // decodes if state and decodes else None,
+        context_tokens=found.kv_tokens // found.sequences if found and found.sequences else None,
         tpot_ms=dict(seen.tpot_ms).get(model),
         tpot_target_ms=dict(seen.tpot_target_ms).get(model),
     )

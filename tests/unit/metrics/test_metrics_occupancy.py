@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval
 from libs.telemetry.directory import LEFT_NS, LISTED_NS
 from libs.telemetry.fleet import MAX_WORKERS, Fleet
 from libs.telemetry.history import History
@@ -69,6 +70,18 @@ def test_pools_nodes_and_models_each_add_up_to_the_cluster():
     for parts in (cluster.workers, cluster.pools, cluster.nodes, cluster.models):
         for field in dataclasses.asdict(cluster.gpu_ns):
             assert sum(getattr(part.gpu_ns, field) for part in parts) == getattr(cluster.gpu_ns, field)
+
+
+def test_starvation_is_a_part_of_idle_beside_the_four_and_follows_the_role_of_the_time():
+    starving = step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=3)
+    starving.starved.append(Interval(start_unix_ns=at(500), end_unix_ns=at(700)))
+    busy = step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=1)
+    cluster = Told(starving, busy).occupancy(1000)
+    assert [each.starved for each in cluster.workers] == [pytest.approx(0.2), 0]
+    assert {each.role: each.starved for each in cluster.pools} == {"decode": pytest.approx(0.2), "prefill": 0}
+    assert cluster.starved == pytest.approx(0.2 * 3 / 4)
+    assert cluster.prefill + cluster.decode + cluster.kv_wait + cluster.idle == pytest.approx(1)
+    assert all(each.starved <= each.idle for each in (cluster, *cluster.workers, *cluster.pools))
 
 
 def test_utilisation_is_of_the_time_in_a_phase_and_null_where_nothing_is_told():

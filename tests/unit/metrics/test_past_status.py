@@ -13,7 +13,7 @@ QUIET = TrafficPoint(*[None] * 11)
 
 
 def point(pressure: float | None) -> ModelPoint:
-    return ModelPoint(pressure, None, pressure, 0.0, 1.0)
+    return ModelPoint(pressure, None, pressure, 0.0, 1.0, 0.25, 0.0)
 
 
 def verdict(at_ns: int, code: str = "balanced") -> StoodVerdict:

@@ -148,7 +148,10 @@ async def test_what_is_decided_beyond_the_bound_on_calls_is_left_to_the_next_dec
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (refused(grpc.StatusCode[StaleRole.grpc_status], "stale_role: expected epoch 7, the worker is at 8"), Outcome.STALE),
+        (
+            refused(grpc.StatusCode[StaleRole.grpc_status], "stale_role: expected epoch 7, the worker is at 8"),
+            Outcome.STALE,
+        ),
         (refused(grpc.StatusCode.UNAVAILABLE, "connection refused"), Outcome.FAILED),
     ],
     ids=["stale", "away"],

@@ -1,6 +1,7 @@
 """From telemetry to what a verdict is made from: arrivals, traffic, paces, faults of the simulation."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -42,9 +43,9 @@ def test_the_rate_of_prompts_is_what_gateways_counted_over_the_last_seconds():
         rates.take(told(S + tenth * 100 * MS, 50 * tenth), S + tenth * 100 * MS)
         rates.take(told(S + tenth * 100 * MS, 10 * tenth, "other"), S + tenth * 100 * MS)
     now_ns = S + 5_900 * MS
-    assert rates.tokens_per_s("m", now_ns) == pytest.approx(600)
-    assert rates.tokens_per_s("another", now_ns) == 0
-    assert rates.tokens_per_s("m", now_ns + SPAN_NS) == 0
+    assert rates.rate("m", now_ns).tokens_per_s == pytest.approx(600)
+    assert rates.rate("another", now_ns).tokens_per_s == 0
+    assert rates.rate("m", now_ns + SPAN_NS).tokens_per_s == 0
 
 
 def test_what_came_within_a_moment_is_no_rate_and_what_lasts_is():
@@ -52,10 +53,25 @@ def test_what_came_within_a_moment_is_no_rate_and_what_lasts_is():
     for tenth in range(40):
         tokens = 5_000 if tenth >= 20 else 0
         rates.take(told(S + tenth * 100 * MS, tokens), S + tenth * 100 * MS)
-    assert rates.tokens_per_s("m", S + 3_900 * MS) == 0
+    assert rates.rate("m", S + 3_900 * MS).tokens_per_s == 0
     for tenth in range(40, 60):
         rates.take(told(S + tenth * 100 * MS, 5_000 + 100 * (tenth - 39)), S + tenth * 100 * MS)
-    assert rates.tokens_per_s("m", S + 5_900 * MS) == pytest.approx(800, rel=0.02)
+    assert rates.rate("m", S + 5_900 * MS).tokens_per_s == pytest.approx(800, rel=0.02)
+
+
+def test_a_rate_of_few_requests_is_of_as_long_as_it_was_the_same_and_follows_a_change_within_a_span():
+    drawn, rates, came, found = random.Random(3), ArrivalRates(), 0, []
+    for tenth in range(1, 500):
+        per_s = 2 if tenth < 300 else 8
+        came += sum(drawn.randrange(150, 350) for _ in range(drawn.random() < per_s / 10))
+        rates.take(told(S + tenth * 100 * MS, came), S + tenth * 100 * MS)
+        found.append(rates.rate("m", S + tenth * 100 * MS))
+    steady = found[100:298]
+    off = [abs(each.tokens_per_s - 500) / each.error for each in steady if each.error]
+    assert np.mean([each.tokens_per_s for each in steady]) == pytest.approx(500, rel=0.15)
+    assert np.std([each.tokens_per_s for each in steady]) < 150  # of 2.5 s alone: 224
+    assert np.mean(np.array(off) < 2) > 0.8
+    assert found[300 + 26].tokens_per_s > 1_300
 
 
 def test_a_gateway_that_restarts_counts_anew_and_one_that_leaves_no_more():
@@ -63,14 +79,14 @@ def test_a_gateway_that_restarts_counts_anew_and_one_that_leaves_no_more():
     rates.take(told(S, 1_000), S)
     rates.take(told(2 * S, 2_000), 2 * S)
     rates.take(told(3 * S, 10, incarnation=2), 3 * S)
-    assert rates.tokens_per_s("m", 3 * S) == 0
+    assert rates.rate("m", 3 * S).tokens_per_s == 0
     for tenth in range(1, 11):
         now_ns = 3 * S + tenth * 100 * MS
         rates.take(told(now_ns, 10 + 5 * tenth, incarnation=2), now_ns)
         rates.take(told(now_ns + 1, 9_000, incarnation=1), now_ns)
-    assert rates.tokens_per_s("m", 4 * S) == pytest.approx(50 / 2.5)
+    assert rates.rate("m", 4 * S).tokens_per_s == pytest.approx(50 / 2.5)
     rates.take(told(5 * S, 60, incarnation=2, last=True), 5 * S)
-    assert rates.tokens_per_s("m", 5 * S) == 0
+    assert rates.rate("m", 5 * S).tokens_per_s == 0
 
 
 def test_traffic_tells_errors_from_refusals_for_lack_of_room_and_forgets_after_its_span():

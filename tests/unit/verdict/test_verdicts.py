@@ -41,7 +41,7 @@ def state(*, prompts=0.0, decodes=0, context=500, prefill=3, mixed=5, healthy=No
     well = work if healthy is None else replace(work, prompts=healthy[0], decodes=healthy[1])
     return ModelState(
         model="m", engine=ENGINE, work=work, standing=standing, workers=own, pressures=found,
-        healthy=pressures(ENGINE, well, standing), horizon_ns=5 * S, waiting_tokens=90_000, running=decodes, held=0,
+        healthy=pressures(ENGINE, well, standing), horizon_ns=5 * S, waiting_tokens=90_000, running=decodes, held=0, queued=0,
         at_rest=False,
     )  # fmt: skip
 
@@ -59,6 +59,33 @@ def test_prompts_that_press_on_few_workers_are_prefill_bound_and_the_command_rel
     assert max(after.pressures.prefill, after.pressures.decode) == pytest.approx(found.action.pressure_then)
     assert found.action.pressure_then <= 0.9
     assert "Prefill-bound: pressure 1.7 on 3 prefill workers" in found.sentence
+
+
+def test_what_a_move_leaves_counts_slow_workers_for_less_and_is_promised_as_a_range():
+    fast = causes(state(prompts=3.5, decodes=20), LIMITS)[0].action
+    slow = {f"gpu_{number}": {"slowness": 3.0} for number in (3, 4, 5, 6, 7)}
+    slowed = next(each.action for each in causes(state(prompts=3.5, decodes=20, **slow), LIMITS) if each.action)
+    assert (len(fast.workers), len(slowed.workers)) == (1, 3)
+    assert slowed.pressure_then == pytest.approx(fast.pressure_then)
+    least, most = fast.pressure_range
+    assert least < fast.pressure_then < most
+
+
+def test_prompts_that_are_computed_sooner_bring_decodes_which_the_advice_leaves_room_for():
+    bound = state(prompts=6.0, decodes=250)
+    assert bound.pressures.decode < 0.9
+    action = causes(bound, LIMITS)[0].action
+    moved = len(action.workers)
+    more = (3 + moved) / 3
+    then = state(prompts=6.0, decodes=round(250 * more), prefill=3 + moved, mixed=5 - moved)
+    assert action.pressure_then == pytest.approx(max(then.pressures.prefill, then.pressures.decode), rel=0.01)
+
+
+def test_sequences_that_wait_for_a_place_press_as_far_as_their_prompts_could_be_computed_soon():
+    work = Workload(5.0, 100, 50_000, 50 * MS, held=300, held_kv_tokens=150_000, held_prompts=10.0)
+    few, many = (pressures(ENGINE, work, RoleCounts(prefill, 8 - prefill, 0)).sequences for prefill in (2, 6))
+    assert (few, many) == (160, 280)
+    assert pressures(ENGINE, replace(work, held_prompts=0.0), RoleCounts(2, 6, 0)).sequences == 400
 
 
 def test_no_fewer_workers_than_advised_would_do():

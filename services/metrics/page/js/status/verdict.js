@@ -55,13 +55,19 @@ export class VerdictPanel {
     setText($("verdict-facts"), facts);
     $("verdict-action").hidden = !action;
     setText($("verdict-command"), action?.command ?? "");
-    setText($("verdict-then"), past ? "advised then" : action?.pressure_then == null ? "" : `predicted to leave a pressure of ${pressureText(action.pressure_then)}`);
+    setText($("verdict-then"), past ? "advised then" : promised(action));
     const shown = JSON.stringify(causes.map((cause) => [cause.sentence, cause.action?.command]));
     if (shown === this.#shown) return;
     this.#shown = shown;
     $("verdict-causes").replaceChildren(...causes.map(entryOf));
     $("verdict-causes").hidden = causes.length === 0;
   }
+}
+
+function promised(action) {
+  if (action?.pressure_then == null) return "";
+  const ends = [action.pressure_least, action.pressure_most].map((each) => pressureText(each ?? action.pressure_then));
+  return `predicted to leave a pressure of ${ends[0] === ends[1] ? ends[0] : ends.join(" to ")}`;
 }
 
 function entryOf(cause) {
