@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Place:
     """GPUs of this machine, for workers."""
     worker_device: str = "auto"
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
+    names_by_role: bool = False
+    """Workers are called by the role that they start in, not gpu-0, gpu-1, ..., which stay true after a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,14 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
         shared["FULCRUM_KAFKA_PROTOCOL"] = "PLAINTEXT"  # the environment's is that of another broker
     keys = {"FULCRUM_KEYS": place.keys}
     own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
+    names = _names(kinds, by_role=place.names_by_role)
     wishes = {"FULCRUM_PLANNER_ACTUATOR": "process", "FULCRUM_PLANNER_ACTUATOR_URL": place.spares_url}
     asked = shared | _catalogue(models) | (wishes if options.spare else {})
     return Plan(
         stores=_stores(options, place),
         gateways=_gateways(options, model, place, shared | keys),
-        workers=_workers(options, own, kinds),
-        spares=tuple(_worker(own, SPARE, [number], each) for number, each in enumerate(kinds[SPARE], start=1)),
+        workers=_workers(options, own, kinds, names),
+        spares=tuple(_worker(own, SPARE, [name], each) for name, each in zip(names[SPARE], kinds[SPARE], strict=True)),
         observers=(
             _service("planner", asked | keys, "FULCRUM_PLANNER_PORT", place.planner_port),
             _service("metrics", shared | keys | _planner_at(place), "FULCRUM_METRICS_PORT", place.metrics_port),
@@ -169,21 +173,35 @@ def _worker_settings(options: SuiteOptions, model: Model, place: Place, shared: 
     return own
 
 
+def _names(kinds: Mapping[str, Sequence[Mapping[str, str]]], *, by_role: bool) -> dict[str, list[str]]:
+    """By role, in which spare ones come last."""
+    numbers = count()
+    return {
+        role: [f"{role}-{number}" for number in range(1, len(kind) + 1)]
+        if by_role or role == POOL
+        else [f"gpu-{next(numbers)}" for _ in kind]
+        for role, kind in sorted(kinds.items(), key=lambda each: each[0] == SPARE)
+    }
+
+
 def _workers(
-    options: SuiteOptions, own: Mapping[str, str], kinds: Mapping[str, Sequence[Mapping[str, str]]]
+    options: SuiteOptions,
+    own: Mapping[str, str],
+    kinds: Mapping[str, Sequence[Mapping[str, str]]],
+    names: Mapping[str, Sequence[str]],
 ) -> tuple[ChildSpec, ...]:
     each = options.workers_per_process
     return tuple(
-        _worker(own, role, range(first + 1, min(first + each, len(kind)) + 1), kind[first])
+        _worker(own, role, names[role][first : first + each], kind[first])
         for role, kind in kinds.items()
         if role != SPARE
         for first in range(0, len(kind), each)
     )
 
 
-def _worker(own: Mapping[str, str], role: str, numbers: Sequence[int], settings: Mapping[str, str]) -> ChildSpec:
+def _worker(own: Mapping[str, str], role: str, names: Sequence[str], settings: Mapping[str, str]) -> ChildSpec:
     """A process with one worker, or with several that have the same settings."""
-    first, *others = (f"{role}-{number}" for number in numbers)
+    first, *others = names
     companions = {"FULCRUM_WORKER_COMPANIONS": json.dumps(others)} if others else {}
     env = {**own, **role_settings(role), **settings, **companions, "FULCRUM_WORKER_ID": first}
     return ChildSpec(first, ("python", "-m", f"services.{service_of(role)}"), env)

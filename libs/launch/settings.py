@@ -1,7 +1,7 @@
 """What `fulcrum up` takes from the environment; everything in it goes on to the services."""
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,9 @@ class LaunchSettings(CommonSettings):
     """What workers compute on; GPUs are dealt out among them unless it names one, or none."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
     """Arguments of vLLM's engine, which say how many GPUs a worker computes on."""
+
+    worker_names: Literal["gpu", "role"] = Field("gpu", validation_alias="FULCRUM_WORKER_NAMES")
+    """gpu-0, gpu-1, ..., which stay true when a worker gets another role; or by its first role, prefill-1, decode-1."""
 
     batch_topics: str | None = Field(None, validation_alias="FULCRUM_GATEWAY_BATCH_TOPICS")
     """Topics that batch jobs may read and write; where nobody says so, LOOPBACK_BATCH_TOPICS on loopback and none

@@ -127,6 +127,7 @@ class Up:
             gpus=visible_gpus(os.environ) if options.engine != "sim" else (),
             worker_device=settings.worker_device,
             vllm_arguments=settings.vllm_arguments | options.engine_arguments,
+            names_by_role=settings.worker_names == "role",
         )
 
     def _neighbours(self, options: SuiteOptions) -> tuple[int, int]:

@@ -12,7 +12,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,13 @@ PER_PROCESS: Final = 4
 
 def run_suite(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outcome]:
     """A suite with a device drawn by the seed, and a trial for each name."""
+    with live_suite(seed=seed, little_kv=little_kv) as (suite, drawn, faults):
+        return asyncio.run(_trials(suite, drawn, faults, names, seed=seed))
+
+
+@contextmanager
+def live_suite(*, seed: int, little_kv: bool) -> Iterator[tuple[Suite, DrawnSuite, Path]]:
+    """Of simulated workers, with the file of their faults; its planner only advises."""
     drawn = draw_suite(seed, little_kv=little_kv)
     with tempfile.TemporaryDirectory() as folder:
         faults = Path(folder) / "faults.json"
@@ -48,12 +56,13 @@ def run_suite(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outco
             **{f"FULCRUM_GATEWAY_{name.upper()}": str(value) for name, value in drawn.targets().items()},
             **{f"FULCRUM_METRICS_{name.upper()}": str(value) for name, value in drawn.targets().items()},
             "FULCRUM_PLANNER_MODE": "advisory",
+            "FULCRUM_WORKER_NAMES": "gpu",
             "FULCRUM_LOG_LEVEL": "warning",
         }
         half = WORKERS // 2
         arguments = ("--engine", "sim", "--prefill", str(half), "--decode", str(WORKERS - half))
         with running_suite(Path(folder), *arguments, "--workers-per-process", str(PER_PROCESS), env=env) as suite:
-            return asyncio.run(_trials(suite, drawn, faults, names, seed=seed))
+            yield suite, drawn, faults
 
 
 async def _trials(suite: Suite, drawn: DrawnSuite, faults: Path, names: Sequence[str], *, seed: int) -> list[Outcome]:

@@ -93,7 +93,7 @@ def regret(
     planner_regret(window, ready_file=ready, as_json=json)
 
 
-@planner.command(epilog="Example: fulcrum planner limits prefill_min=1 decode_max=6 --pin decode-1")
+@planner.command(epilog="Example: fulcrum planner limits prefill_min=1 decode_max=6 --pin gpu-4")
 def limits(
     settings: Annotated[
         list[str] | None,

@@ -36,7 +36,7 @@ def role(
 
     *workers, wanted = words
     if not workers:
-        raise typer.BadParameter("name a worker and its role, such as: fulcrum role decode-1 prefill")
+        raise typer.BadParameter("name a worker and its role, such as: fulcrum role gpu-1 prefill")
     asyncio.run(
         change_roles(
             workers, wanted, epoch=epoch, reason=reason, first_step_s=first_step_s, ready_file=ready, as_json=json

@@ -17,7 +17,7 @@ def options() -> None:
     """Measure workers and set them by what was found."""
 
 
-@tune.command(epilog="Example: fulcrum tune prefill prefill-1 --json")
+@tune.command(epilog="Example: fulcrum tune prefill gpu-0 --json")
 def prefill(
     worker: Annotated[str | None, typer.Argument(help="Its id; every prefill worker by default.")] = None,
     *,

@@ -22,9 +22,13 @@ from libs.contracts.topics import STEPS
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
-AS_STARTED = {"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "512", "FULCRUM_PLANNER_MODE": "advisory"}
+AS_STARTED = {
+    "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "512",
+    "FULCRUM_PLANNER_MODE": "advisory",
+    "FULCRUM_WORKER_NAMES": "role",
+}
 """Unless `env` says otherwise: prefill workers do not measure themselves at their start, which takes seconds on a CPU,
-and roles stand still but where a test is about moving them."""
+roles stand still but where a test is about moving them, and names say which roles workers began in."""
 _DEFAULT_WORKERS = {"prefill": 1, "decode": 1, "mixed": 0}
 
 

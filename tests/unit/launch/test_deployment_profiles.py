@@ -65,7 +65,7 @@ def test_a_suite_of_a_profile_has_its_workers_each_on_its_gpus() -> None:
     options = SuiteOptions(engine="vllm", profile="gpt-oss-120b-8xh100")
     options.check()
     workers = make_plan(options, MODEL, PLACE).workers
-    assert [spec.name for spec in workers] == ["prefill-1", "decode-1"] and options.workers == 2
+    assert [spec.name for spec in workers] == ["gpu-0", "gpu-1"] and options.workers == 2
     assert [spec.env["CUDA_VISIBLE_DEVICES"] for spec in workers] == ["0,1,2,3", "4,5,6,7"]
     assert json.loads(workers[0].env["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 4
 

@@ -58,7 +58,7 @@ def test_each_worker_of_a_suite_sees_its_own() -> None:
     options = SuiteOptions(engine="vllm", prefill=1, decode=1, mixed=1)
     workers = make_plan(options, MODEL, replace(PLACE, gpus=("4", "5", "6"))).workers
     assert [(spec.name, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in workers] == [
-        ("prefill-1", "4"), ("decode-1", "5"), ("mixed-1", "6"),
+        ("gpu-0", "4"), ("gpu-1", "5"), ("gpu-2", "6"),
     ]  # fmt: skip
 
 

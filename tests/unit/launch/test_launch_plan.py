@@ -34,7 +34,7 @@ PLACE = Place(
 
 def test_every_worker_has_a_name_of_its_own_which_is_its_id() -> None:
     plan = make_plan(SuiteOptions(engine="sim", prefill=2, decode=1, mixed=1), MODEL, PLACE)
-    assert [spec.name for spec in plan.workers] == ["prefill-1", "prefill-2", "decode-1", "mixed-1"]
+    assert [spec.name for spec in plan.workers] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
     assert all(spec.env["FULCRUM_WORKER_ID"] == spec.name for spec in plan.workers)
     assert [spec.env["FULCRUM_WORKER_ROLE"] for spec in plan.workers] == ["prefill", "prefill", "decode", "mixed"]
 

@@ -18,9 +18,9 @@ PLACE = Place(
 
 def test_spare_workers_stand_by_and_the_planner_knows_whom_to_ask() -> None:
     plan = make_plan(SuiteOptions(engine="sim", spare=2), Model("m", "/m"), PLACE)
-    assert [each.name for each in plan.spares] == ["spare-1", "spare-2"]
+    assert [each.name for each in plan.spares] == ["gpu-2", "gpu-3"]
     assert {each.env["FULCRUM_WORKER_ROLE"] for each in plan.spares} == {"standby"}
-    assert [each.name for each in plan.workers] == ["prefill-1", "decode-1"]
+    assert [each.name for each in plan.workers] == ["gpu-0", "gpu-1"]
     planner = next(each for each in plan.observers if each.name == "planner")
     assert planner.env["FULCRUM_PLANNER_ACTUATOR"] == "process"
     assert planner.env["FULCRUM_PLANNER_ACTUATOR_URL"] == "http://127.0.0.1:5"

@@ -41,8 +41,8 @@ def state(*, prompts=0.0, decodes=0, context=500, prefill=3, mixed=5, healthy=No
     well = work if healthy is None else replace(work, prompts=healthy[0], decodes=healthy[1])
     return ModelState(
         model="m", engine=ENGINE, work=work, standing=standing, workers=own, pressures=found,
-        healthy=pressures(ENGINE, well, standing), horizon_ns=5 * S, waiting_tokens=90_000, running=decodes, held=0, queued=0,
-        at_rest=False,
+        healthy=pressures(ENGINE, well, standing), horizon_ns=5 * S, waiting_tokens=90_000, running=decodes, held=0,
+        queued=0, at_rest=False,
     )  # fmt: skip
 
 

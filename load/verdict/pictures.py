@@ -1,0 +1,126 @@
+"""Pictures of each planted situation on a live suite: the page light, dark and on a phone, and `fulcrum top` in 80
+columns and 24 lines.
+
+`python -m load.verdict.pictures --folder FOLDER` writes FOLDER/NUMBER-light.png and so on, by numbers that do not say
+what is planted, and FOLDER/key.json, which does.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from PIL import Image
+from playwright.async_api import Browser, ViewportSize
+
+from libs.cli.top.feed import Feed
+from libs.cli.top.screen import Top
+from libs.testing.suites.browser import PHONE, browser
+from libs.testing.suites.suite import Suite
+from load.verdict.bench_verdict import live_suite
+from load.verdict.clients import Clients
+from load.verdict.drawn import DrawnSuite
+from load.verdict.situations import Planted, Situations, arrivals
+from load.verdict.trial import BEFORE_S, Bench
+
+NAMES: Final = ("prefill_bound", "decode_bound_tpot", "slow_link", "slow_worker", "too_small", "busy")
+LAPTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
+TERMINAL: Final = (80, 24)
+SETTLED_S: Final = 2.0
+MOST_S: Final = 20.0
+COLORS: Final = 128
+
+
+class Photographer(Bench):
+    """Takes pictures once the verdict names what is planted, and while requests still come."""
+
+    async def pictures(self, planted: Planted, seed: int, running: Browser, to: Path) -> dict[str, Any]:
+        """Files beginning with `to`; what the verdict said."""
+        await self._calm()
+        workers = await self._split(planted.prefill)
+        clients = Clients(self._suite.gateway, "sim")
+        try:
+            if planted.before is not None:
+                clients.play(arrivals(planted.before, seed, 120), seed)
+                await asyncio.sleep(BEFORE_S)
+            if planted.faults:
+                self._faults.write_text(json.dumps(self._planted_faults(planted, workers)))
+            if planted.before is None:
+                clients.play(arrivals(planted.load, seed, 120), seed)
+            verdict = await self._named(planted)
+            await asyncio.sleep(SETTLED_S)
+            await self._take(running, to)
+            return verdict
+        finally:
+            self._faults.write_text("{}")
+            await clients.stop()
+
+    async def _named(self, planted: Planted) -> dict[str, Any]:
+        end_s = time.monotonic() + MOST_S
+        verdict: dict[str, Any] = {}
+        while time.monotonic() < end_s:
+            verdict = (await self._http.get(f"{self._suite.ready['metrics']}/v1/status")).json()["verdict"]
+            if verdict["code"] in planted.wanted:
+                break
+            await asyncio.sleep(0.1)
+        return verdict
+
+    async def _take(self, running: Browser, to: Path) -> None:
+        url = self._suite.ready["metrics"]
+        page = await running.new_page(viewport=LAPTOP)
+        await page.goto(url)
+        await page.wait_for_timeout(SETTLED_S * 1e3)
+        for name, scheme, size in (("light", "light", LAPTOP), ("dark", "dark", LAPTOP), ("phone", "light", PHONE)):
+            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            await page.set_viewport_size(size)
+            await page.wait_for_timeout(300)
+            keep(await page.screenshot(), to.with_name(f"{to.name}-{name}.png"))
+        await page.close()
+        app = Top(Feed(url))
+        async with app.run_test(size=TERMINAL) as pilot:
+            await pilot.pause(SETTLED_S)
+            drawn = re.sub(r"@font-face {.*?}", "", app.export_screenshot(title="fulcrum top"), flags=re.DOTALL)
+        page = await running.new_page(viewport=LAPTOP)
+        await page.set_content(f"<body style='margin: 0'>{drawn.replace('Fira Code', 'DejaVu Sans Mono')}")
+        keep(await page.locator("svg").first.screenshot(), to.with_name(f"{to.name}-top.png"))
+        await page.close()
+
+
+def keep(taken: bytes, file: Path) -> None:
+    """Write it with few colours."""
+    Image.open(io.BytesIO(taken)).convert("RGB").quantize(COLORS).save(file, optimize=True)
+
+
+async def photograph(suite: Suite, drawn: DrawnSuite, faults: Path, folder: Path, seed: int) -> None:
+    """All situations, in an order drawn by seed."""
+    names, key = list(NAMES), {}
+    random.Random(seed).shuffle(names)
+    async with httpx.AsyncClient(timeout=10) as http, browser() as running:
+        bench = Photographer(suite, drawn, faults, http)
+        for number, name in enumerate(names, start=1):
+            planted = Situations(drawn.device, seed * 1_000 + number).of(name)
+            verdict = await bench.pictures(planted, seed * 1_000 + number, running, folder / str(number))
+            key[number] = {"planted": planted.name, "verdict": verdict.get("code"), "said": verdict.get("sentence")}
+            (folder / "key.json").write_text(json.dumps(key, indent=1))
+            print(number, key[number], flush=True)
+
+
+def main() -> None:
+    """Write the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=31)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    with live_suite(seed=asked.seed, little_kv=False) as (suite, drawn, faults):
+        asyncio.run(photograph(suite, drawn, faults, asked.folder, asked.seed))
+
+
+if __name__ == "__main__":
+    main()
