@@ -1,5 +1,5 @@
-"""Options that several commands share, those of `fulcrum` itself, and the words that a shell completes: workers and logs
-of the running suite."""
+"""Options that several commands share, those of `fulcrum` itself, and what a shell completes: workers and logs of the
+running suite."""
 
 from pathlib import Path
 from typing import Annotated

@@ -23,6 +23,7 @@ import httpx
 from libs.testing.suites.suite import Suite, running_suite
 from load.verdict.drawn import DrawnSuite, draw_suite
 from load.verdict.judge import Outcome
+from load.verdict.knee import WORKLOADS, find_knee, rows
 from load.verdict.situations import (
     KV_NAMES,
     NAMES,
@@ -109,7 +110,12 @@ def main() -> None:
     parser.add_argument("--kv", action="store_true", help="little KV on every suite")
     parser.add_argument("--virtual", action="store_true", help="in virtual time, with the advice followed")
     parser.add_argument("--out", type=Path, help="all outcomes as JSON")
+    parser.add_argument("--knee", action="store_true", help="pressure against the knee that a search finds instead")
     asked = parser.parse_args()
+    if asked.knee:
+        for workload in WORKLOADS:
+            print(json.dumps(rows([find_knee(*workload, asked.seed)])), flush=True)
+        return
     found: list[Outcome] = []
     began_s = time.monotonic()
     for number in range(asked.suites):

@@ -34,5 +34,7 @@ class VerdictLimits:
     kv_awaited_s: Threshold = KV_AWAITED_S
     for_ns: int = 600_000_000
     """A cause must last so long before it is named."""
+    slow_for_ns: int = 200_000_000
+    """A slow worker: two of its steps, 0.4 s or more together, have said so already."""
     clear_ns: int = 3_000_000_000
     """And be gone for so long before it is no more."""

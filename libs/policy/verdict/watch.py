@@ -95,7 +95,8 @@ class VerdictWatch:
             self._switch(track, cause, now_ns)
             return
         track.cause, track.clear_ns = cause, 0
-        track.named = track.named or now_ns - track.pending_ns >= self.limits.for_ns
+        lasting_ns = self.limits.slow_for_ns if cause.code is Code.SLOW_WORKER else self.limits.for_ns
+        track.named = track.named or now_ns - track.pending_ns >= lasting_ns
 
     def _switch(self, track: _Track, cause: Cause, now_ns: int) -> None:
         """To another code once that has held for as long as a new cause has to."""
