@@ -15,10 +15,10 @@ from libs.telemetry.nodes.node_stats import Clocks, NodeStats
 from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.windows.ring import NO_ROLE
-from libs.telemetry.worker.batch_columns import Followed, Ints, StepBatchColumns, lay
+from libs.telemetry.worker.batch_columns import Followed, Ints, PrefillShares, StepBatchColumns, lay
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.steps import COUNTS, RunningStep
-from libs.telemetry.worker.timeline import MAX_STEPS, PrefillShares, Taken, Timeline
+from libs.telemetry.worker.timeline import MAX_STEPS, Taken, Timeline
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""

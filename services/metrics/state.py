@@ -16,7 +16,8 @@ from libs.telemetry.history import History
 from libs.telemetry.listing import Loads
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.timeline import PrefillShares, Taken
+from libs.telemetry.worker.batch_columns import PrefillShares
+from libs.telemetry.worker.timeline import Taken
 from services.metrics.cluster_events.decisions import DecisionLog
 from services.metrics.cluster_events.events import Event, EventLog
 from services.metrics.cluster_events.lives import WorkerLives, together

@@ -4,7 +4,7 @@ Ten thousand batches a second are too many to look at the steps of each: they ar
 in arrays before anything is read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple, Self
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES
+from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES, StepRow
 from libs.telemetry.worker.steps import FULL_SHARE
 
 LONGEST_NS: Final = 1_000_000_000
@@ -20,11 +20,16 @@ LONGEST_NS: Final = 1_000_000_000
 START, END, PREFILL, DECODE = map(
     COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
 )
+NO_END: Final = bytes(ENTRY_BYTES)
+"""In the column of ends: a step is only announced."""
+INT64_END: Final = 1 << 62
+"""Times and numbers from the wire must lie below."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-
+PrefillShares = Callable[[StepBatch], list[int]]
+"""Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
 Followed = tuple[StepBatch, str, int, int, list[bytes], int]
 """One batch as it came: the fields of `StepBatchColumns` in order; a bare tuple, as millions are made."""
 
@@ -123,3 +128,15 @@ def _overlapping(spans: Spans) -> Ints:
     over = (spans.ends_ns[:-1] > spans.starts_ns[1:]) & (spans.of[:-1] == spans.of[1:])
     found: Ints = spans.of[:-1][over]
     return found
+
+
+def well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
+    """Whether times and numbers of a batch, each step with its share, lie within bounds."""
+    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step, _ in steps]
+    ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
+    ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
+    return (
+        bool(batch.worker_id)
+        and max(batch.sequence, batch.incarnation) < INT64_END
+        and all(0 < start <= end < INT64_END for start, end in ends)
+    )

@@ -73,3 +73,8 @@ class Intervals:
         del self._starts[kept:], self._ends[kept:]
         if self._ends and self._ends[-1] > point:
             self._ends[-1] = point
+
+
+def total_ns(spans: list[tuple[int, int]]) -> int:
+    """Sum of the lengths of spans."""
+    return sum(end - start for start, end in spans)

@@ -306,3 +306,12 @@ def effort_within(compute: Compute, steps: FinishedSteps, low_ns: int, high_ns: 
     work = StepWork(*sums)  # type: ignore[arg-type] # parts of steps are no whole numbers
     prefill_steps = float(steps.prefill_shares @ parts)
     return effort_of(compute, work, prefill_steps=prefill_steps, decode_steps=float(parts.sum()) - prefill_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class SpentStep:
+    """A step, and what of it lies in a window's covered time, in ns: over all steps that adds up to the window's."""
+
+    step: RanStep
+    prefill_ns: int
+    decode_ns: int

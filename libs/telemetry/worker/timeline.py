@@ -1,9 +1,8 @@
 """One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
@@ -13,23 +12,22 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
 from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_columns
 from libs.perfmodel.utilisation import Effort
-from libs.telemetry.worker.batch_columns import END, LONGEST_NS, Followed
+from libs.telemetry.worker.batch_columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
 from libs.telemetry.worker.facts import Shape, WorkerFacts, facts_of, what_stays
-from libs.telemetry.worker.intervals import Intervals
+from libs.telemetry.worker.intervals import Intervals, total_ns
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.role_log import RoleLog
 from libs.telemetry.worker.steps import (
     COUNTS,
     FewBusyTime,
     FinishedSteps,
-    RanStep,
     RunningStep,
+    SpentStep,
     StepCounts,
     StepLog,
     effort_within,
 )
 
-MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """History is dropped in pieces of this size, so that dropping costs little."""
@@ -39,15 +37,9 @@ MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
 MAX_NEW: Final = 16
 """Batches: nearly two seconds of a worker's."""
-NO_END: Final = bytes(ENTRY_BYTES)
-"""In the column of ends: a step is only announced."""
-INT64_END: Final = 1 << 62
-"""Times and numbers from the wire must lie below."""
 
 # Attributes of protobuf's are read in C by this, several times faster than one by one.
 _HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
-PrefillShares = Callable[[StepBatch], list[int]]
-"""Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
 
 
 class Taken(StrEnum):
@@ -58,15 +50,6 @@ class Taken(StrEnum):
     VOID = "void"
     """From an incarnation that a newer one has replaced."""
     MALFORMED = "malformed"
-
-
-@dataclass(frozen=True, slots=True)
-class SpentStep:
-    """A step, and what of it lies in a window's covered time, in ns: over all steps that adds up to the window's."""
-
-    step: RanStep
-    prefill_ns: int
-    decode_ns: int
 
 
 class Timeline:
@@ -235,7 +218,7 @@ class Timeline:
             self._judge()
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
-        """How the covered part of [low, high) was spent; at most `MAX_WINDOW_NS` long."""
+        """How the covered part of [low, high) was spent; at most ten minutes long."""
         self._take_in()
         covers = self._covers.within(low_ns, high_ns)
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
@@ -243,17 +226,17 @@ class Timeline:
         waits = [wait for cover in covers for wait in self._kv_waits.within(*cover)]
         steps_in_waits_ns = busy.between(waits)[0] if waits else 0
         return PhaseTime(
-            covered_ns=_length(covers),
+            covered_ns=total_ns(covers),
             prefill_ns=prefill_ns,
             decode_ns=steps_ns - prefill_ns,
-            kv_wait_ns=_length(waits) - steps_in_waits_ns,
+            kv_wait_ns=total_ns(waits) - steps_in_waits_ns,
             provisional=busy.provisional,
         )
 
     def starved_ns(self, low_ns: int, high_ns: int) -> int:
         """Of the idle part of [low, high), when all KV that sequences awaited was still to be computed elsewhere."""
         self._take_in()
-        return sum(_length(self._starved.within(*cover)) for cover in self._covers.within(low_ns, high_ns))
+        return sum(total_ns(self._starved.within(*cover)) for cover in self._covers.within(low_ns, high_ns))
 
     def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
         """The steps behind `phases`, in order."""
@@ -298,7 +281,7 @@ class Timeline:
             steps = list(zip(step_rows(batch.steps), self._prefill_shares(batch), strict=True))
         except ValueError:
             return None
-        return steps if _well_formed(batch, steps) else None
+        return steps if well_formed(batch, steps) else None
 
     def _refusal(self, batch: StepBatch) -> Taken | None:
         if self._newest is None or batch.incarnation > self._incarnation:
@@ -316,8 +299,7 @@ class Timeline:
         for kept in (self._covers, self._kv_waits, self._starved, self._steps):
             kept.forget_from(batch.covered_from_unix_ns)
         self._roles.forget_from(batch.covered_from_unix_ns)
-        self._seen = Intervals()
-        self._seen_from = 0
+        self._seen, self._seen_from = Intervals(), 0
         self._first = self._run = self._next = batch.sequence
         self._worker_id = batch.worker_id
         self.last_step_end_ns = batch.covered_from_unix_ns
@@ -416,18 +398,3 @@ class Timeline:
             self._kept_from_ns = keep_from_ns
             for kept in (self._covers, self._kv_waits, self._starved, self._steps):
                 kept.forget_before(keep_from_ns)
-
-
-def _well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
-    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step, _ in steps]
-    ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
-    ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
-    return (
-        bool(batch.worker_id)
-        and max(batch.sequence, batch.incarnation) < INT64_END
-        and all(0 < start <= end < INT64_END for start, end in ends)
-    )
-
-
-def _length(spans: list[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in spans)

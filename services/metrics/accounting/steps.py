@@ -7,8 +7,8 @@ from typing import Final
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.step_row import ReportedStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
-from libs.telemetry.worker.steps import FULL_SHARE
-from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, SpentStep, Timeline
+from libs.telemetry.worker.steps import FULL_SHARE, SpentStep
+from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, Timeline
 from services.metrics.accounting.occupancy import GpuTime
 from services.metrics.accounting.queues import MAX_COUNT
 

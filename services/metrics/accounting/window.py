@@ -6,8 +6,8 @@ from typing import Final
 from libs.contracts.errors import InvalidRequest
 from libs.telemetry.windows.ring import Tier
 from libs.telemetry.windows.rollups import TIERS
-from libs.telemetry.worker.timeline import MAX_WINDOW_NS
 
+MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 MIN_WINDOW_NS: Final = 100_000_000
 ALLOWED: Final = "a number and ms, s or m, from 100ms to 10m, for example 500ms, 2s or 1m"
 TIER_NAMES: Final = {

@@ -6,7 +6,8 @@ from typing import Final, TypeVar
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import member_of
-from libs.telemetry.worker.timeline import PrefillShares, Taken
+from libs.telemetry.worker.batch_columns import PrefillShares
+from libs.telemetry.worker.timeline import Taken
 from services.metrics.state import MetricsState
 
 ItemT = TypeVar("ItemT")

@@ -15,7 +15,7 @@ from libs.contracts.topics import Topic
 from libs.policy.metrics.gaps import ChunkRead, GapChunk, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from libs.telemetry.worker.timeline import PrefillShares
+from libs.telemetry.worker.batch_columns import PrefillShares
 from services.metrics.refill.fill import fill
 from services.metrics.state import MetricsState
 
