@@ -1,7 +1,6 @@
 """The model catalogue in Redis: hashes of entries and load times, the planner's outlook under a lease, a lease key for
 each gateway's use, and two channels that announce changes."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -9,22 +8,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
-from redis.asyncio.client import PubSub
-from redis.exceptions import RedisError
 
 from libs.contracts import keys
-from libs.runtime.backoff import Backoff
 from libs.runtime.redis import in_time, make_redis
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, CatalogueDown, Uses
+from libs.stores.watching import watch_channel
 
 log = structlog.get_logger()
 
 SOCKET_TIMEOUT_MS: Final = 500
 CALL_TIMEOUT_S: Final = 1.5
-BACKOFF_FIRST_S: Final = 0.05
-BACKOFF_MAX_S: Final = 1.0
-MAX_COALESCED_CHANGES: Final = 1_000
 
 T = TypeVar("T")
 _OUTLOOKS: Final = msgspec.json.Decoder(dict[str, ModelOutlook])
@@ -147,61 +141,9 @@ class RedisCatalogue:
         pipe.publish(keys.model_changes(self._cluster), "entry")
         return await _bounded(pipe.execute())
 
-    async def _watch(self, channel: str, read: Callable[[], Awaitable[T]], poll_ms: int) -> AsyncGenerator[T, None]:
-        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
-        while True:
-            try:
-                async with aclosing(self._watch_once(channel, read, poll_ms)) as values:
-                    async for value in values:
-                        backoff.reset()
-                        yield value
-            except CatalogueDown as error:
-                wait_s = backoff.next_s()
-                _stop_if_cancelled()
-                if backoff.failures == 1:
-                    log.warning("model catalogue is away", error=str(error))
-                await asyncio.sleep(wait_s)
-
-    async def _watch_once(
-        self, channel: str, read: Callable[[], Awaitable[T]], poll_ms: int
-    ) -> AsyncGenerator[T, None]:
-        """Values over one connection, until it fails with CatalogueDown."""
-        changes = self._redis.pubsub()
-        try:
-            await _bounded(_subscribe(changes, channel))  # confirmed first: no change falls between it and the read
-            while True:
-                yield await read()
-                await _wait_for_change(changes, poll_ms / 1000)
-                _stop_if_cancelled()
-        finally:
-            await changes.aclose()  # type: ignore[no-untyped-call]
-
-
-async def _subscribe(changes: PubSub, channel: str) -> None:
-    await changes.subscribe(channel)
-    while await changes.get_message(timeout=CALL_TIMEOUT_S) is None:
-        pass  # `_bounded` ends it
-
-
-async def _wait_for_change(changes: PubSub, timeout_s: float) -> None:
-    """Return at a pushed change (all that came together count as one) or after `timeout_s`."""
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    try:
-        while (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
-            if await changes.get_message(timeout=left_s) is not None:
-                break
-        for _ in range(MAX_COALESCED_CHANGES):
-            if await changes.get_message(timeout=0) is None:
-                return
-    except (RedisError, OSError) as error:
-        raise CatalogueDown(str(error)) from error
-
-
-def _stop_if_cancelled() -> None:
-    """Take up a cancellation that asyncio.timeout has made its TimeoutError: see libs.stores.registry.redis."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    def _watch(self, channel: str, read: Callable[[], Awaitable[T]], poll_ms: int) -> AsyncGenerator[T, None]:
+        away = "model catalogue is away"
+        return watch_channel(self._redis, channel, read, poll_ms=poll_ms, down=CatalogueDown, away=away)
 
 
 def _decoded(decoder: "msgspec.json.Decoder[T]", values: Mapping[bytes, bytes]) -> dict[str, T]:

@@ -1,6 +1,5 @@
 """The registry in Redis: a lease key for each worker, a set of their ids, and a channel that announces changes."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,24 +8,18 @@ from typing import Any, TypeVar
 
 import structlog
 import xxhash
-from redis.asyncio.client import PubSub
-from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.runtime.backoff import Backoff
 from libs.runtime.redis import in_time, is_wrong_type, make_redis
 from libs.stores.registry.port import RegistryDown, RegistryStats
 from libs.stores.registry.usable import Unusable, read_worker
+from libs.stores.watching import watch_channel
 
 log = structlog.get_logger()
 
 SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 1.0
-MAX_COALESCED_CHANGES = 1000
-"""Pushed changes that one list may answer."""
 MAX_PRUNED = 1000
 """Dead ids that one list removes; the next one goes on."""
 MAX_REMEMBERED = 1024
@@ -107,19 +100,11 @@ class RedisRegistry:
 
     async def watch(self, *, poll_ms: int = 1000) -> AsyncGenerator[list[Worker], None]:
         """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
-        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
-        while True:
-            try:
-                async with aclosing(self._watch_once(poll_ms)) as lists:
-                    async for workers in lists:
-                        backoff.reset()
-                        yield workers
-            except RegistryDown as error:
-                wait_s = backoff.next_s()
-                _stop_if_cancelled()
-                if backoff.failures == 1:
-                    log.warning("registry is away", error=str(error))
-                await asyncio.sleep(wait_s)
+        channel, away = keys.worker_changes(self._cluster), "registry is away"
+        watching = watch_channel(self._redis, channel, self.workers, poll_ms=poll_ms, down=RegistryDown, away=away)
+        async with aclosing(watching) as lists:
+            async for workers in lists:
+                yield workers
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""
@@ -169,51 +154,6 @@ class RedisRegistry:
     def _lease(self, member: bytes) -> bytes:
         """The lease key of a member, which may be anything."""
         return keys.worker(self._cluster, "").encode() + member
-
-    async def _watch_once(self, poll_ms: int) -> AsyncGenerator[list[Worker], None]:
-        """Lists over one connection, until it fails with RegistryDown."""
-        changes = self._redis.pubsub()
-        try:
-            # Confirmed before the first list is read, so that no change falls between the two.
-            await _bounded(_subscribe(changes, keys.worker_changes(self._cluster)))
-            while True:
-                yield await self.workers()
-                await _wait_for_change(changes, poll_ms / 1000)
-                _stop_if_cancelled()
-        finally:
-            await changes.aclose()  # type: ignore[no-untyped-call]
-
-
-async def _subscribe(changes: PubSub, channel: str) -> None:
-    await changes.subscribe(channel)
-    while await changes.get_message(timeout=CALL_TIMEOUT_S) is None:
-        pass  # `_bounded` ends it
-
-
-async def _wait_for_change(changes: PubSub, timeout_s: float) -> None:
-    """Return at a pushed change (all that came together count as one) or after `timeout_s`.
-
-    A subscription that redis-py renewed on a new connection counts as a change: there may have been some in between.
-    """
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    try:
-        while (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
-            if await changes.get_message(timeout=left_s) is not None:
-                break
-        for _ in range(MAX_COALESCED_CHANGES):
-            if await changes.get_message(timeout=0) is None:
-                return
-    except (RedisError, OSError) as error:
-        raise RegistryDown(str(error)) from error
-
-
-def _stop_if_cancelled() -> None:
-    """Take up a cancellation that was lost: asyncio.timeout, under every read of redis-py, turns one that was asked for
-    just before it was entered, and falls together with its own end, into its TimeoutError.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _bytes(value: Any) -> bytes:

@@ -8,7 +8,8 @@ from typing import TypeVar
 from libs.runtime.backoff import Backoff
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, CatalogueDown, Uses
-from libs.stores.catalogue.redis import BACKOFF_FIRST_S, BACKOFF_MAX_S, CALL_TIMEOUT_S
+from libs.stores.catalogue.redis import CALL_TIMEOUT_S
+from libs.stores.watching import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import MemoryStore
 
