@@ -65,7 +65,7 @@ async def test_every_pod_is_let_in_by_the_restricted_standard_and_gets_a_node(tm
     async with installed(tmp_path) as own:
         for component in ("gateway", "planner", "metrics", "prefill", "decode", "kafka", "redis"):
             await own.until(f"{component} is ready", lambda of=component: own.ready_pods(of))
-        assert len(await own.ready_pods("gateway")) == 2
+        await own.until("both gateways are ready", lambda: both(own, "gateway"))
         assert await own.ready_pods("spare") == set()
 
 
@@ -88,12 +88,12 @@ async def test_an_upgrade_keeps_the_planners_number_and_the_token(tmp_path: Path
     async with installed(tmp_path) as own:
         token = (await own.get("secret", "fulcrum-token"))["data"]
         await own.kubectl("scale", "deployment/fulcrum-spare", "--replicas=2")
-        await own.until("two are ready", lambda: both(own))
+        await own.until("two are ready", lambda: both(own, "spare"))
         await own.helm("upgrade", "--set", "gateway.replicas=1", "--set", "pools.decode.replicas=2")
         assert (await own.get("deployment", "fulcrum-spare"))["spec"]["replicas"] == 2
         assert (await own.get("deployment", "fulcrum-decode"))["spec"]["replicas"] == 2
         assert (await own.get("secret", "fulcrum-token"))["data"] == token
 
 
-async def both(own: Namespace) -> bool:
-    return len(await own.ready_pods("spare")) == 2
+async def both(own: Namespace, component: str) -> bool:
+    return len(await own.ready_pods(component)) == 2

@@ -71,3 +71,6 @@ async def _renew_forever(api: client.ApiClient) -> None:
             await renew(api)
         except (aiohttp.ClientError, TimeoutError, OSError):  # the server is away: tests of that are meant to go on
             continue
+        except ApiException as error:
+            if int(error.status) < 500:  # it begins
+                raise
