@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from google.protobuf.message import Message
 
 from libs.bus.broker import named_partitions, partitions
@@ -71,6 +71,20 @@ class KafkaWork:
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
         return [offset for _, offset in sorted(found.items())]
+
+    async def trim(self, topic: Topic, before: Sequence[int]) -> None:
+        """Have the broker delete records below these offsets, by partition; raises BrokerUnavailable."""
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                open_admin(self._bootstrap, self._member) as admin,
+            ):
+                parts = await self._partitions(admin, topic)
+                wanted = {part: RecordsToDelete(offset) for part, offset in zip(parts, before, strict=False) if offset}
+                if wanted:
+                    await admin.delete_records(wanted)
+        except CONNECTION_ERRORS as error:
+            raise _unavailable(error) from error
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
         """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""

@@ -83,6 +83,10 @@ class WorkBus(Protocol):
         """The offset after the last record of each partition; raises BrokerUnavailable."""
         ...
 
+    async def trim(self, topic: Topic, before: Sequence[int]) -> None:
+        """Have the broker delete records below these offsets, by partition; raises BrokerUnavailable."""
+        ...
+
     async def committed(self, topic: Topic, group: str) -> list[int]:
         """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""
         ...

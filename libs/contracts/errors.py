@@ -4,6 +4,7 @@ Over gRPC the class and message survive (in the status details as "code: message
 """
 
 import math
+import random
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -35,6 +36,8 @@ class FulcrumError(Exception):
     error_type: ClassVar[str] = "server_error"
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[GrpcStatus] = "INTERNAL"
+    retry_spread: ClassVar[float] = 0.25
+    """Retry-After is longer by up to this share of it, at random."""
     repeatable: ClassVar[bool] = True
     """Whether clients that repeat requests by themselves, by what their status says, may do so."""
 
@@ -56,8 +59,18 @@ class FulcrumError(Exception):
         their status, where that would be in vain or worse."""
         headers = {} if self.repeatable else {"x-should-retry": "false"}
         if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+            # Those who were refused in one moment are not to come back in one.
+            spread = 1 + self.retry_spread * random.random()  # noqa: S311 - not a secret
+            headers["retry-after"] = str(max(1, round(self.retry_after_s * spread)))
         return headers
+
+
+class VersionMismatch(FulcrumError):
+    """Gateway and worker are of releases that do not understand each other."""
+
+    code = "version_mismatch"
+    http_status = 409
+    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
 
 
 class InvalidRequest(FulcrumError):
@@ -310,10 +323,21 @@ class QueueFull(FulcrumError):
     grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
 
 
+class QuotaUsed(FulcrumError):
+    """A tenant has as much stored as it may have: only deleting something helps."""
+
+    code = "insufficient_quota"
+    error_type = "insufficient_quota"
+    http_status = 429
+    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
+    repeatable = False
+
+
 class RateLimited(FulcrumError):
     """A tenant has used one of its limits; the message names it and says when there is more."""
 
     code = "rate_limit_exceeded"
+    retry_spread = 0.0  # the moment is the tenant's own, and its headers say it too
     error_type = "rate_limit_error"
     http_status = 429
     grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"

@@ -18,7 +18,7 @@ from libs.dispatch.ports import ColdModels, Demand, Link, Links
 from libs.dispatch.router import Router
 from libs.dispatch.sequence_moves import SequenceMoves
 from libs.dispatch.suspects import Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
+from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, equal, expired
 from libs.dispatch.worker_news import (
     Failed,
     Finished,
@@ -75,7 +75,9 @@ class Dispatcher:
         ended: Ended,
         suspects: Suspects,
         bounds: Bounds,
+        weight: Callable[[str], int] = equal,
     ) -> None:
+        """weight: of a tenant's turns in the queue, by its name."""
         self.max_reroutes = bounds.max_reroutes
         self.suspects = suspects
         self._links = links
@@ -87,7 +89,7 @@ class Dispatcher:
         self.cold: ColdModels | None = None
         """Who knows of models that no worker serves; None: nobody."""
         self._experience = Experience()
-        self._queue = WaitingQueue(bounds.max_waiting)
+        self._queue = WaitingQueue(bounds.max_waiting, weight)
         self._moves = SequenceMoves()
         self._attempts = Attempts(links)
         self._arrivals = Arrivals()

@@ -1,7 +1,7 @@
 """The queue: choices that no worker has room for yet, counted by model."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 
@@ -22,11 +22,18 @@ AT_ONCE_NS = 50_000_000
 """What finds room within this time found it free: it says nothing of how fast workers make more."""
 
 
+def equal(_tenant: str) -> int:
+    """All tenants' turns count alike."""
+    return 1
+
+
 class WaitingQueue:
     """Bounded for new choices; one that lost its worker always finds its place again."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, weight: Callable[[str], int] = equal) -> None:
+        """weight: of a tenant's turns."""
         self._max_waiting = max_waiting
+        self._weight = weight
         self._waiting: dict[int, Generation] = {}
         self._lines: dict[str, Line[Generation]] = {}
         """By model; those where nobody waits are none."""
@@ -126,7 +133,9 @@ class WaitingQueue:
         if generation.batch or generation.resumed:
             return 0
         flow = generation.context.tenant, generation.context.service_class
-        self._turns[sequence_id] = found = self._fair[generation.model].came(flow, generation.prompt_tokens)
+        self._turns[sequence_id] = found = self._fair[generation.model].came(
+            flow, generation.prompt_tokens, self._weight(flow[0])
+        )
         return found[1]
 
     def bound(self, generation: Generation, now_ns: int) -> None:

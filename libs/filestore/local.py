@@ -183,11 +183,14 @@ class LocalDraft:
             self.held_bytes += len(part)
             await asyncio.to_thread(self._file.write, part)
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
+    async def keep(
+        self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
+    ) -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
         self._target = self._home_of(file_id) if file_id else self._target
         now_ns = time.time_ns()
-        info = FileInfo(self._target.name, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant)
+        ends_s = now_ns // 10**9 + expires_in_s if expires_in_s else 0
+        info = FileInfo(self._target.name, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant, ends_s)
         with _store_errors():
             await self._room.measure()
             self._room.check()

@@ -23,6 +23,8 @@ class FileInfo:
     """The same moment, finely enough to order what was made in one second; 0 in descriptions of older versions."""
     tenant: str = ""
     """Whose it is; empty in descriptions of older versions."""
+    expires_unix_s: int = 0
+    """When its maker wants it deleted; 0: never."""
 
 
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
@@ -37,10 +39,12 @@ class Draft(Protocol):
         """Append; raises FileTooLarge or StoreFull."""
         ...
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
+    async def keep(
+        self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
+    ) -> FileInfo:
         """It is whole: from now on others see it; raises StoreFull. One of the same id is replaced.
 
-        `file_id`: its id, where that is another than the draft's. `tenant`: whose it is.
+        `file_id`: its id, where that is another than the draft's. `tenant`: whose it is. `expires_in_s`: 0: never.
         """
         ...
 

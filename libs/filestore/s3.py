@@ -227,7 +227,9 @@ class S3Draft:
             await self._send(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
-    async def keep(self, *, name: str, purpose: str, file_id: str = "", tenant: str = "") -> FileInfo:
+    async def keep(
+        self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
+    ) -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
         file_id = file_id or self._file_id
         known_key = self._store.known_key(file_id)
@@ -246,7 +248,8 @@ class S3Draft:
         with suppress(FileNotFound):
             replaced = (await self._store.known(file_id)).content_key
         now_ns = time.time_ns()
-        info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant)
+        ends_s = now_ns // 10**9 + expires_in_s if expires_in_s else 0
+        info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant, ends_s)
         async with self._room.keeping(self.held_bytes):
             await self._store.put(known_key, msgspec.json.encode(_Known(info, self._content_key)))
             self.held_bytes = 0

@@ -30,6 +30,7 @@ MAX_CHANGES: Final = 200
 """Of the book, that are kept with it."""
 MAX_KEY_MODELS: Final = 256
 MAX_PRIORITY: Final = 100
+MAX_WEIGHT: Final = 100
 ANY: Final = "*"
 TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -65,6 +66,16 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     """Requests at once."""
+    gpu_seconds_per_day: int | None = None
+    """Of GPUs, that its requests and batch lines are reckoned to take."""
+    stored_bytes: int | None = None
+    """Of files, answers of its batches included."""
+    file_days: int | None = None
+    """After so many its files are deleted."""
+    batch_lines: int | None = None
+    """Of batches that have not ended, together."""
+    weight: int | None = None
+    """Of its turns in a queue, against 1 of others."""
 
 
 class KeyChange(msgspec.Struct, frozen=True):

@@ -76,6 +76,7 @@ class Caller:
         return named or self.service_class
 
 
+NO_LIMITS: Final = TenantLimits()
 ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
 """The caller that sends the suite's own token."""
@@ -108,6 +109,14 @@ class KeyTable:
         if self._token is not None:
             callers[self._token] = SUITE_TOKEN
         self._callers, self.limits, self.changes = callers, dict(book.limits), book.changes
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        """What it is held to; nothing where everybody is let in."""
+        return (None if self.is_open else self.limits.get(tenant or DEFAULT_TENANT)) or NO_LIMITS
+
+    def weight(self, tenant: str) -> int:
+        """Of its turns, against 1 of others."""
+        return self.limits_of(tenant).weight or 1
 
     def identify(self, authorization: bytes | None) -> Caller:
         """Who sends `authorization`, also where everybody is let in; ANYBODY for a key that is not known."""

@@ -1,10 +1,20 @@
-"""Waits between attempts at something that is away: doubling, bounded."""
+"""Waits between attempts at something that is away: doubling, bounded, and spread, so that those whom one outage met do
+not all come back in one moment."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+SPREAD: Final = 0.5
+"""Each wait is shorter by up to this share of it, at random."""
 
 
 class Backoff:
-    """Each `next_s` is twice the last, from `first_s` up to `max_s`, until `reset`."""
+    """Each `next_s` is twice the last, from `first_s` up to `max_s`, until `reset`; less its spread."""
 
-    def __init__(self, *, first_s: float, max_s: float) -> None:
+    def __init__(self, *, first_s: float, max_s: float, draw: Callable[[], float] = random.random) -> None:
+        """draw: from 0 to below 1."""
+        self._draw = draw
         self._first_s = first_s
         self._max_s = max_s
         self._next_s = first_s
@@ -16,7 +26,7 @@ class Backoff:
         self.failures += 1
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._max_s)
-        return wait_s
+        return wait_s * (1 - SPREAD * self._draw())
 
     def reset(self) -> None:
         """It worked: the next failure starts from `first_s` again."""

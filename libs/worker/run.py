@@ -20,6 +20,7 @@ from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.roles import role_from_name
 from libs.counters.nvml import open_nvml
 from libs.counters.sampler import GpuSampler
@@ -268,6 +269,8 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         capabilities=capabilities_message(engine.capabilities),
         model_revision=model.revision,
         version=version("fulcrum"),
+        protocol=PROTOCOL,
+        oldest_protocol=OLDEST,
         pool=ports.tenancy.pool() if ports.tenancy else None,
     )
     epoch = ports.tenancy.epoch if ports.tenancy else FIRST_EPOCH

@@ -14,11 +14,13 @@ from starlette.types import ASGIApp
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.topics import AUDIT
 from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
+from libs.dispatch.waiting import equal
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
@@ -39,7 +41,9 @@ from libs.stores.registry.port import Registry
 from libs.stores.responses.memory import MemoryResponses
 from libs.stores.responses.port import ResponseStore
 from services.gateway.batch.run import Batch, BatchPorts, Serving
+from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
+from services.gateway.dispatch.gpu_charge import GpuCharge
 from services.gateway.dispatch.intake import Intake, Limits
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
@@ -115,7 +119,11 @@ async def open_gateway(
     fleet = _fleet(settings, transport, metrics, tasks, clock)
     demand = DemandTeller(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
-    dispatcher = _dispatcher(settings, fleet, clock, scheduler, _both(Recorder(ports.bus, metrics).ended, demand.ended))
+    limiter = _limiter(ports, clock, settings.id, tasks)
+    ended = _both(Recorder(ports.bus, metrics).ended, demand.ended)
+    if limiter is not None:
+        ended = _both(ended, GpuCharge(limiter, fleet).ended)
+    dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     _watch(metrics, dispatcher, fleet, stalls, tasks)
     metrics.watch_registry(ports.registry)
@@ -137,11 +145,11 @@ async def open_gateway(
             demand=demand,
             max_body_bytes=settings.max_body_bytes,
             models=desk,
-            limits=_limiter(ports, clock, settings.id, tasks),
+            limits=limiter,
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
+        batch = Batch(ports.batch, serving, settings, clock, TenantBounds(ports.keys, limiter)) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
             routers=[*([batch.router] if batch else ()), make_responses_router(kept)],
@@ -175,7 +183,7 @@ def _fleet(
     settings: GatewaySettings, transport: Transport, metrics: GatewayMetrics, tasks: TaskOwner, clock: Clock
 ) -> Fleet:
     return Fleet(
-        hello=Hello(gateway_id=settings.id, cluster=settings.cluster),
+        hello=Hello(gateway_id=settings.id, cluster=settings.cluster, protocol=PROTOCOL, oldest_protocol=OLDEST),
         transport=transport,
         traffic=Traffic(metrics),
         tasks=tasks,
@@ -209,7 +217,13 @@ def _intake(
 
 
 def _dispatcher(
-    settings: GatewaySettings, fleet: Fleet, clock: Clock, scheduler: Scheduler, ended: Ended
+    settings: GatewaySettings,
+    fleet: Fleet,
+    clock: Clock,
+    scheduler: Scheduler,
+    *,
+    ended: Ended,
+    keys: KeyTable | None,
 ) -> Dispatcher:
     return Dispatcher(
         links=fleet,
@@ -223,6 +237,7 @@ def _dispatcher(
             patience=Patience(settings.max_wait_ms, settings.no_workers_wait_ms),
             max_reroutes=settings.max_reroutes,
         ),
+        weight=keys.weight if keys is not None else equal,
     )
 
 

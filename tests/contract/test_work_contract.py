@@ -393,3 +393,16 @@ async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of
         assert found == {one: NONE}
     with pytest.raises(BrokerAway, match="does not tell"):
         await committed_offsets(_Starting(), "a-group", [one])
+
+
+@pytest.mark.usefixtures("topics")
+async def test_records_that_are_trimmed_are_nowhere_and_later_ones_stay(kafka: KafkaServer, cluster: str) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    for number in range(12):
+        await work.send(BATCH_RESULTS, Result(job_id="job", place=number))
+    before = await work.ends(BATCH_RESULTS)
+    await work.send(BATCH_RESULTS, Result(job_id="job", place=99))
+    assert len(await results(kafka, cluster)) == 13
+    await work.trim(BATCH_RESULTS, before)
+    assert await results(kafka, cluster) == Counter({99: 1})
+    assert sum(await work.ends(BATCH_RESULTS)) == 13

@@ -60,6 +60,13 @@ def limits(
     requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, over all gateways.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, of prompts and answers.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests at once.")] = None,
+    gpu_seconds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of GPUs, in 24 hours.")] = None,
+    stored_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of its files.")] = None,
+    file_days: Annotated[int | None, typer.Option(min=1, metavar="N", help="After which its files go.")] = None,
+    batch_lines: Annotated[int | None, typer.Option(min=1, metavar="N", help="Open in its batches.")] = None,
+    weight: Annotated[
+        int | None, typer.Option(min=1, max=100, metavar="N", help="Of its turns in the queue; 1 where none is set.")
+    ] = None,
     off: Annotated[bool, typer.Option("--off", metavar="", help="Remove the tenant's limits.")] = False,
     ready: ReadyFile = None,
     json: Json = False,
@@ -70,7 +77,11 @@ def limits(
     if tenant is None:
         show_limits(ready, as_json=json)
         return
-    wanted = {"requests_per_minute": requests, "tokens_per_minute": tokens, "concurrent": concurrent}
+    wanted = {
+        "requests_per_minute": requests, "tokens_per_minute": tokens, "concurrent": concurrent,
+        "gpu_seconds_per_day": gpu_seconds, "stored_bytes": stored_bytes, "file_days": file_days,
+        "batch_lines": batch_lines, "weight": weight,
+    }  # fmt: skip
     set_limits(tenant, wanted, off=off, ready_file=ready, as_json=json)
 
 

@@ -2,7 +2,7 @@
 
 Start-time fair queueing (Goyal et al., SIGCOMM 1996) over prompt tokens: a request's turn is where its tenant has come
 to, or where service has come to if the tenant has nothing before it. One tenant alone is served first come, first
-served; of several, whoever asks for more than an equal share waits behind its own requests, and nobody starves. The
+served; of several, whoever asks for more than its share waits behind its own requests, and nobody starves. The
 classes of a tenant share what it has alike.
 """
 
@@ -41,8 +41,9 @@ class FairTurns:
         """Tenants that wait."""
         return len(self._tenants)
 
-    def came(self, flow: Flow, tokens: int) -> tuple[Flow, int]:
-        """(flow to leave by, turn) of a request with these prompt tokens, which waits from now on."""
+    def came(self, flow: Flow, tokens: int, weight: int = 1) -> tuple[Flow, int]:
+        """(flow to leave by, turn) of a request with these prompt tokens, which waits from now on. weight: of its
+        tenant's share; one of weight 2 gets twice what one of 1 gets, while both wait."""
         name, service_class = flow
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -54,7 +55,7 @@ class FairTurns:
         each = tenant.classes[service_class]
         turn = max(self._served, each.turn)
         each.waiting += 1
-        each.turn = turn + tokens * len(tenant.classes)
+        each.turn = turn - (-tokens * len(tenant.classes) // weight)
         return (name, service_class), turn
 
     def left(self, flow: Flow, turn: int, *, bound: bool) -> None:

@@ -55,8 +55,10 @@ def held(limit: int, others: int, running: int, want: int) -> int:
 
 
 def written_s(wait_s: float) -> str:
-    """A time as OpenAI's headers have it: 850ms, 12s, 1m0s."""
+    """A time as OpenAI's headers have it: 850ms, 12s, 1m0s, 3h20m0s."""
     if wait_s < 1:
         return f"{round(wait_s * 1000)}ms"
     minutes, seconds = divmod(round(wait_s), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60}m{seconds}s"
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"

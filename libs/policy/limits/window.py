@@ -4,24 +4,45 @@ A bucket that refills steadily would let twice its limit through in the minute a
 in every minute, whichever second it begins with. Time is in seconds of any clock that does not go back.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 WINDOW_S: Final = 60
 SLOTS: Final = WINDOW_S + 1
 """Whole seconds that count, the current one included: the oldest may have begun up to a second before the window."""
 
 
-class MinuteWindow:
-    """Units used, by whole second: at most SLOTS numbers."""
+class Span(NamedTuple):
+    """How a limit's window is cut."""
 
-    def __init__(self) -> None:
+    slot_s: int
+    slots: int
+    """That count, the current one included: one more than the window has, as the oldest began before it."""
+
+    @property
+    def all_s(self) -> int:
+        """After which everything has left."""
+        return self.slot_s * self.slots
+
+
+MINUTE: Final = Span(1, SLOTS)
+DAY: Final = Span(3600, 25)
+
+
+class MinuteWindow:
+    """Units used, by slot, such as a whole second: at most as many numbers as the span has slots."""
+
+    def __init__(self, span: Span = MINUTE) -> None:
+        self._span = span
         self._used: dict[int, int] = {}
         """In the order of time."""
         self._total = 0
 
+    def _slot(self, now_s: float) -> int:
+        return int(now_s) // self._span.slot_s
+
     def used(self, now_s: float) -> int:
         """Units that count now."""
-        oldest = int(now_s) - SLOTS
+        oldest = self._slot(now_s) - self._span.slots
         while self._used and (first := next(iter(self._used))) <= oldest:
             self._total -= self._used.pop(first)
         return self._total
@@ -38,7 +59,8 @@ class MinuteWindow:
         """Count units that were used whatever the limit; below 0, units that were taken and not used, the latest
         first."""
         if units >= 0:
-            self._used[int(now_s)] = self._used.get(int(now_s), 0) + units
+            slot = self._slot(now_s)
+            self._used[slot] = self._used.get(slot, 0) + units
             self._total += units
             return
         for second in reversed(self._used):
@@ -48,12 +70,12 @@ class MinuteWindow:
             units += back
 
     def wait_s(self, limit: int, need: int, now_s: float) -> float:
-        """Until `need` units fit, if nobody takes any; SLOTS where that is more than the limit."""
+        """Until `need` units fit, if nobody takes any; the whole span where that is more than the limit."""
         short = self.used(now_s) + need - limit
         if short <= 0:
             return 0.0
         for second, units in self._used.items():
             short -= units
             if short <= 0:
-                return max(second + SLOTS - now_s, 0.0)
-        return float(SLOTS)
+                return max((second + self._span.slots) * self._span.slot_s - now_s, 0.0)
+        return float(self._span.all_s)

@@ -1,9 +1,14 @@
 """The port to what all gateways together have used of tenants' limits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
-Kind = Literal["requests", "tokens"]
+from libs.policy.limits.window import DAY, MINUTE, Span
+
+Kind = Literal["requests", "tokens", "gpu_ms"]
+SPANS: Final[Mapping[Kind, Span]] = {"requests": MINUTE, "tokens": MINUTE, "gpu_ms": DAY}
+"""In which each is limited."""
 
 
 class LedgerDown(Exception):
@@ -21,7 +26,7 @@ class Taken:
 
 
 class Ledger(Protocol):
-    """Use of tenants' limits in the last minute, and requests that run. Raises LedgerDown."""
+    """Use of tenants' limits in the last minute or day, and requests that run. Raises LedgerDown."""
 
     async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
         """Use up to `want` units as far as the limit allows, or none where that is under `least`."""

@@ -1,13 +1,12 @@
-"""Use of tenants' limits in Redis, by its clock: a hash of whole seconds for each kind, a hash of gateways for requests
+"""Use of tenants' limits in Redis, by its clock: a hash of slots for each kind, a hash of gateways for requests
 at once. The arithmetic is that of `libs.policy.limits`, where it is tested; here it runs where no two interleave."""
 
 from functools import partial
 from typing import Final
 
 from libs.contracts import keys
-from libs.policy.limits.window import SLOTS
 from libs.runtime.redis import in_time, make_redis
-from libs.stores.limits.port import HOLD_S, Kind, LedgerDown, Taken
+from libs.stores.limits.port import HOLD_S, SPANS, Kind, LedgerDown, Taken
 
 SOCKET_TIMEOUT_MS: Final = 200
 CALL_TIMEOUT_S: Final = 0.3
@@ -15,7 +14,8 @@ CALL_TIMEOUT_S: Final = 0.3
 
 _WINDOW: Final = """
 local now = redis.call('TIME')
-local second = tonumber(now[1])
+local width = tonumber(ARGV[2])
+local second = math.floor(tonumber(now[1]) / width)
 local found, seconds, used = redis.call('HGETALL', KEYS[1]), {}, 0
 for at = 1, #found, 2 do
   local own = tonumber(found[at])
@@ -30,11 +30,11 @@ end
 _TAKE: Final = (
     _WINDOW
     + """
-local limit, want, least = tonumber(ARGV[2]), tonumber(ARGV[3]), math.max(tonumber(ARGV[4]), 1)
+local limit, want, least = tonumber(ARGV[3]), tonumber(ARGV[4]), math.max(tonumber(ARGV[5]), 1)
 local granted = math.min(want, limit - used)
 if granted >= least then
   redis.call('HINCRBY', KEYS[1], second, granted)
-  redis.call('EXPIRE', KEYS[1], ARGV[1] * 2)
+  redis.call('EXPIRE', KEYS[1], ARGV[1] * width * 2)
   return {granted, limit - used - granted, '0'}
 end
 table.sort(seconds, function(one, other) return one[1] < other[1] end)
@@ -42,20 +42,21 @@ local short = used + least - limit
 for _, each in ipairs(seconds) do
   short = short - each[2]
   if short <= 0 then
-    local wait = math.max(each[1] + tonumber(ARGV[1]) - second - tonumber(now[2]) / 1e6, 0)
+    local ends = (each[1] + tonumber(ARGV[1])) * width
+    local wait = math.max(ends - tonumber(now[1]) - tonumber(now[2]) / 1e6, 0)
     return {0, limit - used, tostring(wait)}
   end
 end
-return {0, limit - used, ARGV[1]}
+return {0, limit - used, tostring(ARGV[1] * width)}
 """
 )
 _ADD: Final = (
     _WINDOW
     + """
-local units = tonumber(ARGV[2])
+local units = tonumber(ARGV[3])
 if units >= 0 then
   redis.call('HINCRBY', KEYS[1], second, units)
-  redis.call('EXPIRE', KEYS[1], ARGV[1] * 2)
+  redis.call('EXPIRE', KEYS[1], ARGV[1] * width * 2)
   return 1
 end
 table.sort(seconds, function(one, other) return one[1] > other[1] end)
@@ -102,6 +103,11 @@ return redis.call('ZCARD', KEYS[1])
 _bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=LedgerDown)
 
 
+def _cut(kind: Kind) -> tuple[int, int]:
+    span = SPANS[kind]
+    return span.slots, span.slot_s
+
+
 class RedisLedger:
     """Ledger over Redis 6.2 or later."""
 
@@ -116,12 +122,12 @@ class RedisLedger:
     async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
         """One round trip, as all of these."""
         name = keys.limit_use(self._cluster, tenant, kind)
-        granted, left, wait_s = await _bounded(self._take(keys=[name], args=[SLOTS, limit, want, least]))
+        granted, left, wait_s = await _bounded(self._take(keys=[name], args=[*_cut(kind), limit, want, least]))
         return Taken(int(granted), max(int(left), 0), float(wait_s))
 
     async def add(self, tenant: str, kind: Kind, units: int) -> None:
         """Below 0: the latest first."""
-        await _bounded(self._add(keys=[keys.limit_use(self._cluster, tenant, kind)], args=[SLOTS, units]))
+        await _bounded(self._add(keys=[keys.limit_use(self._cluster, tenant, kind)], args=[*_cut(kind), units]))
 
     async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:
         """What others hold is theirs until it has run out."""

@@ -23,6 +23,7 @@ class MemoryWork:
         self._records: dict[str, list[Record]] = {}
         self._news = asyncio.Condition()
         self.next_offset = 0
+        self.trimmed: dict[str, list[int]] = {}
         self.end = 0
         """As a lane has it that began last."""
 
@@ -40,6 +41,10 @@ class MemoryWork:
     async def ends(self, topic: Topic) -> list[int]:
         """Of its partition."""
         return [len(self.values_of(topic))]
+
+    async def trim(self, topic: Topic, before: Sequence[int]) -> None:
+        """Remembered: values stay."""
+        self.trimmed[topic.stem] = list(before)
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
         """Of its one lane."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from libs.policy.limits.lease import held
 from libs.policy.limits.window import MinuteWindow
-from libs.stores.limits.port import HOLD_S, Kind, LedgerDown, Taken
+from libs.stores.limits.port import HOLD_S, SPANS, Kind, LedgerDown, Taken
 
 
 class MemoryLedger:
@@ -54,4 +54,4 @@ class MemoryLedger:
             raise LedgerDown("away")
 
     def _window(self, tenant: str, kind: Kind) -> MinuteWindow:
-        return self._windows.setdefault((tenant, kind), MinuteWindow())
+        return self._windows.setdefault((tenant, kind), MinuteWindow(SPANS[kind]))

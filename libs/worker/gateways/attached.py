@@ -13,6 +13,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.protocol import check_protocol
 from libs.engine.port import Engine
 from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand
 from libs.worker.gateways.attached_gateway import AttachedGateway
@@ -51,9 +52,11 @@ class Gateways:
         return iter(self._links.values())
 
     def attach(self, hello: pb.Hello) -> AttachedGateway:
-        """Take a gateway in; raises InvalidRequest for one of another cluster, QueueFull at the bound."""
+        """Take a gateway in; raises InvalidRequest for one of another cluster, VersionMismatch, QueueFull at the
+        bound."""
         if hello.cluster != self._cluster:
             raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
+        check_protocol(f"gateway {hello.gateway_id}", hello.protocol, hello.oldest_protocol)
         if len(self._links) >= MAX_GATEWAYS:
             raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
         link = AttachedGateway(next(self._link_ids), GatewayDemand(hello.gateway_id))

@@ -19,10 +19,12 @@ from services.gateway.batch.jobs.view import KEEPERS, JobView
 from services.gateway.batch.keeper.keeper import Keeper
 from services.gateway.batch.keeper.submissions import Submissions
 from services.gateway.batch.metrics import BatchMetrics
+from services.gateway.batch.retention import Retention
 from services.gateway.batch.runner.line_request import Asker
 from services.gateway.batch.runner.runner import Runner
 from services.gateway.batch.runner.served_models import Served
 from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
@@ -56,7 +58,9 @@ class Serving:
 class Batch:
     """Batch in one gateway."""
 
-    def __init__(self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock) -> None:
+    def __init__(
+        self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock, bounds: TenantBounds
+    ) -> None:
         self._work = ports.work
         self._view = JobView(ports.work)
         topics = AllowedTopics(settings.batch_topics)
@@ -82,7 +86,9 @@ class Batch:
             max_file_bytes=settings.file_max_bytes,
             max_output_bytes=settings.files_max_bytes,
             metrics=metrics,
+            bounds=bounds,
         )
+        self._retention = Retention(ports.work, ports.files, self._view, clock, bounds.limits_of)
         self.router: APIRouter = make_batch_router(
             bus=ports.work,
             files=ports.files,
@@ -91,6 +97,7 @@ class Batch:
             topics=topics,
             max_file_bytes=settings.file_max_bytes,
             max_line_bytes=settings.max_body_bytes,
+            bounds=bounds,
         )
         metrics.watch(
             in_flight=lambda: slots.in_flight,
@@ -107,6 +114,7 @@ class Batch:
         own.spawn("batch view", self._view.follow())
         own.spawn("batch keeper", self._work.work(BATCH_JOBS, KEEPERS, self._keeper.work))
         own.spawn("batch submissions", self._work.work(BATCH_SUBMIT, SUBMISSIONS, self._submissions.work))
+        own.spawn("batch retention", self._retention.run())
         own.spawn("batch runner", self._work.work(BATCH_SHARES, RUNNERS, self._runner.work))
         try:
             yield

@@ -16,7 +16,7 @@ from libs.keys.table import KeyTable
 from libs.policy.limits.lease import Lease, ahead, local_share, written_s
 from libs.policy.limits.window import SLOTS, MinuteWindow
 from libs.runtime.clock import Clock
-from libs.stores.limits.port import Kind, Ledger, LedgerDown
+from libs.stores.limits.port import SPANS, Kind, Ledger, LedgerDown
 
 log = structlog.get_logger()
 
@@ -34,9 +34,9 @@ BUSY_RETRY_S: Final = 1.0
 class _Use:
     """One limit of one tenant here."""
 
-    lease: Lease = field(default_factory=Lease)
-    own: MinuteWindow = field(default_factory=MinuteWindow)
+    own: MinuteWindow
     """What this gateway has used, by which it holds to its share where the ledger is away."""
+    lease: Lease = field(default_factory=Lease)
     refused: tuple[float, int, float] = (0.0, 0, 0.0)
     """Until when, at which need, and until when it was said to last that the ledger granted nothing."""
     left: int = 0
@@ -46,7 +46,9 @@ class _Use:
 @dataclass(slots=True)
 class _Tenant:
     limits: TenantLimits
-    uses: dict[Kind, _Use] = field(default_factory=lambda: {"requests": _Use(), "tokens": _Use()})
+    uses: dict[Kind, _Use] = field(
+        default_factory=lambda: {kind: _Use(MinuteWindow(span)) for kind, span in SPANS.items()}
+    )
     running: int = 0
     coming: int = 0
     """Requests of which it is being asked whether they may run."""
@@ -56,7 +58,14 @@ class _Tenant:
     """One request asks the ledger; others find what it got."""
 
     def limit(self, kind: Kind) -> int | None:
-        return self.limits.requests_per_minute if kind == "requests" else self.limits.tokens_per_minute
+        limits = self.limits
+        match kind:
+            case "requests":
+                return limits.requests_per_minute
+            case "tokens":
+                return limits.tokens_per_minute
+            case "gpu_ms":
+                return None if limits.gpu_seconds_per_day is None else limits.gpu_seconds_per_day * 1000
 
 
 class Allowance:
@@ -116,11 +125,9 @@ class TenantLimiter:
 
     async def admit(self, tenant: str) -> Allowance:
         """Let a request of the tenant begin, which is to be ended by its allowance. Raises RateLimited."""
-        limits = None if self._table.is_open else self._table.limits.get(tenant)
-        if limits is None:
+        found = self._known(tenant)
+        if found is None:
             return FREE
-        found = self._tenants.setdefault(tenant, _Tenant(limits))
-        found.limits = limits
         found.coming += 1
         try:
             await self._enter(tenant, found)
@@ -128,6 +135,7 @@ class TenantLimiter:
             found.coming -= 1
         try:
             await self.use(tenant, found, "requests", 1)
+            await self.use(tenant, found, "gpu_ms", 1)  # what it takes is known at its end
         except BaseException:
             found.running -= 1
             raise
@@ -147,15 +155,41 @@ class TenantLimiter:
             found.uses[kind].lease.spend(units, self._now_s)
             found.uses[kind].own.add(units, self._now_s)
 
+    def limits_gpu_time(self, tenant: str) -> bool:
+        """Whether the tenant's is limited."""
+        limits = None if self._table.is_open else self._table.limits.get(tenant)
+        return limits is not None and limits.gpu_seconds_per_day is not None
+
+    async def check_gpu_time(self, tenant: str) -> None:
+        """Raises RateLimited where the tenant has none left today."""
+        found = self._known(tenant)
+        if found is not None:
+            await self.use(tenant, found, "gpu_ms", 1)
+
+    def spent_gpu_ms(self, tenant: str, spent_ms: int) -> None:
+        """Count GPU time of a choice that has ended, whatever the limit."""
+        found = self._known(tenant)
+        if found is not None and spent_ms > 0:
+            self.count(found, "gpu_ms", spent_ms)
+
+    def _known(self, tenant: str) -> _Tenant | None:
+        limits = None if self._table.is_open else self._table.limits.get(tenant)
+        if limits is None:
+            return None
+        found = self._tenants.setdefault(tenant, _Tenant(limits))
+        found.limits = limits
+        return found
+
     def headers(self, found: _Tenant) -> dict[str, str]:
         """How the limits stand, as far as this gateway knows."""
         said: dict[str, str] = {}
         for kind, use in found.uses.items():
             limit = found.limit(kind)
             if limit is not None:
-                said[f"x-ratelimit-limit-{kind}"] = str(limit)
-                said[f"x-ratelimit-remaining-{kind}"] = str(min(max(use.left + use.lease.balance, 0), limit))
-                said[f"x-ratelimit-reset-{kind}"] = written_s(use.own.wait_s(limit, limit, self._now_s))
+                name = kind.replace("_", "-")
+                said[f"x-ratelimit-limit-{name}"] = str(limit)
+                said[f"x-ratelimit-remaining-{name}"] = str(min(max(use.left + use.lease.balance, 0), limit))
+                said[f"x-ratelimit-reset-{name}"] = written_s(use.own.wait_s(limit, limit, self._now_s))
         return said
 
     async def run(self) -> None:
@@ -239,6 +273,11 @@ class TenantLimiter:
 
     def _refusal(self, tenant: str, found: _Tenant, kind: Kind, units: int, wait_s: float) -> RateLimited:
         limit = found.limit(kind)
+        if kind == "gpu_ms":
+            text = f"tenant {tenant} has used its limit of {(limit or 0) // 1000} GPU-seconds a day"
+            return RateLimited(
+                f"{text}: more are there in {written_s(wait_s)}", retry_after_s=wait_s, headers=self.headers(found)
+            )
         text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: {units} more fit in {written_s(wait_s)}"
         if limit is not None and units > limit:
             text = f"the request's {units} {kind} are more than the limit of {limit} {kind} a minute of tenant {tenant}"

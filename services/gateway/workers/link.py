@@ -11,11 +11,13 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from libs.contracts.errors import VersionMismatch
 from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.packing import pack_u32
 from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.protocol import check_protocol
 from libs.dispatch.ports import Demand, LinkListener, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
 from libs.policy.gateway.credit_balance import CreditBalance
@@ -254,6 +256,9 @@ class WorkerLink:
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.InvalidStateError:  # a write after the stream's end, before its status was read
                 reason = "the stream ended"
+            except VersionMismatch as error:
+                end = _End.OURS
+                reason = error.message
             except (MalformedFrame, DecodeError) as error:
                 end = _End.OURS
                 reason = f"the worker sent what is no frame: {error}"
@@ -319,6 +324,7 @@ class WorkerLink:
         if (worker.id, worker.incarnation) != (self.id, self.incarnation):
             return False
         if self._worker is None:
+            check_protocol(f"worker {self.id}", worker.protocol, worker.oldest_protocol)
             log.info("worker link is up", worker=self.id, address=self.address)
             self.left = False
         self._worker = worker

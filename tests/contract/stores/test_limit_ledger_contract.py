@@ -66,3 +66,12 @@ async def test_a_ledger_that_is_away_says_so(cluster: str) -> None:
         with pytest.raises(LedgerDown):
             await call
     await away.close()
+
+
+async def test_gpu_time_leaves_a_day_later_and_is_said_to(ledger: Ledger) -> None:
+    taken = await ledger.take("a", "gpu_ms", 1_000, want=1, least=1)
+    assert taken.granted == 1
+    await ledger.add("a", "gpu_ms", 5_000)
+    refused = await ledger.take("a", "gpu_ms", 1_000, want=1, least=1)
+    assert not refused.granted and 23 * 3600 < refused.wait_s <= 25 * 3600
+    assert (await ledger.take("a", "tokens", 1_000, want=1, least=1)).granted == 1

@@ -10,6 +10,7 @@ import pytest
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_OK, OUTCOME_REJECTED
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.protocol import PROTOCOL
 from libs.testing.wait import until
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
 
@@ -296,3 +297,18 @@ async def test_a_worker_that_sends_nonsense_is_left_and_the_gateway_serves_on(
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert found[0].streams == 2
         await until(gateway.idle, what="an idle gateway")
+
+
+async def test_work_goes_to_workers_of_the_release_before_and_round_one_that_is_too_new(open_gateway_over: Any) -> None:
+    """A worker that does not say what it speaks is of a release before the handshake."""
+    async with AsyncExitStack() as stack:
+        old, new = await workers(stack, "m0", "m1")
+        gateway = await stack.enter_async_context(open_gateway_over(old.worker, new.worker))
+        streams = new.streams
+        new.worker.protocol, new.worker.oldest_protocol = PROTOCOL + 2, PROTOCOL + 1  # it comes back upgraded
+        new.cut()
+        await until(lambda: new.streams > streams, what="a stream to the upgraded worker")
+        answers = [await gateway.complete(4) for _ in range(4)]
+        assert [each.status_code for each in answers] == [200] * 4
+        assert len(old.submits) == 4 and not new.submits
+        assert gateway.connected == {"m0"}

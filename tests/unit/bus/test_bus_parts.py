@@ -14,6 +14,7 @@ from libs.bus.broker import topic_settings, weak_topics
 from libs.bus.buffer import Buffer, Outgoing
 from libs.bus.codec import decode, encode
 from libs.bus.subscription import Progress, Subscription
+from libs.contracts.errors import QueueFull, RateLimited
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import ALL, DECISIONS, STEPS, Topic
@@ -173,8 +174,21 @@ def _topics(name: str) -> Callable[[], Awaitable[list[dict[str, Any]]]]:
 
 
 def test_backoff_doubles_to_its_bound_and_starts_over_after_a_success() -> None:
-    backoff = Backoff(first_s=0.1, max_s=0.5)
+    backoff = Backoff(first_s=0.1, max_s=0.5, draw=lambda: 0.0)
     assert [backoff.next_s() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     assert backoff.failures == 5
     backoff.reset()
     assert (backoff.failures, backoff.next_s()) == (0, 0.1)
+
+
+def test_those_whom_one_outage_met_come_back_at_different_times_and_none_later_than_the_bound() -> None:
+    waits = [Backoff(first_s=2.0, max_s=8.0).next_s() for _ in range(200)]
+    assert len(set(waits)) > 150
+    assert 1.0 <= min(waits) < 1.2 and 1.8 < max(waits) <= 2.0
+
+
+def test_retry_after_is_never_sooner_than_said_and_spread_where_many_are_refused_at_once() -> None:
+    seconds = {int(QueueFull("full", retry_after_s=40).http_headers["retry-after"]) for _ in range(400)}
+    assert min(seconds) >= 40 and max(seconds) <= 50 and len(seconds) > 5
+    exact = {RateLimited("used", retry_after_s=40, headers={}).http_headers["retry-after"] for _ in range(50)}
+    assert exact == {"40"}

@@ -168,3 +168,35 @@ async def test_tenants_without_limits_and_suites_without_keys_ask_nobody() -> No
 @pytest.mark.parametrize(("wait_s", "text"), [(0, "0ms"), (0.25, "250ms"), (12.4, "12s"), (60, "1m0s"), (61, "1m1s")])
 def test_times_are_written_as_openais_clients_read_them(wait_s: float, text: str) -> None:
     assert written_s(wait_s) == text
+
+
+async def test_gpu_time_of_a_day_is_counted_when_choices_end_and_refuses_the_next() -> None:
+    world = World(TenantLimits(gpu_seconds_per_day=10), gateways=2)
+    one, two = world.gateways
+    first = await one.admit("a")
+    one.spent_gpu_ms("a", 6_000)
+    first.end()
+    await one.sweep()
+    (await two.admit("a")).end()
+    two.spent_gpu_ms("a", 5_000)
+    await two.sweep()
+    error = await refused(one.admit("a"))
+    assert "10 GPU-seconds a day" in error.message
+    assert 23 * 3600 < int(error.http_headers["retry-after"]) <= 25 * 3600
+    assert error.http_headers["x-ratelimit-limit-gpu-ms"] == "10000"
+    with pytest.raises(RateLimited):
+        await two.check_gpu_time("a")
+    world.clock.advance_ms(25 * 3_600_000)
+    (await one.admit("a")).end()
+
+
+async def test_gpu_time_of_a_tenant_without_limits_is_not_counted() -> None:
+    world = World(TenantLimits(gpu_seconds_per_day=1))
+    (gateway,) = world.gateways
+    gateway.spent_gpu_ms("b", 10**9)
+    await gateway.check_gpu_time("b")
+    assert not gateway.limits_gpu_time("b") and gateway.limits_gpu_time("a")
+
+
+def test_a_day_is_written_in_hours() -> None:
+    assert written_s(24 * 3600 + 61) == "24h1m1s"

@@ -20,7 +20,12 @@ UPLOAD_BODY: Final[dict[str, Any]] = {
                 "schema": {
                     "type": "object",
                     "required": ["purpose", "file"],
-                    "properties": {"purpose": {"type": "string", "enum": list(PURPOSES)}, "file": _FILE},
+                    "properties": {
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                        "file": _FILE,
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
                 }
             }
         },

@@ -6,11 +6,14 @@ from typing import Any, Protocol, TypeVar
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileInfo
+from libs.keys.book import TenantLimits
+from libs.keys.table import NO_LIMITS
 from services.gateway.batch.jobs.job import Job
+from services.gateway.batch.retention import expiry_unix_s
 
 
-def show_file(info: FileInfo) -> dict[str, Any]:
-    """OpenAI's file object."""
+def show_file(info: FileInfo, limits: TenantLimits = NO_LIMITS) -> dict[str, Any]:
+    """OpenAI's file object; limits: that its tenant is held to."""
     return {
         "id": info.id,
         "object": "file",
@@ -19,7 +22,7 @@ def show_file(info: FileInfo) -> dict[str, Any]:
         "filename": info.name,
         "purpose": info.purpose,
         "status": "processed",
-        "expires_at": None,
+        "expires_at": expiry_unix_s(info, limits),
     }
 
 

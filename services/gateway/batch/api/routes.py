@@ -39,6 +39,8 @@ from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.copies import check_topics
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_body
+from services.gateway.batch.retention import is_over
+from services.gateway.batch.tenant_bounds import UNBOUNDED, TenantBounds
 from services.gateway.http.body import ClientGone
 from services.gateway.prompt.headers import TENANT_HEADER, read_headers
 
@@ -63,15 +65,43 @@ def make_batch_router(
     topics: AllowedTopics,
     max_file_bytes: int,
     max_line_bytes: int,
+    bounds: TenantBounds = UNBOUNDED,
 ) -> APIRouter:
     """The routes."""
-    router = APIRouter(responses=ERRORS)
-    _add_files(router, files, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
-    _add_batches(router, bus, files, view, clock, topics=topics)
+    router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds)
+    _add_files(router, shelf, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
+    _add_batches(router, bus, shelf, view, clock, topics=topics)
     return router
 
 
-def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_bytes: int, max_line_bytes: int) -> None:
+class Shelf:
+    """Files as callers see them: their own, while their time is not over."""
+
+    def __init__(self, files: FileStore, clock: Clock, bounds: TenantBounds) -> None:
+        self.files = files
+        self.bounds = bounds
+        self._clock = clock
+
+    def over(self, info: FileInfo) -> bool:
+        """Whether the file counts as one that is not there, though it may not have been deleted yet."""
+        return is_over(info, self.bounds.limits_of(info.tenant), self._clock.now_ns() / 1e9)
+
+    def show(self, info: FileInfo) -> dict[str, Any]:
+        """As OpenAI's API shows it."""
+        return show_file(info, self.bounds.limits_of(info.tenant))
+
+    async def find(self, file_id: str, caller: Caller) -> FileInfo:
+        """A file that the caller may see; raises FileNotFound for another's as for one that is not there."""
+        info = await self.files.info(file_id)
+        # Parts belong to a job that is still being answered: they are no client's files yet.
+        hidden = caller.role == "user" and info.purpose == PART_PURPOSE
+        if not caller.may_read(info.tenant) or hidden or self.over(info):
+            raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
+        return info
+
+
+def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes: int, max_line_bytes: int) -> None:
+    files = shelf.files
     uploads = asyncio.Semaphore(MAX_UPLOADS)
 
     @router.post("/v1/files", tags=["files"], summary="Upload a file.", openapi_extra=UPLOAD_BODY)
@@ -83,28 +113,39 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         try:
             async with uploads:
                 info = await receive_file(
-                    request, files, tenant=tenant, max_bytes=max_file_bytes, max_line_bytes=max_line_bytes
+                    request,
+                    files,
+                    tenant=tenant,
+                    max_bytes=max_file_bytes,
+                    max_line_bytes=max_line_bytes,
+                    room=lambda: shelf.bounds.file_room(files, tenant, max_file_bytes),
                 )
         except ClientGone:
             return Response(status_code=CLIENT_GONE_STATUS)
-        return show_file(info)
+        return shelf.show(info)
 
     @router.get("/v1/files", tags=["files"], summary="List files.", openapi_extra=page_parameters("purpose", "order"))
     async def list_files(request: Request) -> dict[str, Any]:
         """List files that the caller may see, the youngest first."""
         query, caller = request.query_params, caller_of(request.scope)
         purpose = query.get("purpose")
-        there = [info for info in await files.infos() if info.purpose != PART_PURPOSE and caller.may_read(info.tenant)]
-        listed = [info for info in there if purpose is None or info.purpose == purpose]
+        listed = [
+            info
+            for info in await files.infos()
+            if info.purpose != PART_PURPOSE
+            and caller.may_read(info.tenant)
+            and purpose in (None, info.purpose)
+            and not shelf.over(info)
+        ]
         if _order(request) == "asc":
             listed.reverse()
         limit = _limit(request, FILES_PAGE, FILES_PAGE_MAX)
-        return show_page(listed, show_file, after=query.get("after"), limit=limit)
+        return show_page(listed, shelf.show, after=query.get("after"), limit=limit)
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
     async def retrieve_file(file_id: str, request: Request) -> dict[str, Any]:
         """One of them."""
-        return show_file(await _file(files, file_id, caller_of(request.scope)))
+        return shelf.show(await shelf.find(file_id, caller_of(request.scope)))
 
     @router.get(
         "/v1/files/{file_id}/content",
@@ -115,7 +156,7 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
     )
     async def content(file_id: str, request: Request) -> StreamingResponse:
         """Its bytes."""
-        info = await _file(files, file_id, caller_of(request.scope))
+        info = await shelf.find(file_id, caller_of(request.scope))
         headers = {"content-length": str(info.bytes)}
         return StreamingResponse(files.read(file_id), media_type=CONTENT_TYPE, headers=headers)
 
@@ -123,7 +164,7 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
     async def delete_file(file_id: str, request: Request) -> dict[str, Any]:
         """Forget a file."""
         caller = caller_of(request.scope)
-        caller.check_write((await _file(files, file_id, caller)).tenant, file_id)
+        caller.check_write((await shelf.find(file_id, caller)).tenant, file_id)
         await view.ready()
         user = next((job for job in view.jobs() if not job.finished and job.input_file_id == file_id), None)
         if user is not None:
@@ -133,7 +174,7 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
 
 
 def _add_batches(
-    router: APIRouter, bus: WorkBus, files: FileStore, view: JobView, clock: Clock, *, topics: AllowedTopics
+    router: APIRouter, bus: WorkBus, shelf: Shelf, view: JobView, clock: Clock, *, topics: AllowedTopics
 ) -> None:
     @router.post("/v1/batches", tags=["batches"], summary="Run a file of requests.", openapi_extra=BATCH_BODY)
     async def create(request: Request) -> dict[str, Any]:
@@ -152,7 +193,8 @@ def _add_batches(
             if not same_request(known.created, created):
                 raise Conflict(f"{known.id} was created with this key, and asks for something else", param="body")
             return show_batch(known)
-        await _check_input(files, created, caller)
+        await _check_input(shelf, created, caller)
+        await shelf.bounds.check_gpu_time(created.tenant)
         with view.room(created.tenant):
             await check_topics(bus, created)
             await _publish(bus, event, repeatable=key is not None)
@@ -186,15 +228,6 @@ def _add_batches(
         return show_batch(job)
 
 
-async def _file(files: FileStore, file_id: str, caller: Caller) -> FileInfo:
-    """A file that the caller may see; raises FileNotFound for another's as for one that is not there."""
-    info = await files.info(file_id)
-    # Parts belong to a job that is still being answered: they are no client's files yet.
-    if not caller.may_read(info.tenant) or (caller.role == "user" and info.purpose == PART_PURPOSE):
-        raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
-    return info
-
-
 async def _job(view: JobView, batch_id: str, caller: Caller) -> Job:
     """Likewise for a batch; raises BatchNotFound."""
     job = await view.seen(batch_id)
@@ -203,11 +236,11 @@ async def _job(view: JobView, batch_id: str, caller: Caller) -> Job:
     return job
 
 
-async def _check_input(files: FileStore, created: pb.Created, caller: Caller) -> None:
+async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> None:
     """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
     if created.input_file_id:
         try:
-            info = await _file(files, created.input_file_id, caller)
+            info = await shelf.find(created.input_file_id, caller)
         except FileNotFound as error:
             raise FileNotFound(error.message, param="input_file_id") from None
         if info.purpose not in PURPOSES:

@@ -30,9 +30,9 @@ class Begun:
 
 
 async def begin(
-    bus: WorkBus, files: FileStore, job: Job, *, max_lines: int, max_file_bytes: int
+    bus: WorkBus, files: FileStore, job: Job, *, max_lines: int, max_file_bytes: int, bound: str = "a batch may have"
 ) -> Begun | pb.Finished:
-    """Count a job's lines; returns Finished where there are none or too many.
+    """Count a job's lines; returns Finished where there are none or too many. bound: whose `max_lines` is.
 
     Raises FileNotFound, FileTooLarge and TopicNotFound, which are final, and StoreFull, StoreUnavailable and
     BrokerUnavailable, after which it may be tried again.
@@ -45,7 +45,7 @@ async def begin(
     found = await count(files, file_id)
     if not 0 < found.lines <= max_lines:
         code, text = ("too_many_lines", "more lines than") if found.lines else ("empty_file", "no line, of at most")
-        return failed(code, f"the input has {text} {max_lines} that a batch may have", _input_field(job.created))
+        return failed(code, f"the input has {text} {max_lines} that {bound}", _input_field(job.created))
     since = await bus.ends(BATCH_RESULTS)
     started = pb.Started(lines=found.lines, results_since=since, input_file_id=file_id, repeats=bool(found.repeats))
     return Begun(started, found.repeats)

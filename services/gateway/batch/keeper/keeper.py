@@ -43,6 +43,7 @@ from services.gateway.batch.lines.copies import check_topics
 from services.gateway.batch.lines.parts import PART, PART_PURPOSE
 from services.gateway.batch.lines.repeats import count
 from services.gateway.batch.metrics import BatchMetrics
+from services.gateway.batch.tenant_bounds import UNBOUNDED, TenantBounds
 
 
 async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
@@ -102,6 +103,7 @@ class Keeper:
         max_file_bytes: int,
         max_output_bytes: int,
         metrics: BatchMetrics,
+        bounds: TenantBounds = UNBOUNDED,
         part_bytes: int = PART_BYTES,
         snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
@@ -113,6 +115,7 @@ class Keeper:
         self.max_file_bytes = max_file_bytes
         self.max_output_bytes = max_output_bytes
         self.metrics = metrics
+        self.bounds = bounds
         self.part_bytes = part_bytes
         self.snapshot_events = snapshot_events
 
@@ -358,8 +361,9 @@ class _LaneJobs:
         """Count the job's lines; raises FileNotFound, FileTooLarge or TopicNotFound where that can never succeed."""
         keeper = self._keeper
         await check_topics(keeper.bus, job.created)
+        max_lines, bound = keeper.bounds.line_room(keeper.view, job.created.tenant, job.id, keeper.max_lines)
         begun = await begin(
-            keeper.bus, keeper.files, job, max_lines=keeper.max_lines, max_file_bytes=keeper.max_file_bytes
+            keeper.bus, keeper.files, job, max_lines=max_lines, bound=bound, max_file_bytes=keeper.max_file_bytes
         )
         if isinstance(begun, pb.Finished):
             await self._finish(job, begun)

@@ -2,13 +2,20 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from libs.contracts.errors import MAX_QUOTED_CHARS, BodyTooLarge, InvalidRequest, UnsupportedField, UnsupportedMediaType
+from libs.contracts.errors import (
+    MAX_QUOTED_CHARS,
+    BodyTooLarge,
+    FileTooLarge,
+    InvalidRequest,
+    UnsupportedField,
+    UnsupportedMediaType,
+)
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
 from services.gateway.http.body import BODY_TIMEOUT_S, ClientGone
@@ -20,6 +27,9 @@ MAX_PARTS = 8
 MAX_OVERHEAD_BYTES = 64 * 1024
 """Bytes of a form beside its file."""
 MAX_NAME_CHARS = 256
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
+"""As OpenAI's API has it."""
+Room = Callable[[], Awaitable[int]]
 MIN_BYTES_PER_S = 64 * 1024
 """What an upload must bring: places for uploads are few."""
 
@@ -58,9 +68,13 @@ async def small_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def receive_file(
-    request: Request, files: FileStore, *, tenant: str, max_bytes: int, max_line_bytes: int
+    request: Request, files: FileStore, *, tenant: str, max_bytes: int, max_line_bytes: int, room: Room | None = None
 ) -> FileInfo:
-    """Store the form's file as `tenant`'s; raises InvalidRequest, FileTooLarge or StoreFull, and keeps nothing then."""
+    """Store the form's file as `tenant`'s.
+
+    room: how large it may be beside what the tenant has, asked before and after it is sent, as others may be sent
+    meanwhile. Raises InvalidRequest, FileTooLarge, StoreFull or what `room` raises, and keeps nothing then.
+    """
     check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes + MAX_OVERHEAD_BYTES:
@@ -70,7 +84,8 @@ async def receive_file(
         raise UnsupportedMediaType("a file is uploaded as multipart/form-data", param="content-type")
     if not options.get(b"boundary"):
         raise InvalidRequest("multipart/form-data needs a boundary", param="content-type")
-    async with files.draft(f"file-{uuid.uuid4().hex}", max_bytes=max_bytes) as draft:
+    most_bytes = max_bytes if room is None else min(await room(), max_bytes)
+    async with files.draft(f"file-{uuid.uuid4().hex}", max_bytes=most_bytes) as draft:
         form = _Form(options[b"boundary"])
         lines = _LineCheck(max_line_bytes)
         async for part in chunks(request):
@@ -78,12 +93,14 @@ async def receive_file(
             for content in form.taken():
                 lines.add(content)
                 await draft.write(content)
+        if room is not None and lines.bytes > await room():
+            raise FileTooLarge("the file is larger than the room that its tenant has left", param="file")
         return await _keep(draft, form, lines, tenant)
 
 
 async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck", tenant: str) -> FileInfo:
     form.finish()
-    purpose = form.fields.pop("purpose", "")
+    purpose, expires_in_s = form.fields.pop("purpose", ""), _expiry(form.fields)
     if form.fields:
         name = min(form.fields)[:MAX_QUOTED_CHARS]
         raise UnsupportedField(f"{name} is not served", param=name)
@@ -93,7 +110,19 @@ async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck", tenant: str) -
         raise InvalidRequest("the form has no file", param="file")
     if not lines.bytes:
         raise InvalidRequest("the file is empty", param="file")
-    return await draft.keep(name=form.file_name, purpose=purpose, tenant=tenant)
+    return await draft.keep(name=form.file_name, purpose=purpose, tenant=tenant, expires_in_s=expires_in_s)
+
+
+def _expiry(fields: dict[str, str]) -> int:
+    """Seconds until the file is to be deleted, as OpenAI's form has it; 0: never. Raises InvalidRequest."""
+    anchor, text = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
+    if anchor is None and text is None:
+        return 0
+    seconds = int(text) if text and text.isascii() and text.isdigit() and len(text) < 9 else 0
+    if anchor != "created_at" or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
+        allowed = f"anchor created_at and seconds from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}"
+        raise InvalidRequest(f"expires_after needs {allowed}", param="expires_after")
+    return seconds
 
 
 class _LineCheck:

@@ -98,12 +98,16 @@ class Proceed(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("gateway_id", "cluster")
+    __slots__ = ("gateway_id", "cluster", "protocol", "oldest_protocol")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     cluster: str
-    def __init__(self, gateway_id: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
+    protocol: int
+    oldest_protocol: int
+    def __init__(self, gateway_id: _Optional[str] = ..., cluster: _Optional[str] = ..., protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ...) -> None: ...
 
 class Demand(_message.Message):
     __slots__ = ("waiting", "waiting_tokens", "head_deadline_unix_ns")

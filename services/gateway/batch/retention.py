@@ -1,0 +1,115 @@
+"""What goes when it may: files whose time is over, and answers in Kafka that no job needs any more.
+
+A job's answers are needed in their topic until its files hold them. Once no unfinished job began before some of them,
+the broker is asked to delete those, whatever the topic's own retention: what was deleted from the file store is then
+nowhere.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from libs.bus.work import WorkBus
+from libs.contracts.errors import FileNotFound, FulcrumError
+from libs.contracts.topics import BATCH_RESULTS
+from libs.filestore.port import FileInfo, FileStore
+from libs.keys.book import TenantLimits
+from libs.runtime.clock import Clock
+from services.gateway.batch.jobs.job import Job
+from services.gateway.batch.jobs.view import JobView
+from services.gateway.batch.lines.parts import PART_PURPOSE
+
+log = structlog.get_logger()
+
+LOOK_S: Final = 60.0
+"""Between two looks at files and answers."""
+SETTLED_S: Final = 600.0
+"""So old an end of the topic has to be before anything up to it is deleted: every job that began before is known by
+then, whichever gateway began it."""
+DAY_S: Final = 86_400
+
+
+def expiry_unix_s(info: FileInfo, limits: TenantLimits) -> int | None:
+    """When a file's time is over: as its maker asked, or as its tenant is held to; None: never."""
+    own = [info.expires_unix_s] if info.expires_unix_s else []
+    bound = [info.created_unix_s + limits.file_days * DAY_S] if limits.file_days is not None else []
+    return min([*own, *bound], default=None)
+
+
+def is_over(info: FileInfo, limits: TenantLimits, now_s: float) -> bool:
+    """Whether a file is to be treated as one that is not there."""
+    ends = expiry_unix_s(info, limits)
+    return ends is not None and now_s >= ends
+
+
+def unneeded(settled: Sequence[int], unfinished: Iterable[Job]) -> list[int]:
+    """The offset of each partition below which no unfinished job looks for answers. `settled`: ends of the topic, of a
+    time since which every job that had begun is among the `unfinished` or has ended."""
+    before = list(settled)
+    for job in unfinished:
+        if job.started is not None:
+            before = [min(pair) for pair in zip(before, job.started.results_since, strict=False)]
+    return before
+
+
+class Retention:
+    """One gateway's part; that several do the same changes nothing."""
+
+    def __init__(
+        self,
+        work: WorkBus,
+        files: FileStore,
+        view: JobView,
+        clock: Clock,
+        limits_of: Callable[[str], TenantLimits],
+    ) -> None:
+        self._work = work
+        self._files = files
+        self._view = view
+        self._clock = clock
+        self._limits_of = limits_of
+        self._ends: deque[tuple[float, list[int]]] = deque(maxlen=int(SETTLED_S / LOOK_S) + 2)
+        """Of the answers' topic, with the time at which they were looked up."""
+        self._trimmed: list[int] = []
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        await self._view.replayed.wait()
+        while True:
+            for look in (self.expire, self.trim):
+                try:
+                    await look()
+                except FulcrumError as error:
+                    log.warning("what is over stays for now", error=error.message)
+            await asyncio.sleep(LOOK_S)
+
+    async def expire(self) -> None:
+        """Delete files whose time is over, less those that an unfinished job reads."""
+        read = {job.input_file_id for job in self._view.unfinished()}
+        now_s = self._now_s
+        for info in await self._files.infos():
+            over = info.purpose != PART_PURPOSE and is_over(info, self._limits_of(info.tenant), now_s)
+            if over and info.id not in read:
+                with suppress(FileNotFound):
+                    await self._files.delete(info.id)
+                log.info("a file's time is over", file=info.id, tenant=info.tenant)
+
+    async def trim(self) -> None:
+        """Have the broker delete answers that no job needs. Raises BrokerUnavailable."""
+        now_s = self._now_s
+        self._ends.append((now_s, await self._work.ends(BATCH_RESULTS)))
+        settled = next((ends for at_s, ends in reversed(self._ends) if now_s - at_s >= SETTLED_S), None)
+        if settled is None:
+            return
+        before = unneeded(settled, self._view.unfinished())
+        if any(before) and before != self._trimmed:
+            await self._work.trim(BATCH_RESULTS, before)
+            self._trimmed = before
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.now_ns() / 1e9

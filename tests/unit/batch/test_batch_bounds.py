@@ -1,0 +1,203 @@
+"""What a tenant may have of batch, and what goes by itself: bytes, lines, old files, answers in Kafka."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from libs.contracts.errors import FulcrumError
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
+from libs.filestore.local import LocalFiles
+from libs.keys.book import KeyBook, Role, TenantLimits, draw_key
+from libs.keys.gate import KeyGate
+from libs.keys.table import KeyTable
+from libs.runtime.clock import SystemClock
+from libs.runtime.web import error_response
+from libs.testing.batch.work import MemoryWork
+from libs.testing.wait import ManualClock
+from services.gateway.batch.api.routes import make_batch_router
+from services.gateway.batch.jobs.order import AllowedTopics
+from services.gateway.batch.jobs.view import JobView
+from services.gateway.batch.keeper.begin import begin
+from services.gateway.batch.retention import LOOK_S, SETTLED_S, Retention, unneeded
+from services.gateway.batch.tenant_bounds import TenantBounds
+
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "a"}}\n'
+
+
+class World:
+    """The routes of one gateway over a clock of its own; tenant a has limits."""
+
+    def __init__(self, folder: Path, limits: TenantLimits) -> None:
+        self.files, self.work = LocalFiles(folder, max_bytes=10**7), MemoryWork(BATCH_JOBS)
+        self.clock, self.view = ManualClock(time.time_ns()), JobView(self.work)
+        self.view.replayed.set()
+        table, book, self.keys = KeyTable(open_without_keys=True), KeyBook().with_limits("a", limits), {}
+        roles: dict[str, Role] = {"a": "user", "b": "user", "admin": "admin"}
+        for tenant, role in roles.items():
+            self.keys[tenant], key = draw_key(tenant, now_s=0, role=role)
+            book = book.with_key(key, 0)
+        table.replace(book, 0)
+        self.bounds = TenantBounds(table)
+        self.retention = Retention(self.work, self.files, self.view, self.clock, self.bounds.limits_of)
+        app = FastAPI()
+        app.include_router(
+            make_batch_router(
+                bus=self.work, files=self.files, view=self.view, clock=self.clock, topics=AllowedTopics(""),
+                max_file_bytes=10**6, max_line_bytes=10**5, bounds=self.bounds,
+            )
+        )  # fmt: skip
+        app.exception_handler(FulcrumError)(lambda _request, error: error_response(error))
+        self.gate = KeyGate(app, table, SystemClock(), need=lambda *_: "user")
+
+    def client(self, tenant: str) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.gate), base_url="http://gateway", headers=headers)
+
+    async def upload(self, tenant: str, content: bytes, **fields: str) -> httpx.Response:
+        async with self.client(tenant) as http:
+            return await http.post("/v1/files", data={"purpose": "batch", **fields}, files={"file": content})
+
+    async def listed(self, tenant: str) -> list[dict[str, Any]]:
+        async with self.client(tenant) as http:
+            return (await http.get("/v1/files")).json()["data"]
+
+    def job(self, name: str, file_id: str, *, lines: int = 0, since: int = 0, tenant: str = "a") -> str:
+        """An unfinished job; counted where it has lines."""
+        job_id = f"batch_{name}"
+        created = pb.Created(input_file_id=file_id, tenant=tenant, expires_unix_ns=2**62)
+        self.view.apply(pb.JobEvent(job_id=job_id, at_unix_ns=1, created=created))
+        if lines:
+            started = pb.Started(lines=lines, results_since=[since], input_file_id=file_id)
+            self.view.apply(pb.JobEvent(job_id=job_id, at_unix_ns=2, started=started))
+        return job_id
+
+    def finish(self, job_id: str) -> None:
+        finished = pb.Finished(outcome=pb.OUTCOME_COMPLETED)
+        self.view.apply(pb.JobEvent(job_id=job_id, at_unix_ns=3, finished=finished))
+
+
+async def test_a_tenant_stores_no_more_than_it_may_and_another_is_not_held_to_it(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits(stored_bytes=3 * len(LINE)))
+    first = await world.upload("a", LINE * 2)
+    assert first.status_code == 200
+    too_large = await world.upload("a", LINE * 2)
+    assert too_large.status_code == 413, too_large.text
+    assert (await world.upload("a", LINE)).status_code == 200
+    full = await world.upload("a", LINE)
+    assert full.status_code == 429 and full.json()["error"]["code"] == "insufficient_quota"
+    assert f"{3 * len(LINE)} bytes" in full.json()["error"]["message"]
+    assert full.headers["x-should-retry"] == "false"
+    assert (await world.upload("b", LINE * 10)).status_code == 200
+    async with world.client("a") as http:
+        await http.delete(f"/v1/files/{first.json()['id']}")
+    assert (await world.upload("a", LINE * 2)).status_code == 200
+
+
+async def test_a_file_goes_when_its_maker_said_and_is_not_there_from_that_moment_on(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits())
+    made = await world.upload("b", LINE, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"})
+    file = made.json()
+    assert file["expires_at"] == file["created_at"] + 3600
+    await world.retention.expire()
+    assert [each["id"] for each in await world.listed("b")] == [file["id"]]
+    world.clock.advance_ms(3_601_000)
+    async with world.client("b") as http:
+        assert (await http.get(f"/v1/files/{file['id']}/content")).status_code == 404
+        assert (await http.post("/v1/batches", json=asks(file["id"]))).status_code == 404
+    assert await world.listed("b") == [] and len(await world.files.infos()) == 1
+    await world.retention.expire()
+    assert await world.files.infos() == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"expires_after[seconds]": "3600"},
+        {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3599"},
+        {"expires_after[anchor]": "created_at", "expires_after[seconds]": "99999999"},
+        {"expires_after[anchor]": "last_used", "expires_after[seconds]": "3600"},
+    ],
+)
+async def test_an_expiry_that_is_none_keeps_nothing(tmp_path: Path, fields: dict[str, str]) -> None:
+    world = World(tmp_path, TenantLimits())
+    answer = await world.upload("b", LINE, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "expires_after"
+    assert await world.files.infos() == []
+
+
+async def test_a_tenants_files_go_after_its_days_unless_a_batch_still_reads_them(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits(file_days=7))
+    read, idle = (await world.upload("a", LINE)).json(), (await world.upload("a", LINE)).json()
+    other = (await world.upload("b", LINE)).json()
+    assert read["expires_at"] == read["created_at"] + 7 * 86_400 and other["expires_at"] is None
+    job = world.job("one", read["id"], lines=1)
+    world.clock.advance_ms(7 * 86_400_000 + 1_000)
+    await world.retention.expire()
+    assert {each.id for each in await world.files.infos()} == {read["id"], other["id"]} and idle["id"]
+    world.finish(job)
+    await world.retention.expire()
+    assert {each.id for each in await world.files.infos()} == {other["id"]}
+
+
+async def test_a_batch_with_more_lines_than_its_tenant_has_left_fails_and_names_the_limit(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits(batch_lines=10))
+    file = (await world.upload("a", LINE * 4)).json()["id"]
+    first = world.job("one", file, lines=8)
+    world.job("other", file, lines=1_000, tenant="b")
+    world.job("two", file)
+    job = world.view.get("batch_two")
+    assert job is not None
+
+    async def begun() -> Any:
+        most, bound = world.bounds.line_room(world.view, "a", job.id, 1_000)
+        return await begin(world.work, world.files, job, max_lines=most, bound=bound, max_file_bytes=10**6)
+
+    refused = await begun()
+    assert isinstance(refused, pb.Finished) and refused.error_code == "too_many_lines"
+    assert "more lines than 2" in refused.error_message and "tenant a" in refused.error_message
+    world.finish(first)
+    assert (await begun()).started.lines == 4
+
+
+async def test_answers_in_kafka_go_once_no_job_needs_them(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits())
+    for place in range(5):
+        await world.work.send(BATCH_RESULTS, pb.Result(job_id="batch_one", place=place))
+    job = world.job("one", "file-x", lines=5, since=2)
+    for _ in range(round(SETTLED_S / LOOK_S) + 1):
+        assert BATCH_RESULTS.stem not in world.work.trimmed
+        await world.retention.trim()
+        world.clock.advance_ms(LOOK_S * 1000)
+    assert world.work.trimmed[BATCH_RESULTS.stem] == [2]  # what the job begins with stays
+    world.finish(job)
+    await world.retention.trim()
+    assert world.work.trimmed[BATCH_RESULTS.stem] == [5]
+
+
+async def test_answers_of_the_last_minutes_stay_even_where_no_job_is_known(tmp_path: Path) -> None:
+    """Another gateway may have begun a job that is not known here yet."""
+    world = World(tmp_path, TenantLimits())
+    for _ in range(round(SETTLED_S / LOOK_S)):
+        await world.retention.trim()
+        world.clock.advance_ms(LOOK_S * 1000)
+    await world.work.send(BATCH_RESULTS, pb.Result(job_id="batch_new", place=0))
+    await world.retention.trim()
+    assert world.work.trimmed.get(BATCH_RESULTS.stem, [0]) == [0]
+
+
+def test_of_several_jobs_the_one_that_began_first_holds_each_partition(tmp_path: Path) -> None:
+    view = JobView(MemoryWork(BATCH_JOBS))
+    for name, since in (("a", [3, 9]), ("b", [5, 1])):
+        view.apply(pb.JobEvent(job_id=name, at_unix_ns=1, created=pb.Created(tenant="a")))
+        view.apply(pb.JobEvent(job_id=name, at_unix_ns=2, started=pb.Started(lines=1, results_since=since)))
+    assert unneeded([4, 20], view.unfinished()) == [3, 1]
+    assert unneeded([4, 20], []) == [4, 20]
+
+
+def asks(file_id: str) -> dict[str, str]:
+    return {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
