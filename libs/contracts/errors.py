@@ -69,7 +69,7 @@ class VersionMismatch(FulcrumError):
     """Gateway and worker are of releases that do not understand each other."""
 
     code = "version_mismatch"
-    http_status = 409
+    http_status = 503
     grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
 
 
@@ -327,7 +327,7 @@ class QuotaUsed(FulcrumError):
     """A tenant has as much stored as it may have: only deleting something helps."""
 
     code = "insufficient_quota"
-    error_type = "insufficient_quota"
+    error_type = "rate_limit_error"
     http_status = 429
     grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
     repeatable = False
