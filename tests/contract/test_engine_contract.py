@@ -22,6 +22,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     Engine,
     EngineIntegrity,
+    EngineIdentity,
     EngineRequest,
     FinishReason,
     Phase,
@@ -100,12 +101,35 @@ def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path) -> Make:
     return lambda **changes: VllmEngine(replace(_vllm_config(random_llama), **changes), SystemClock(), next(free))
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_async_cores(random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
+    """The same two, which decide a step while the one before runs."""
+    from libs.engine.vllm.starting import launch  # noqa: PLC0415 - it imports vLLM
+    from libs.testing.engines.async_executor import configured_asynchronously  # noqa: PLC0415
+
+    cores = tuple(SharedCore(_vllm_config(random_llama)) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "configured", configured_asynchronously)
+        for core in cores:
+            await core.start(_vllm_config(random_llama), EngineIdentity("shared", 1, "127.0.0.1:1"), lambda *_: None)
+    yield cores
+    await asyncio.gather(*(core.end() for core in cores))
+
+
+@pytest.fixture
+def vllm_async_make(vllm_async_cores: tuple[SharedCore, ...], random_llama: Path) -> Make:
+    """vLLM with asynchronous scheduling, as on GPUs, over NIXL."""
+    free = iter(vllm_async_cores)
+    return lambda **changes: VllmEngine(replace(_vllm_config(random_llama), **changes), SystemClock(), next(free))
+
+
 def _vllm_config(model: Path) -> EngineConfig:
     return EngineConfig(model, "contract", threads=1, block_size_tokens=32, kv_memory_mb=16, max_sequences=16)
 
 
 CORE_KINDS = ("sim", *(pytest.param(kind, marks=pytest.mark.torch) for kind in ("torch", "torch_shared")))
-KINDS = (*CORE_KINDS, pytest.param("vllm", marks=pytest.mark.vllm))
+VLLM_KINDS = tuple(pytest.param(kind, marks=pytest.mark.vllm) for kind in ("vllm", "vllm_async"))
+KINDS = (*CORE_KINDS, *VLLM_KINDS)
 on_our_core = pytest.mark.parametrize("kind", CORE_KINDS, indirect=True)
 """What others' capabilities leave out, or what a test brings about through our own fetcher or our own core."""
 

@@ -275,10 +275,10 @@ class VllmEngine:
         )
 
     def _reported_to_ns(self) -> int:
-        """Until the last report, or into a step that was announced since; 0: now."""
+        """Until the last report, or the begin of the step that ran then, or into one announced since; 0: now."""
         if not self._busy_since_ns:
             return 0
-        reported_ns = max(self._report.now_ns, self._busy_since_ns)
+        reported_ns = max(self._report.running_since_ns or self._report.now_ns, self._busy_since_ns)
         now_ns, running = self._clock.now_ns(), self._parts.ready.board.read()
         if running is None or running.number != self._announced or running.number != self._report.steps + 1:
             return reported_ns
@@ -347,7 +347,7 @@ class VllmEngine:
             if report.trial_ns is not None and self._trial is not None:
                 self._trial.set_result(report.trial_ns)
                 self._trial = None
-        if not self._sequences and self._trial is None:
+        if not self._sequences and self._trial is None and not self._report.running_since_ns:
             self._busy_since_ns = 0
         if event != EngineEvent():
             self._events.put(event)

@@ -105,6 +105,7 @@ class EventReader:
         self.events: list[EngineEvent] = []
         self._logs: dict[int, SequenceLog] = {}
         self._engine = engine
+        self._covered_to_ns = self._announced_ns = 0
         self._news = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._read(), name="event reader")
         self._task.add_done_callback(lambda _task: self._news.set())
@@ -145,11 +146,22 @@ class EventReader:
     async def _read(self) -> None:
         async for event in self._engine.events():
             self.events.append(event)
+            self._check_cover(event)
             if self._also is not None:
                 self._also(event)
             for output in event.outputs:
                 self._note(output)
             self._news.set()
+
+    def _check_cover(self, event: EngineEvent) -> None:
+        """No step comes that began before a moment up to which all was said to have come, unless it was announced."""
+        step = event.step
+        if step is not None:
+            known = step.start_unix_ns >= self._covered_to_ns or step.start_unix_ns == self._announced_ns
+            late_us = (self._covered_to_ns - step.start_unix_ns) / 1e3
+            assert known, f"a step began {late_us:.0f} us before what telemetry has covered"
+            self._announced_ns = 0 if step.end_unix_ns else step.start_unix_ns
+        self._covered_to_ns = max(self._covered_to_ns, self._engine.load().reported_to_unix_ns)
 
     def _note(self, output: SequenceOutput) -> None:
         log = self.log(output.sequence_id)

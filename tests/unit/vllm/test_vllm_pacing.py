@@ -37,6 +37,10 @@ class Request:
     max_tokens: int = 1000
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return self.num_tokens - self.num_output_tokens
+
+    @property
     def num_tokens_with_spec(self) -> int:
         return self.num_tokens + self.drafts
 
@@ -162,6 +166,15 @@ def test_tokens_under_way_are_on_the_line_already() -> None:
     drafts = PacedRequest(Request(21, 20, 1, 4), tpot_target_ns=20 * MS, tokens_a_step=4)
     drafts.stepped(1000 * MS)
     assert drafts.line is not None and drafts.line.due_ns == 1040 * MS, "a token for a step, whatever its drafts"
+
+
+def test_a_sequence_whose_last_token_is_under_way_computes_no_more() -> None:
+    made = PacedRequest(Request(23, 23, 3, num_output_placeholders=1, max_tokens=4))
+    assert made.ends_under_way
+    made.request.max_tokens = 5
+    assert not made.ends_under_way
+    made.request.num_output_placeholders = 0
+    assert not made.ends_under_way
 
 
 def test_a_trial_is_due_once_all_its_prompts_have_come_and_is_over_once() -> None:

@@ -79,6 +79,15 @@ class PacedRequest:
         return max(int(self.request.max_tokens) - self.output_tokens, 0)
 
     @property
+    def ends_under_way(self) -> bool:
+        """Whether a step under way samples its last token: vLLM computes it no more, by the same reckoning."""
+        request, placeholders = self.request, self.request.num_output_placeholders
+        return bool(
+            placeholders
+            and request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
+        )
+
+    @property
     def first_token_due_ns(self) -> int:
         """When its first token is wanted; 0: it is out, or nobody has said."""
         return 0 if self.first_token_ns else self._first_token_due_ns

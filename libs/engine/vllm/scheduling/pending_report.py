@@ -75,10 +75,16 @@ class Steps:
         if len(self.in_flight) == 1:
             self._show()
 
+    @property
+    def running_since_ns(self) -> int:
+        """Begin of the oldest step under way; 0: there is none."""
+        return max(self.in_flight[0][1], self.ended_ns) if self.in_flight else 0
+
     def end(self, now_ns: int) -> Step:
         """The oldest one has ended now."""
-        work, decided_ns = self.in_flight.popleft()
-        step = step_of(work, max(decided_ns, self.ended_ns), now_ns)
+        start_ns = self.running_since_ns
+        work, _ = self.in_flight.popleft()
+        step = step_of(work, start_ns, now_ns)
         self.ended_ns = now_ns
         self.ended += 1
         self._kv_wait.stepping(bool(self.in_flight), now_ns)
@@ -89,9 +95,8 @@ class Steps:
         if not self.in_flight:
             self._board.write(NOBODY)
             return
-        work, decided_ns = self.in_flight[0]
         pending_ns = self._kv_wait.ended[0][0] if self._kv_wait.ended else 0
-        self._board.write(Running(self.ended + 1, max(decided_ns, self.ended_ns), pending_ns, work))
+        self._board.write(Running(self.ended + 1, self.running_since_ns, pending_ns, self.in_flight[0][0]))
 
 
 def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:

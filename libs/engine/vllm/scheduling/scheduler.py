@@ -223,7 +223,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         waiting = [request for request in self.waiting if self._is_asked(request)]
         groups = len(self.kv_cache_config.kv_cache_groups) or 1
         return Queues(
-            decodes=[each for request, each in running if not request.is_prefill_chunk],
+            decodes=[each for request, each in running if not request.is_prefill_chunk and not each.ends_under_way],
             arrived=[self._paced[each.request_id] for each in self.kv_holding_waiting if self._has_come(each)],
             partly=[each for request, each in running if request.is_prefill_chunk and not self._comes_back(request)],
             prompts=[self._paced[r.request_id] for r in waiting if not self._comes_back(r) and not _transfers(r)],
@@ -340,6 +340,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             now_ns,
             *depths,
             self._kv_wait.since_ns,
+            self._steps.running_since_ns,
             self._steps.ended,
             news.step,
             list(waits),

@@ -69,6 +69,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     preemptions: int
     recomputed_tokens: int
     kv_wait_since_ns: int
+    running_since_ns: int = 0
+    """Since when a step runs that has not ended; 0: none does. Only where steps are decided while others run."""
     steps: int = 0
     """Steps with a model call that have ended so far."""
     step: Step | None = None
