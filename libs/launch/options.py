@@ -72,16 +72,7 @@ class SuiteOptions:
                 raise StartupError("--sim-profile is for --engine sim")
             profile(self.sim_profile)
         if self.profile is not None:
-            if self.spare:
-                raise StartupError("--spare is for suites without --profile, which says which worker has which GPUs")
-            if self.engine != "vllm":
-                raise StartupError("--profile is for --engine vllm")
-            nodes = load_profile(self.profile).nodes
-            if nodes > 1:
-                raise StartupError(
-                    f"profile {self.profile} takes {nodes} machines: start its workers on each, with the settings that"
-                    f" `fulcrum profile {self.profile}` prints (docs/deploy.md)"
-                )
+            self._check_profile(self.profile)
             return
         if self.pool:
             if self.engine == "vllm":
@@ -91,3 +82,17 @@ class SuiteOptions:
             raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")
         if self.decode + self.mixed < 1:
             raise StartupError("nobody would generate tokens: ask for --decode 1 or --mixed 1 at least")
+
+    def _check_profile(self, name: str) -> None:
+        if self.spare:
+            raise StartupError("--spare is for suites without --profile, which says which worker has which GPUs")
+        if self.engine not in {"vllm", "sim"}:
+            raise StartupError("--profile is for --engine vllm, and for --engine sim, which rehearses it")
+        if self.sim_profile is not None:
+            raise StartupError("--profile says how long steps take: leave --sim-profile out")
+        nodes = load_profile(name).nodes
+        if nodes > 1 and self.engine == "vllm":
+            raise StartupError(
+                f"profile {name} takes {nodes} machines: start its workers on each, with the settings that"
+                f" `fulcrum profile {name}` prints (docs/deploy.md)"
+            )

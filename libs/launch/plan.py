@@ -10,7 +10,16 @@ from typing import Any
 from libs.launch.gpus import deal
 from libs.launch.options import SuiteOptions
 from libs.launch.processes.port import ChildSpec
-from libs.launch.profile import POOL, ROLES, SPARE, load_profile, role_settings, service_of
+from libs.launch.profile import (
+    POOL,
+    ROLES,
+    SPARE,
+    DeploymentProfile,
+    ProfileWorker,
+    load_profile,
+    role_settings,
+    service_of,
+)
 from libs.model.fetch import Model
 
 _REDIS_READY = "eady to accept connections"
@@ -207,13 +216,20 @@ def _worker(own: Mapping[str, str], role: str, names: Sequence[str], settings: M
     return ChildSpec(first, ("python", "-m", f"services.{service_of(role)}"), env)
 
 
+def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteOptions) -> Mapping[str, str]:
+    """Settings of a worker of a deployment profile, or of a simulated one in its place."""
+    if options.engine == "sim":
+        return worker.rehearsed(profile.rehearsal)
+    return worker.settings(options.engine_arguments)
+
+
 def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[str, str]]]:
     """By role, the settings of each worker that not all have. Raises StartupError where GPUs do not go round."""
     if options.profile is not None:
         profile = load_profile(options.profile)
         return {
             SPARE: [],
-            **{role: [worker.settings(options.engine_arguments) for worker in profile.of(role)] for role in ROLES},
+            **{role: [_profiled(profile, worker, options) for worker in profile.of(role)] for role in ROLES},
         }
     dealt = deal(
         place.gpus,

@@ -67,14 +67,23 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Environment variables of its process, beside those of every worker; `arguments` come before its own."""
         return {
             "FULCRUM_WORKER_ENGINE": "vllm",
-            **role_settings(self.role),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
             "FULCRUM_WORKER_DEVICE": "cuda",
+            **self._shared(),
+            "FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps(self.arguments | dict(arguments)),
+        }
+
+    def rehearsed(self, step_times: str) -> Mapping[str, str]:
+        """The same of a simulated worker whose steps last as long as the step-time profile says."""
+        return {**self._shared(), "FULCRUM_WORKER_SIM_PROFILE": step_times}
+
+    def _shared(self) -> Mapping[str, str]:
+        return {
+            **role_settings(self.role),
             "FULCRUM_WORKER_GPUS": str(_span(self).gpus),
             "FULCRUM_WORKER_MAX_SEQUENCES": str(self.max_sequences),
             "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": str(self.prefill_chunk_tokens),
             "FULCRUM_WORKER_BLOCK_SIZE_TOKENS": str(self.block_size_tokens),
-            "FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps(self.arguments | dict(arguments)),
         }
 
 
@@ -100,6 +109,8 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     machine: str
     not_run: str
     """What nobody has tried."""
+    rehearsal: str
+    """Step-time profile (libs/perfmodel/profiles.py) that one of its workers has under `--engine sim`."""
     workers: tuple[ProfileWorker, ...]
     predicted: HardwarePrediction
     """GPUs of each of its workers: they are alike."""

@@ -27,7 +27,16 @@ from libs.perfmodel.learner import StepKind
 from libs.perfmodel.profiles import PROFILES, SHIPPED_FILE
 from libs.perfmodel.samples import Rows
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
-from load.profiles.profile_sources import AIC_PAIRS, AIC_VERSION, GPU_MEMORY_GB, MODELS, ModelFacts, gpu_count
+from load.profiles.profile_sources import (
+    AIC_PAIRS,
+    AIC_VERSION,
+    GPU_MEMORY_GB,
+    MODELS,
+    SETUPS,
+    ModelFacts,
+    Setup,
+    gpu_count,
+)
 
 CSV_STEP_TOKENS = 4096
 """Most prompt tokens that the measured engine computed in a step: with more, a time is not one step's."""
@@ -114,39 +123,54 @@ def from_csv(file: Path) -> Iterator[Entry]:
 
 
 def from_aiconfigurator() -> Iterator[Entry]:
-    """A profile for each pair that its data covers."""
-    from aiconfigurator_core.sdk.engine import EngineHandle  # type: ignore[import-not-found]  # noqa: PLC0415
-
+    """A profile for each pair that its data covers, and for each setup."""
+    wanted = {}
     for model, system, device in AIC_PAIRS:
         facts = MODELS[model]
         gpus = gpu_count(facts, device)
+        name = f"{facts.name}-{device.lower()}" + (f"-tp{gpus}" if gpus > 1 else "") + "-aic"
+        wanted[name] = Setup(model, facts, system, gpus, {}, "bfloat16")
+    for name, setup in (wanted | SETUPS).items():
         try:
-            handle = EngineHandle.compile(model, system, "vllm", tp_size=gpus)
-            steps: Steps = []
-            for start in (0, 1024, 4096, 16384):
-                for tokens in (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192):
-                    ms = handle.predict_prefill_latency(1, start + tokens, start)
-                    steps.append((chunks_work([(start, start + tokens)]), ms * 1e6))
-            for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-                for context in (128, 512, 1024, 2048, 4096, 8192):
-                    work = StepWork(decode_sequences=batch, decode_kv_tokens=batch * (context + 1))
-                    steps.append((work, handle.predict_decode_latency(batch, context) * 1e6))
-            for batch in (1, 8, 32, 128):
-                for context in (512, 2048, 8192):
-                    decode = StepWork(decode_sequences=batch, decode_kv_tokens=batch * (context + 1))
-                    for wanted in (64, 256, 512, 1024):
-                        # Its chunk lies in the middle, on average, of a prompt as long as what a decode reads.
-                        tokens = min(wanted, context)
-                        start = (context - tokens) // 2
-                        ms = handle.mixed_step_latency(tokens, batch, context, 2)
-                        steps.append((chunks_work([(start, start + tokens)], decode), ms * 1e6))
+            steps = predicted_steps(setup)
         except Exception as error:  # whatever its data lacks, the others are still good
-            print(f"left out: {model} on {system}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
+            print(f"left out: {name}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
             continue
         shuffled = [steps[index] for index in np.random.default_rng(0).permutation(len(steps))]
-        name = f"{facts.name}-{device.lower()}" + (f"-tp{gpus}" if gpus > 1 else "") + "-aic"
-        source = f"aiconfigurator-core {AIC_VERSION}"
-        yield fit_entry(name=name, source=source, engine="vllm", device=device, facts=facts, gpus=gpus, steps=shuffled)
+        yield fit_entry(
+            name=name, source=f"aiconfigurator-core {AIC_VERSION}", engine="vllm", device=setup.device,
+            facts=setup.facts, gpus=setup.gpus, steps=shuffled,
+        )  # fmt: skip
+
+
+def predicted_steps(setup: Setup) -> Steps:
+    """Of prefill, of decode and of both, as aiconfigurator has them; raises what it raises."""
+    from aiconfigurator_core.sdk.engine import EngineHandle  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    handle = EngineHandle.compile(setup.model, setup.system, "vllm", tp_size=setup.gpus, **setup.options)
+    steps: Steps = []
+    for start in (0, 1024, 4096, 16384):
+        for tokens in (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192):
+            if tokens < setup.least_tokens:
+                continue
+            ms = handle.predict_prefill_latency(1, start + tokens, start)
+            steps.append((chunks_work([(start, start + tokens)]), ms * 1e6))
+    for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        for context in (128, 512, 1024, 2048, 4096, 8192):
+            work = StepWork(decode_sequences=batch, decode_kv_tokens=batch * (context + 1))
+            steps.append((work, handle.predict_decode_latency(batch, context) * 1e6))
+    for batch in (1, 8, 32, 128):
+        for context in (512, 2048, 8192):
+            decode = StepWork(decode_sequences=batch, decode_kv_tokens=batch * (context + 1))
+            for wanted in (64, 256, 512, 1024):
+                if wanted < setup.least_tokens:
+                    continue
+                # Its chunk lies in the middle, on average, of a prompt as long as what a decode reads.
+                tokens = min(wanted, context)
+                start = (context - tokens) // 2
+                ms = handle.mixed_step_latency(tokens, batch, context, 2)
+                steps.append((chunks_work([(start, start + tokens)], decode), ms * 1e6))
+    return steps
 
 
 def main(options: argparse.Namespace) -> None:

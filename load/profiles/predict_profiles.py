@@ -5,46 +5,25 @@ into the profiles. stdout: a table, then one JSON object as the last line.
 """
 
 import json
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
-from libs.launch.profile import FOLDER, load_profile
+from libs.launch.profile import FOLDER, load_profile, profile_names
+from load.profiles.profile_sources import SETUPS
 
 PROMPTS: Final = (1024, 8192)
 BATCHES: Final = (1, 32, 64)
 CONTEXT_TOKENS: Final = 2048
-LLAMA_70B: Final = "meta-llama/Meta-Llama-3.1-70B"
-"""Llama 3.3 has its shape."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How a profile is put to it."""
-
-    model: str
-    system: str
-    options: dict[str, Any] = field(default_factory=dict)
-    types: str = "bfloat16"
-
-
-ASKED: Final = {
-    "gpt-oss-120b-8xh100": Asked("openai/gpt-oss-120b", "h100_sxm", {"moe_tp_size": 4, "moe_ep_size": 1}, "its own"),
-    "llama-3.3-70b-nvfp4-b200": Asked(
-        LLAMA_70B, "b200_sxm", {"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"}, "NVFP4, KV fp8"
-    ),
-    "llama-3.3-70b-2-nodes-h100": Asked(LLAMA_70B, "h100_sxm"),
-}
 
 
 def predict(name: str) -> dict[str, Any]:
     """Of each worker of a profile."""
     from aiconfigurator_core.sdk.engine import EngineHandle  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    asked, gpus = ASKED[name], load_profile(name).workers[0].gpus
-    handle = EngineHandle.compile(asked.model, asked.system, "vllm", tp_size=gpus, **asked.options)
+    asked = SETUPS[load_profile(name).rehearsal]
+    handle = EngineHandle.compile(asked.model, asked.system, "vllm", tp_size=asked.gpus, **asked.options)
     return {
-        "source": f"aiconfigurator-core {version('aiconfigurator-core')}, {asked.system}, vllm, TP{gpus}",
+        "source": f"aiconfigurator-core {version('aiconfigurator-core')}, {asked.system}, vllm, TP{asked.gpus}",
         "model": f"{asked.model} ({asked.types})",
         "prefill_ms": {str(n): round(handle.predict_prefill_latency(1, n, 0), 1) for n in PROMPTS},
         "decode_ms": {str(n): round(handle.predict_decode_latency(n, CONTEXT_TOKENS), 1) for n in BATCHES},
@@ -57,7 +36,7 @@ def main() -> None:
     every = {}
     print(f"{'profile':<30}" + "".join(f"{f'prefill {n}':>14}" for n in PROMPTS), end="")
     print("".join(f"{f'decode x{n}':>12}" for n in BATCHES))
-    for name in ASKED:
+    for name in profile_names():
         every[name] = found = predict(name)
         file = FOLDER / f"{name}.json"
         kept = json.loads(file.read_text()) | {"predicted": found}

@@ -1,6 +1,8 @@
 """What the shipped profiles need to know of models and GPUs beside step times: published shapes and memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 AIC_VERSION: Final = "0.12.0"
@@ -8,23 +10,28 @@ AIC_VERSION: Final = "0.12.0"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's published shape, in bfloat16."""
+    """A model's published shape, in bfloat16 where nothing else is said."""
 
     name: str
     parameters_billion: float
     layers: int
+    """That keep the KV of the whole context."""
     kv_heads: int
     head_dim: int = 128
+    weight_bytes_per_parameter: float = 2.0
+    kv_item_bytes: int = 2
+    latent_items: int = 0
+    """Numbers that one layer keeps of a token in place of keys and values (MLA); 0: it keeps those."""
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+        return self.layers * (self.latent_items or 2 * self.kv_heads * self.head_dim) * self.kv_item_bytes
 
     @property
     def weight_bytes(self) -> float:
         """Of all parameters."""
-        return self.parameters_billion * 2e9
+        return self.parameters_billion * 1e9 * self.weight_bytes_per_parameter
 
 
 MODELS: Final = {
@@ -76,6 +83,63 @@ AIC_PAIRS: Final = tuple(
     (model, system, device) for model in MODELS if "/" in model for system, device in _SYSTEMS.items()
 )
 """(model, aiconfigurator's name of the system, device)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model in the types and at the width in which people serve it, as aiconfigurator is asked for it."""
+
+    model: str
+    facts: ModelFacts
+    system: str
+    gpus: int
+    options: Mapping[str, str | int]
+    types: str
+    least_tokens: int = 16
+    """Prompt tokens of a step from which on it counts for the fit: fewer read but some of a model's experts, and a
+    line through both would miss the large steps that prefill runs."""
+
+    @property
+    def device(self) -> str:
+        """Of `GPU_MEMORY_GB`."""
+        return _SYSTEMS[self.system]
+
+
+# A half of gpt-oss's 36 layers keeps 128 tokens alone, which is left out. MXFP4 is 4.25 bits an expert's weight.
+_GPT_OSS: Final = ModelFacts("gpt-oss-120b", 116.8, 18, 8, head_dim=64, weight_bytes_per_parameter=0.55)
+_LLAMA_70B: Final = "meta-llama/Meta-Llama-3.1-70B"
+"""Llama 3.3 has its shape."""
+_LLAMA_FP8: Final = ModelFacts("llama3.3-70b-fp8", 70.6, 80, 8, weight_bytes_per_parameter=1.03, kv_item_bytes=1)
+_LLAMA_NVFP4: Final = ModelFacts("llama3.3-70b-nvfp4", 70.6, 80, 8, weight_bytes_per_parameter=0.6, kv_item_bytes=1)
+_LLAMA_BF16: Final = ModelFacts("llama3.3-70b", 70.6, 80, 8)
+# 512 numbers of the latent and 64 of the rotated key; weights in FP8 blocks.
+_DEEPSEEK: Final = ModelFacts("deepseek-v3", 671.0, 61, 1, weight_bytes_per_parameter=1.02, latent_items=576)
+_FP8: Final = MappingProxyType({"gemm_quant_mode": "fp8", "kvcache_quant_mode": "fp8"})
+_NVFP4: Final = MappingProxyType({"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"})
+
+
+_MANY: Final = 512
+
+
+def _experts(width: int) -> Mapping[str, int]:
+    return {"moe_tp_size": width, "moe_ep_size": 1}
+
+
+SETUPS: Final = {
+    "gpt-oss-120b-h100-aic": Setup("openai/gpt-oss-120b", _GPT_OSS, "h100_sxm", 1, _experts(1), "MXFP4", _MANY),
+    "gpt-oss-120b-h100-tp2-aic": Setup("openai/gpt-oss-120b", _GPT_OSS, "h100_sxm", 2, _experts(2), "MXFP4", _MANY),
+    "gpt-oss-120b-h100-tp4-aic": Setup("openai/gpt-oss-120b", _GPT_OSS, "h100_sxm", 4, _experts(4), "MXFP4", _MANY),
+    "gpt-oss-120b-b200-aic": Setup("openai/gpt-oss-120b", _GPT_OSS, "b200_sxm", 1, _experts(1), "MXFP4", _MANY),
+    "llama3.3-70b-fp8-h100-tp2-aic": Setup(_LLAMA_70B, _LLAMA_FP8, "h100_sxm", 2, _FP8, "FP8, KV FP8"),
+    "llama3.3-70b-fp8-h100-tp4-aic": Setup(_LLAMA_70B, _LLAMA_FP8, "h100_sxm", 4, _FP8, "FP8, KV FP8"),
+    "llama3.3-70b-h100-tp4-aic": Setup(_LLAMA_70B, _LLAMA_BF16, "h100_sxm", 4, {}, "bfloat16"),
+    "llama3.3-70b-h100-tp8-aic": Setup(_LLAMA_70B, _LLAMA_BF16, "h100_sxm", 8, {}, "bfloat16"),
+    "llama3.3-70b-nvfp4-b200-aic": Setup(_LLAMA_70B, _LLAMA_NVFP4, "b200_sxm", 1, _NVFP4, "NVFP4, KV FP8"),
+    "deepseek-v3-h200-tp8-aic": Setup(
+        "deepseek-ai/DeepSeek-V3", _DEEPSEEK, "h200_sxm", 8, _experts(8), "FP8 blocks", _MANY
+    ),
+}
+"""By name of the step-time profile."""
 
 
 def gpu_count(facts: ModelFacts, device: str) -> int:

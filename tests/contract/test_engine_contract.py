@@ -21,8 +21,8 @@ from libs.engine.kv.pool_file import PREFIX
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     Engine,
-    EngineIntegrity,
     EngineIdentity,
+    EngineIntegrity,
     EngineRequest,
     FinishReason,
     Phase,
@@ -104,8 +104,8 @@ def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path) -> Make:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_async_cores(random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
     """The same two, which decide a step while the one before runs."""
-    from libs.engine.vllm.starting import launch  # noqa: PLC0415 - it imports vLLM
-    from libs.testing.engines.async_executor import configured_asynchronously  # noqa: PLC0415
+    from libs.engine.vllm.starting import launch
+    from libs.testing.engines.async_executor import configured_asynchronously
 
     cores = tuple(SharedCore(_vllm_config(random_llama)) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling, vLLM's default on GPUs: two steps under way, blocks that run out, aborts into running steps."""
+"""Asynchronous scheduling, vLLM's default on GPUs: two steps under way, blocks that run out, aborts meanwhile."""
 
 import itertools
 from collections.abc import AsyncIterator

@@ -27,9 +27,12 @@ _configured = launch.configured
 class ThreadedExecutor(UniProcExecutor):  # type: ignore[misc]
     """One worker on a thread of its own, which takes what it is asked in order."""
 
+    vllm_config: VllmConfig
+
     def _init_executor(self) -> None:
         self._thread = ThreadPoolExecutor(1, "model")
-        asynchronous, self.vllm_config = self.vllm_config, copy.copy(self.vllm_config)
+        asynchronous: VllmConfig = self.vllm_config
+        self.vllm_config = copy.copy(asynchronous)
         self.vllm_config.scheduler_config = copy.copy(asynchronous.scheduler_config)
         self.vllm_config.scheduler_config.async_scheduling = False  # a CPU's runner has its tokens before the next step
         try:

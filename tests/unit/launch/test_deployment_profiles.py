@@ -14,11 +14,17 @@ from libs.launch.options import SuiteOptions
 from libs.launch.plan import make_plan
 from libs.launch.profile import load_profile, profile_names
 from libs.model.fetch import Model
+from libs.perfmodel.profiles import profile as step_times
+from libs.policy.step_time import StepWork, chunks_work
 from libs.worker.settings import WorkerSettings
 from tests.unit.launch.test_launch_plan import PLACE
 
 MODEL = Model("gpt", "/models/gpt")
-SHIPPED = ["gpt-oss-120b-8xh100", "llama-3.3-70b-2-nodes-h100", "llama-3.3-70b-nvfp4-b200"]
+SHIPPED = [
+    "gpt-oss-120b-8xh100", "gpt-oss-120b-tp2-8xh100", "llama-3.3-70b-2-nodes-h100", "llama-3.3-70b-fp8-8xh100",
+    "llama-3.3-70b-nvfp4-b200",
+]  # fmt: skip
+NODES = "llama-3.3-70b-2-nodes-h100"
 
 
 def test_these_are_shipped() -> None:
@@ -36,6 +42,31 @@ def test_a_profile_fits_itself_and_says_what_was_not_run_beside_what_is_predicte
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_its_roles_can_move_and_a_moved_worker_is_as_good_as_one_born_to_its_role(name: str) -> None:
+    workers = load_profile(name).workers
+    assert min(sum(each.role == role for each in workers) for role in ("prefill", "decode")) >= 2
+    assert len({(each.max_sequences, str(each.arguments), len(each.devices)) for each in workers}) == 1
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_rehearsal_has_the_same_workers_whose_steps_last_as_predicted(name: str) -> None:
+    profile, options = load_profile(name), SuiteOptions(engine="sim", profile=name)
+    options.check()
+    workers = make_plan(options, MODEL, PLACE).workers
+    assert len(workers) == len(profile.workers) == options.workers
+    for spec in workers:
+        assert spec.env["FULCRUM_WORKER_ENGINE"] == "sim"
+        assert spec.env["FULCRUM_WORKER_GPUS"] == str(profile.workers[0].gpus)
+    steps = step_times(workers[0].env["FULCRUM_WORKER_SIM_PROFILE"])
+    assert steps.gpus == profile.workers[0].gpus
+    for tokens, ms in profile.predicted.prefill_ms.items():
+        assert steps.step_time.step_ns(chunks_work([(0, tokens)])) == pytest.approx(ms * 1e6, rel=0.2)
+    for batch, ms in profile.predicted.decode_ms.items():
+        work = StepWork(decode_sequences=batch, decode_kv_tokens=batch * profile.predicted.decode_context_tokens)
+        assert steps.step_time.step_ns(work) == pytest.approx(ms * 1e6, rel=0.3)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = load_profile(name)
     for worker in profile.workers:
@@ -49,11 +80,11 @@ def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pyte
 
 
 def test_what_is_printed_of_a_profile_starts_its_workers() -> None:
-    printed = CliRunner().invoke(app, ["profile", SHIPPED[1]]).stdout
-    for worker in load_profile(SHIPPED[1]).workers:
+    printed = CliRunner().invoke(app, ["profile", NODES]).stdout
+    for worker in load_profile(NODES).workers:
         for variable, value in worker.settings().items():
             assert f"\n{variable}={value}\n" in printed
-    assert printed.count("FULCRUM_WORKER_MODEL_PATH=/models/meta-llama/") == 2
+    assert printed.count("FULCRUM_WORKER_MODEL_PATH=/models/meta-llama/") == 4
 
 
 def test_a_profile_has_its_own_workers() -> None:
@@ -62,30 +93,32 @@ def test_a_profile_has_its_own_workers() -> None:
 
 
 def test_a_suite_of_a_profile_has_its_workers_each_on_its_gpus() -> None:
-    options = SuiteOptions(engine="vllm", profile="gpt-oss-120b-8xh100")
+    options = SuiteOptions(engine="vllm", profile="gpt-oss-120b-tp2-8xh100")
     options.check()
     workers = make_plan(options, MODEL, PLACE).workers
-    assert [spec.name for spec in workers] == ["gpu-0", "gpu-1"] and options.workers == 2
-    assert [spec.env["CUDA_VISIBLE_DEVICES"] for spec in workers] == ["0,1,2,3", "4,5,6,7"]
-    assert json.loads(workers[0].env["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 4
+    assert [spec.name for spec in workers] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    assert options.workers == 4
+    assert [spec.env["CUDA_VISIBLE_DEVICES"] for spec in workers] == ["0,1", "2,3", "4,5", "6,7"]
+    assert json.loads(workers[0].env["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 2
 
 
 def test_what_one_machine_cannot_start_is_said_in_one_line() -> None:
     for options, reason in (
         (SuiteOptions(engine="vllm", profile="llama-3.3-70b-2-nodes-h100"), "takes 2 machines"),
         (SuiteOptions(engine="vllm", profile="gpt-oss"), "there are: gpt-oss-120b-8xh100"),
-        (SuiteOptions(engine="sim", profile="gpt-oss-120b-8xh100"), "--engine vllm"),
+        (SuiteOptions(engine="torch", profile="gpt-oss-120b-8xh100"), "--engine vllm"),
+        (SuiteOptions(engine="sim", profile="gpt-oss-120b-8xh100", sim_profile="instant"), "leave --sim-profile out"),
     ):
         with pytest.raises(StartupError, match=reason):
             options.check()
 
 
 def test_a_profile_that_could_not_serve_is_refused() -> None:
-    good = load_profile("gpt-oss-120b-8xh100")
-    prefill, decode = good.workers
+    good = load_profile("gpt-oss-120b-tp2-8xh100")
+    prefill, _, decode, _ = good.workers
     for workers, reason in (
-        ((prefill, replace(decode, devices=(3, 4, 5, 6))), "GPU 3 of node 0 is in 2 workers"),
-        ((prefill, replace(decode, devices=(4, 5))), "2 GPUs and arguments for 4"),
+        ((prefill, replace(decode, devices=(1, 4))), "GPU 1 of node 0 is in 2 workers"),
+        ((prefill, replace(decode, devices=(4,))), "1 GPUs and arguments for 2"),
         ((prefill,), "a prefill and a decode worker"),
         ((prefill, replace(decode, block_size_tokens=16)), "exchange KV"),
     ):
@@ -93,7 +126,7 @@ def test_a_profile_that_could_not_serve_is_refused() -> None:
             replace(good, workers=workers).check()
 
 
-@pytest.mark.parametrize("profile", [None, "gpt-oss-120b-8xh100"])
+@pytest.mark.parametrize("profile", [None, "gpt-oss-120b-tp2-8xh100"])
 def test_arguments_of_the_command_line_come_before_those_of_a_profile(profile: str | None) -> None:
     words = ("--max-model-len=32768", "language_model_only", 'speculative_config={"method": "ngram"}', "dtype=float16")
     options = SuiteOptions(engine="vllm", profile=profile, engine_args=words)
@@ -102,7 +135,7 @@ def test_arguments_of_the_command_line_come_before_those_of_a_profile(profile: s
         arguments = json.loads(worker.env["FULCRUM_WORKER_VLLM_ARGUMENTS"])
         assert (arguments["max_model_len"], arguments["language_model_only"]) == (32768, True)
         assert (arguments["speculative_config"], arguments["dtype"]) == ({"method": "ngram"}, "float16")
-        assert arguments.get("tensor_parallel_size") == (4 if profile else None)
+        assert arguments.get("tensor_parallel_size") == (2 if profile else None)
 
 
 @pytest.mark.parametrize(
