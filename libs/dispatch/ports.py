@@ -8,7 +8,7 @@ from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.worker_news import WorkerNews
 from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
-from libs.policy.gateway.outlook import Outlook
+from libs.policy.gateway.outlook import WorkerOutlook
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
 
@@ -54,7 +54,7 @@ class Link(Protocol):
 
     id: str
     key: WorkerKey
-    outlook: Outlook
+    outlook: WorkerOutlook
 
     @property
     def model(self) -> str:

@@ -18,7 +18,7 @@ from libs.telemetry.windows.ring import NO_ROLE
 from libs.telemetry.worker.batch_columns import Followed, Ints, PrefillShares, StepBatchColumns, lay
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.steps import COUNTS, RunningStep
-from libs.telemetry.worker.timeline import MAX_STEPS, Taken, Timeline
+from libs.telemetry.worker.timeline import MAX_STEPS, BatchOutcome, Timeline
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""
@@ -57,16 +57,16 @@ class Fleet:
         """Called with each batch that counts, before anybody reads its content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
-        self._batches: Counter[Taken] = Counter()
+        self._batches: Counter[BatchOutcome] = Counter()
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
 
-    def add(self, batch: StepBatch, now_ns: int) -> Taken:
+    def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Enter a worker's batch that came at `now_ns`."""
         self.latest_arrival_ns = now_ns
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
-            return self._count(Taken.MALFORMED)
+            return self._count(BatchOutcome.MALFORMED)
         relayed = self.directory.relayed.get(worker_id)
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             self.settle()  # what is gathered of it is counted elsewhere, which nobody knows after this batch
@@ -74,22 +74,22 @@ class Fleet:
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
         except ValueError:
-            return self._count(Taken.MALFORMED)
+            return self._count(BatchOutcome.MALFORMED)
         if followed is None:
             return self._count(self._add(batch, worker_id, now_ns))
         self.directory.heard(worker_id, covered_to_ns)
         self._followed.append(followed)
         if len(self._followed) >= MAX_FOLLOWED:
             self.settle()
-        return Taken.COUNTED
+        return BatchOutcome.COUNTED
 
-    def add_late(self, batch: StepBatch, now_ns: int) -> Taken:
+    def add_late(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Enter a batch that was left out when its time was the present. It says nothing of who is heard now, nor of
         clocks."""
         if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
-            return self._count(Taken.MALFORMED)
+            return self._count(BatchOutcome.MALFORMED)
         taken = self._sort_in_time(batch, batch.worker_id)
-        if taken is Taken.COUNTED:
+        if taken is BatchOutcome.COUNTED:
             self.directory.heard(batch.worker_id, batch.covered_to_unix_ns)
             self.add_late_transfers(batch)
         return self._count(taken)
@@ -100,7 +100,7 @@ class Fleet:
             self._nodes.note_transfers([batch])
 
     @property
-    def batches(self) -> Counter[Taken]:
+    def batches(self) -> Counter[BatchOutcome]:
         """How many there were, by what became of them."""
         self.settle()
         return self._batches
@@ -234,19 +234,19 @@ class Fleet:
         newest = (self.directory.newest(worker_id) for worker_id in worker_ids)
         return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
 
-    def _count(self, taken: Taken) -> Taken:
+    def _count(self, taken: BatchOutcome) -> BatchOutcome:
         self._batches[taken] += 1
         return taken
 
-    def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> Taken:
+    def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> BatchOutcome:
         """A batch that does not simply go on."""
         taken = self._sort_in_time(batch, worker_id)
-        if taken is Taken.COUNTED:
+        if taken is BatchOutcome.COUNTED:
             self.directory.heard(worker_id, batch.covered_to_unix_ns)
             self._note_asides([batch], [now_ns])
         return taken
 
-    def _sort_in_time(self, batch: StepBatch, worker_id: str) -> Taken:
+    def _sort_in_time(self, batch: StepBatch, worker_id: str) -> BatchOutcome:
         timeline = self.directory.timelines.get(worker_id)
         if timeline is None:
             return self._add_stranger(batch, worker_id)
@@ -254,7 +254,7 @@ class Fleet:
         timeline.max_steps = self._max_steps
         said = timeline.says
         taken = timeline.add(batch)
-        if taken is Taken.COUNTED:
+        if taken is BatchOutcome.COUNTED:
             if timeline.says != said:
                 self.directory.said_new()
             self._begin_newest(timeline, worker_id)
@@ -267,10 +267,10 @@ class Fleet:
             batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
         self._nodes.note_transfers(batches)
 
-    def _add_stranger(self, batch: StepBatch, worker_id: str) -> Taken:
+    def _add_stranger(self, batch: StepBatch, worker_id: str) -> BatchOutcome:
         timeline = Timeline(self._prefill_shares, turn=len(self.directory.timelines))
         taken = timeline.add(batch)
-        if taken is not Taken.COUNTED:
+        if taken is not BatchOutcome.COUNTED:
             return taken
         self.settle()
         if len(self.directory.timelines) >= MAX_WORKERS:
@@ -290,7 +290,7 @@ class Fleet:
             return
         gathered, self._followed = StepBatchColumns.of(self._followed), []
         worker_ids = gathered.worker_ids
-        self._batches[Taken.COUNTED] += len(worker_ids)
+        self._batches[BatchOutcome.COUNTED] += len(worker_ids)
         self._note_asides(gathered.batches, gathered.arrived_ns)
         laid = lay(gathered, self._prefill_shares)
         if not laid.plain.all():  # what is not plain has a part in the time of its worker's others
@@ -325,8 +325,8 @@ class Fleet:
         if timeline.sort_in(batch):
             self._tell_change(timeline, worker_id, NEVER)
         else:
-            self._batches[Taken.COUNTED] -= 1
-            self._batches[Taken.MALFORMED] += 1
+            self._batches[BatchOutcome.COUNTED] -= 1
+            self._batches[BatchOutcome.MALFORMED] += 1
 
     def _tell_change(self, timeline: Timeline, worker_id: str, until_ns: int) -> None:
         self.tell_changes([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))

@@ -17,7 +17,7 @@ from libs.telemetry.listing import Loads
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.batch_columns import PrefillShares
-from libs.telemetry.worker.timeline import Taken
+from libs.telemetry.worker.timeline import BatchOutcome
 from services.metrics.cluster_events.decisions import DecisionLog
 from services.metrics.cluster_events.events import Event, EventLog
 from services.metrics.cluster_events.lives import WorkerLives, together
@@ -58,7 +58,7 @@ class MetricsState:
         value = record.value
         if isinstance(value, StepBatch):  # nearly always
             self._latest_ns = now_ns
-            if self.fleet.add(value, now_ns) is Taken.COUNTED and self.sharing is not None:
+            if self.fleet.add(value, now_ns) is BatchOutcome.COUNTED and self.sharing is not None:
                 self.sharing.note(value, now_ns)
             return
         if isinstance(value, SharedWindows):

@@ -44,7 +44,7 @@ async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: as
             plans.take(record.value)
 
 
-class Lease:
+class LeaderLease:
     """Whether this planner leads; it is lost when it could not be renewed in time."""
 
     def __init__(self, lead: Lead) -> None:
@@ -63,7 +63,7 @@ class Lease:
 
 
 async def lead_forever(
-    store: PlannerStore, state: PlannerState, lease: Lease, settle: Callable[[], Awaitable[bool]]
+    store: PlannerStore, state: PlannerState, lease: LeaderLease, settle: Callable[[], Awaitable[bool]]
 ) -> None:
     """Take the lead when nobody has it, and keep it; leave it when cancelled. `settle` brings what is kept and what is
     held to together, whenever the lead comes and all the time while another has it; nothing is done before it has."""
@@ -86,7 +86,7 @@ async def decide_forever(
     clock: Clock,
     *,
     period_s: float,
-    lease: Lease,
+    lease: LeaderLease,
     news: asyncio.Event,
     actor: OrderExecutor | None = None,
 ) -> None:

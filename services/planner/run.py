@@ -35,7 +35,7 @@ from services.planner.http.mode_api import ModeApi
 from services.planner.http.roles_api import RolesApi
 from services.planner.inputs.plans import HeardPlans
 from services.planner.kept import MODES, Lead, PlannerStore
-from services.planner.loop import Lease, decide_forever, follow_telemetry, follow_workers, lead_forever
+from services.planner.loop import LeaderLease, decide_forever, follow_telemetry, follow_workers, lead_forever
 from services.planner.models.run import open_models
 from services.planner.orders import OrderExecutor
 from services.planner.scaling.prometheus import ScalerCollector
@@ -107,7 +107,7 @@ async def open_planner(
     await ports.bus.start()
     admin = Admin(state, ports.store, ports.bus, clock, token=token, keys=ports.keys)
     modes, limits = ModeApi(admin), LimitsApi(admin)
-    lease = Lease(Lead.UNKNOWN if ports.store else Lead.OURS)
+    lease = LeaderLease(Lead.UNKNOWN if ports.store else Lead.OURS)
     if ports.store is not None:
         settling = partial(settle, ports.store, state, modes, limits)
         await settling()
@@ -186,7 +186,7 @@ def need(_method: str, path: str) -> Role | None:
     return None if is_public(path) else "operator"
 
 
-def _leads(lease: Lease) -> bool:
+def _leads(lease: LeaderLease) -> bool:
     return lease.at(asyncio.get_running_loop().time()) is Lead.OURS
 
 

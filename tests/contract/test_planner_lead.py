@@ -15,7 +15,7 @@ from services.planner.http.limits_api import LimitsApi
 from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
 from services.planner.kept import LEASE_MS, Lead
-from services.planner.loop import Lease, lead_forever
+from services.planner.loop import LeaderLease, lead_forever
 from services.planner.run import settle
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
@@ -56,7 +56,7 @@ async def test_one_leads_until_it_leaves_or_its_lease_runs_out(redis: Any, clust
 async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any, cluster: str) -> None:
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     state = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1)
-    lease = Lease(Lead.UNKNOWN)
+    lease = LeaderLease(Lead.UNKNOWN)
     leading = asyncio.create_task(lead_forever(first, state, lease, settled))
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(TAKEOVER_S):
@@ -79,7 +79,7 @@ async def test_without_redis_nobody_knows_who_leads(cluster: str) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(Lead), st.integers(0, 3 * LEASE_MS)), min_size=1, max_size=12))
 def test_a_lead_that_could_not_be_renewed_in_time_is_not_known_any_more(answers: list[tuple[Lead, int]]) -> None:
-    lease, now_ms, last = Lease(Lead.UNKNOWN), 0, (Lead.UNKNOWN, 0)
+    lease, now_ms, last = LeaderLease(Lead.UNKNOWN), 0, (Lead.UNKNOWN, 0)
     for found, later_ms in answers:
         now_ms += later_ms
         lease.take(found, now_ms / 1000)

@@ -23,7 +23,7 @@ MOST_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunOptions:
     """Options that all runs share."""
 
     trace: str

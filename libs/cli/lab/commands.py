@@ -93,10 +93,10 @@ def run(
     json: Json = False,
 ) -> None:
     """One policy on one trace: how many requests were served in time, and where GPU time went."""
-    from libs.cli.lab.asked import Asked  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.lab.asked import RunOptions  # noqa: PLC0415 (what only this command needs)
     from libs.cli.lab.runs import run_one  # noqa: PLC0415
 
-    asked = Asked(
+    asked = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,
@@ -133,10 +133,10 @@ def compare(
     json: Json = False,
 ) -> None:
     """Several policies on one trace, side by side."""
-    from libs.cli.lab.asked import Asked  # noqa: PLC0415
+    from libs.cli.lab.asked import RunOptions  # noqa: PLC0415
     from libs.cli.lab.compare import compare_all  # noqa: PLC0415
 
-    asked = Asked(
+    asked = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,
@@ -169,10 +169,10 @@ def search(
     json: Json = False,
 ) -> None:
     """The highest rate, as a multiple of the trace's, at which 90 % of requests and of work are served in time."""
-    from libs.cli.lab.asked import Asked  # noqa: PLC0415
+    from libs.cli.lab.asked import RunOptions  # noqa: PLC0415
     from libs.cli.lab.runs import search_all  # noqa: PLC0415
 
-    asked = Asked(
+    asked = RunOptions(
         trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,

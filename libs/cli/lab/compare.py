@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.cli.console import make_console
-from libs.cli.lab.asked import Asked
+from libs.cli.lab.asked import RunOptions
 from libs.cli.lab.page import write_page
 from libs.cli.lab.progress import noting
 from libs.cli.lab.runs import WIDE, about, rounded, table
@@ -22,7 +22,9 @@ Needs = dict[str, int | None]
 """Workers that a policy needs; None: more than were tried."""
 
 
-def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None, jobs: int, as_json: bool) -> None:
+def compare_all(
+    asked: RunOptions, policies: str, *, count: bool, report: Path | None, jobs: int, as_json: bool
+) -> None:
     """Print how each fares; what was found before Ctrl-C is printed, and written, too."""
     names = list(ALL) if policies == "all" else policies.split(",")
     reports: dict[str, Report] = {}

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from libs.cli.console import make_console, plain_table
-from libs.cli.lab.asked import Asked
+from libs.cli.lab.asked import RunOptions
 from libs.cli.lab.progress import noting
 from libs.lab.experiment import Report
 from libs.lab.policies import has_hindsight, policy_named
@@ -20,7 +20,7 @@ WIDE: Final = 120
 """Columns for all figures of a run."""
 
 
-def run_one(asked: Asked, policy: str, *, as_json: bool) -> None:
+def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
     """Print what one policy brings. Raises InvalidRequest."""
     quiet()
     with noting() as notes:
@@ -40,7 +40,7 @@ def run_one(asked: Asked, policy: str, *, as_json: bool) -> None:
         )
 
 
-def search_all(asked: Asked, policies: str, *, seeds: int, every_step: bool, as_json: bool) -> None:
+def search_all(asked: RunOptions, policies: str, *, seeds: int, every_step: bool, as_json: bool) -> None:
     """Print the highest rate of each policy; what was found before Ctrl-C is printed too."""
     found: dict[str, Found] = {}
     interrupted = False

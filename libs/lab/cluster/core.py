@@ -13,7 +13,7 @@ from libs.policy.speed import Speed
 MIN_COAST_STEPS: Final = 2
 
 
-class Decoding(NamedTuple):
+class DecodeSteps(NamedTuple):
     """Steps that only decode."""
 
     sequences: list[CountedSequence]
@@ -88,14 +88,14 @@ class LabCore(Core):
         queued = self._sequences.at(Stage.QUEUED_TRANSFER)
         return len(queued), sum(sequence.length for sequence in queued)
 
-    def plan_or_coast(self, now_ns: int) -> Batch | Decoding | None:
+    def plan_or_coast(self, now_ns: int) -> Batch | DecodeSteps | None:
         """As `plan`; where the next step and more only decode, what decodes and how many steps may pass at once."""
         decodes, prompts = self._ready(now_ns)
         if not prompts and len(decodes) == len(self._sequences.at(Stage.DECODE)):
             steps = self._coasting_steps(decodes)  # type: ignore[arg-type]
             if steps >= MIN_COAST_STEPS:
                 self._pace.prompt_tokens(decodes, (), now_ns)  # which sees that no prompt stands
-                return Decoding(decodes, steps)  # type: ignore[arg-type]
+                return DecodeSteps(decodes, steps)  # type: ignore[arg-type]
         return self._compose(decodes, prompts, now_ns)
 
     def plan_decoding(self, decoding: list[CountedSequence], now_ns: int) -> Batch | None:

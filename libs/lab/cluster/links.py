@@ -15,7 +15,7 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
-from libs.policy.gateway.outlook import Outlook, Sent
+from libs.policy.gateway.outlook import Sent, WorkerOutlook
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assignment, Role, serves
@@ -53,7 +53,7 @@ class LabLink:
     def __init__(self, worker: LabWorker, listener: LinkListener, time: VirtualTime, tpot_ns: int) -> None:
         self.id = worker.id
         self.key: WorkerKey = (worker.id, worker.incarnation)
-        self.outlook = Outlook("lab", worker.speed, worker.shape.kv_blocks, tpot_ns)
+        self.outlook = WorkerOutlook("lab", worker.speed, worker.shape.kv_blocks, tpot_ns)
         self.prefill = CreditBalance()
         self.decode = CreditBalance()
         self.worker = worker

@@ -19,7 +19,7 @@ from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Move, MoveCost, Mover, Router, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import Move, MoveCost, Mover, RivalRouter, SeenRequest, SeenWorker, Slo
 from libs.policy.roles import Role
 
 MAX_ATTEMPTS: Final = 64
@@ -54,7 +54,7 @@ class PushGateway:
         workers: Sequence[LabWorker],
         time: VirtualTime,
         *,
-        router: Router,
+        router: RivalRouter,
         mover: Mover | None,
         cost: MoveCost,
         slo: Slo,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.lab.rivals.pools import decode_pool, halves, prefill_pool, sequences, split_roles
-from libs.lab.rivals.port import Cluster, Move, Mover, Rival, Router, Seen, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import Cluster, Move, Mover, Rival, RivalRouter, Seen, SeenRequest, SeenWorker, Slo
 from libs.policy.roles import Role
 
 LOOK_NS: Final = 50_000_000
@@ -102,7 +102,7 @@ class ArrowMover:
 def arrow(prefill: int = 0, decode: int = 0) -> Rival:
     """Arrow from a split of this many workers on each side; without one, from an even split."""
 
-    def router(cluster: Cluster) -> Router:
+    def router(cluster: Cluster) -> RivalRouter:
         return ArrowRouter(cluster.slo)
 
     def mover(cluster: Cluster) -> Mover:

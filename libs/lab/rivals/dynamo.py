@@ -23,7 +23,7 @@ from libs.lab.rivals.port import (
     MoveCost,
     Mover,
     Rival,
-    Router,
+    RivalRouter,
     Seen,
     SeenRequest,
     SeenWorker,
@@ -186,7 +186,7 @@ def dynamo(
 ) -> Rival:
     """Dynamo from a split of this many workers on each side, or an even one. start_s: until a new replica serves."""
 
-    def router(cluster: Cluster) -> Router:
+    def router(cluster: Cluster) -> RivalRouter:
         return KvRouter()
 
     def mover(cluster: Cluster) -> Mover:

@@ -16,7 +16,18 @@ from statistics import mean
 from typing import Final
 
 from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
-from libs.lab.rivals.port import Cluster, Interval, Move, MoveCost, Mover, Rival, Router, Seen, SeenRequest, SeenWorker
+from libs.lab.rivals.port import (
+    Cluster,
+    Interval,
+    Move,
+    MoveCost,
+    Mover,
+    Rival,
+    RivalRouter,
+    Seen,
+    SeenRequest,
+    SeenWorker,
+)
 from libs.policy.roles import Role
 
 LOOK_NS: Final = 15_000_000_000
@@ -296,7 +307,7 @@ def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S, *, throughp
     `throughput`: with its analysis of decode rates, which is off unless a deployment asks for it.
     """
 
-    def router(cluster: Cluster) -> Router:
+    def router(cluster: Cluster) -> RivalRouter:
         return PickerRouter()
 
     def mover(cluster: Cluster) -> Mover:

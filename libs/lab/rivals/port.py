@@ -123,7 +123,7 @@ PromptOrder = Callable[[QueuedPrompt, int], tuple[float, ...]]
 """What a worker sorts its prompts by at a moment (ns), the least first."""
 
 
-class Router(Protocol):
+class RivalRouter(Protocol):
     """Chooses workers."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
@@ -188,7 +188,7 @@ class Rival:
     """What is left out or assumed, each a sentence."""
     first_roles: Callable[[Cluster], Sequence[Move]]
     """One for each worker, by index."""
-    router: Callable[[Cluster], Router]
+    router: Callable[[Cluster], RivalRouter]
     mover: Callable[[Cluster], Mover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
     binds_at_arrival: bool = False

@@ -19,7 +19,7 @@ from libs.lab.rivals.pools import (
     soonest,
     split_roles,
 )
-from libs.lab.rivals.port import Cluster, Move, Rival, Router, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Cluster, Move, Rival, RivalRouter, SeenRequest, SeenWorker
 
 DECODE_HEAVY_BUDGET_TOKENS: Final = 256
 
@@ -44,7 +44,7 @@ def taichi(prefill: int = 0, decode: int = 0, budget_tokens: int = DECODE_HEAVY_
     if budget_tokens < 1:
         raise InvalidRequest(f"decode-heavy instances compute at least one prompt token a step, not {budget_tokens}")
 
-    def router(cluster: Cluster) -> Router:
+    def router(cluster: Cluster) -> RivalRouter:
         return TaiChiRouter()
 
     def first_roles(cluster: Cluster) -> list[Move]:

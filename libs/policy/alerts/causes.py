@@ -6,12 +6,12 @@ from typing import Final
 from libs.policy.alerts.rules import Condition, Labels, Name
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.grade import Grade
-from libs.policy.verdict.cause import IMBALANCES, SHORTAGES, Cause, Code
+from libs.policy.verdict.cause import IMBALANCES, SHORTAGES, Cause, CauseCode
 
 PHASES: Final = {
-    Code.PREFILL_BOUND: "prefill",
-    Code.DECODE_BOUND_TPOT: "decode",
-    Code.DECODE_BOUND_KV: "decode",
+    CauseCode.PREFILL_BOUND: "prefill",
+    CauseCode.DECODE_BOUND_TPOT: "decode",
+    CauseCode.DECODE_BOUND_KV: "decode",
 }
 OVER: Final = "work presses no more than there is room for"
 
@@ -21,8 +21,8 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
     for model in snapshot.judged:
         causes = [each for each in snapshot.causes if each.model == model]
         yield from _imbalances(model, causes)
-        yield _one(Name.TOO_SMALL, model, [each for each in causes if each.code is Code.TOO_SMALL], OVER)
-        links = [each for each in causes if each.code is Code.SLOW_LINK]
+        yield _one(Name.TOO_SMALL, model, [each for each in causes if each.code is CauseCode.TOO_SMALL], OVER)
+        links = [each for each in causes if each.code is CauseCode.SLOW_LINK]
         yield _one(Name.KV_TRANSFER_BOUND, model, links, "KV that is ready comes as soon as it is awaited")
         yield from _slow_workers(model, causes, followed)
 
@@ -48,7 +48,7 @@ def _one(name: Name, model: str, causes: Sequence[Cause], over: str) -> Conditio
 
 
 def _slow_workers(model: str, causes: Sequence[Cause], followed: Collection[str]) -> Iterator[Condition]:
-    slow = next((each for each in causes if each.code is Code.SLOW_WORKER), None)
+    slow = next((each for each in causes if each.code is CauseCode.SLOW_WORKER), None)
     named = slow.workers if slow is not None else ()
     for worker in dict.fromkeys([*named, *sorted(followed)]):
         grade = Grade.FIRE if worker in named else Grade.CLEAR

@@ -124,7 +124,7 @@ class Sent:
         return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == Phase.BOTH)
 
 
-class Outlook:
+class WorkerOutlook:
     """Counts a submit from when it is sent until the worker's own count has it, or until it has ended."""
 
     def __init__(self, device: str, speed: Speed, kv_blocks: int, tpot_ns: float = 0.0) -> None:
@@ -235,7 +235,7 @@ class Outlook:
             self._arriving_tokens += times * sent.kv_tokens
 
 
-def lend_speeds(outlooks: Iterable[Outlook]) -> None:
+def lend_speeds(outlooks: Iterable[WorkerOutlook]) -> None:
     """Let workers that have measured nothing yet be thought as fast as one of the same device that has.
 
     Beside a measured worker a guess would look like another device, and attract all work or none.

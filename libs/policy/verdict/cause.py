@@ -6,7 +6,7 @@ from enum import StrEnum
 from libs.policy.grade import Grade
 
 
-class Code(StrEnum):
+class CauseCode(StrEnum):
     """What holds a cluster up, if anything does."""
 
     IDLE = "idle"
@@ -20,9 +20,9 @@ class Code(StrEnum):
     UNKNOWN = "unknown"
 
 
-IMBALANCES = frozenset((Code.PREFILL_BOUND, Code.DECODE_BOUND_TPOT, Code.DECODE_BOUND_KV))
+IMBALANCES = frozenset((CauseCode.PREFILL_BOUND, CauseCode.DECODE_BOUND_TPOT, CauseCode.DECODE_BOUND_KV))
 """Other roles of the same workers would end them."""
-SHORTAGES = IMBALANCES | {Code.TOO_SMALL}
+SHORTAGES = IMBALANCES | {CauseCode.TOO_SMALL}
 """Of which a model has one at a time."""
 
 
@@ -51,7 +51,7 @@ class Action:
 class Cause:
     """Something that holds requests up."""
 
-    code: Code
+    code: CauseCode
     model: str
     sentence: str
     workers: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Final
 from libs.policy.grade import Grade
 from libs.policy.pressure.pools import Pressures, fewest_workers
 from libs.policy.verdict.advice import advice
-from libs.policy.verdict.cause import Action, Cause, Code
+from libs.policy.verdict.cause import Action, Cause, CauseCode
 from libs.policy.verdict.limits import CLEAR_PRESSURE, LEAST_WAIT_S, QUEUED_S, VerdictLimits
 from libs.policy.verdict.state import ModelState, WorkerState
 
@@ -66,24 +66,24 @@ def causes(state: ModelState, limits: VerdictLimits, *, small: bool = False) -> 
 
 def shortage_of(
     pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False
-) -> tuple[Code, Grade] | None:
+) -> tuple[CauseCode, Grade] | None:
     """Which shortage there is, and how sure it is: prompts press only where some wait."""
     grades = {
-        Code.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
-        Code.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
-        Code.DECODE_BOUND_KV: limits.pressure.grade(pressures.kv),
+        CauseCode.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
+        CauseCode.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
+        CauseCode.DECODE_BOUND_KV: limits.pressure.grade(pressures.kv),
     }
     sizes = {
-        Code.PREFILL_BOUND: pressures.prefill,
-        Code.DECODE_BOUND_TPOT: pressures.batch,
-        Code.DECODE_BOUND_KV: pressures.kv,
+        CauseCode.PREFILL_BOUND: pressures.prefill,
+        CauseCode.DECODE_BOUND_TPOT: pressures.batch,
+        CauseCode.DECODE_BOUND_KV: pressures.kv,
     }
     worst = max(grades, key=lambda code: (grades[code], sizes[code]))
     if grades[worst] is Grade.CLEAR:
         return None
     room = limits.pressure.clear if small else limits.pressure.fire
     if grades[worst] is Grade.FIRE and pressures.cluster > room:
-        return Code.TOO_SMALL, Grade.FIRE
+        return CauseCode.TOO_SMALL, Grade.FIRE
     return worst, grades[worst]
 
 
@@ -124,7 +124,7 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
         f"Slow link: {listed([each.id for each in behind])} wait{'' if len(behind) > 1 else 's'} {share:.0%} of the "
         f"time for KV that is ready at its source{more}; look at the link from the prefill workers."
     )
-    yield Cause(Code.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
+    yield Cause(CauseCode.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
 
 
 def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
@@ -146,14 +146,14 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
         f"Slow worker: steps of {listed([each.id for each in slow])} take {slow[0].slowness:.1f} times as long as the "
         f"same steps take {'its' if len(slow) == 1 else 'their'} peers."
     )
-    yield Cause(Code.SLOW_WORKER, state.model, sentence, tuple(each.id for each in slow), grade=grade, rank=1)
+    yield Cause(CauseCode.SLOW_WORKER, state.model, sentence, tuple(each.id for each in slow), grade=grade, rank=1)
 
 
-def _said(code: Code, state: ModelState, action: Action | None) -> str:
+def _said(code: CauseCode, state: ModelState, action: Action | None) -> str:
     found = state.pressures
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
     then = "" if action is None else f" {_advised(action)} leaves {promised(action)}."
-    if code is Code.TOO_SMALL:
+    if code is CauseCode.TOO_SMALL:
         most = state.standing.workers * MOST_ADDED
         needed = fewest_workers(state.engine, state.work, state.standing.workers, most)
         more = f"; {needed - state.standing.workers} more would do" if needed else ""
@@ -161,13 +161,13 @@ def _said(code: Code, state: ModelState, action: Action | None) -> str:
             f"Too small: prompts press {figure(found.prefill)} on {on_prefill}, decodes {figure(found.decode)} on "
             f"{on_decode}, and no other roles of them leave less than {figure(found.cluster)}{more}.{then}"
         )
-    if code is Code.PREFILL_BOUND:
+    if code is CauseCode.PREFILL_BOUND:
         return (
             f"Prefill-bound: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} on "
             f"{on_decode}, {amount(state.waiting_tokens)} prompt tokens wait.{then}"
         )
     against = f"against {figure(found.prefill)} on {on_prefill}"
-    if code is Code.DECODE_BOUND_KV:
+    if code is CauseCode.DECODE_BOUND_KV:
         return (
             f"Decode-bound by KV: pressure {figure(found.kv)} on {on_decode} {against}, sequences need "
             f"{amount(found.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"

@@ -102,7 +102,7 @@ class ModelState:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownModel:
+class UnknownState:
     """A model of which too little is known."""
 
     model: str

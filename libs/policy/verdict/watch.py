@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.policy.grade import Grade
-from libs.policy.verdict.cause import SHORTAGES, Cause, Code
+from libs.policy.verdict.cause import SHORTAGES, Cause, CauseCode
 from libs.policy.verdict.causes import causes
 from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownModel
+from libs.policy.verdict.state import ModelState, UnknownState
 
 MAX_FOLLOWED = 256
 """Causes, over all models; later ones are not named."""
@@ -17,7 +17,7 @@ MAX_FOLLOWED = 256
 class Verdict:
     """The gravest cause first; without any, whether the cluster is balanced, idle or not known."""
 
-    code: Code
+    code: CauseCode
     model: str
     """Empty where it is about none."""
     sentence: str
@@ -43,10 +43,10 @@ class VerdictWatch:
     def __init__(self, limits: VerdictLimits) -> None:
         self.limits = limits
         self._tracks: dict[tuple[str, str], _Track] = {}
-        self._code: Code | None = None
+        self._code: CauseCode | None = None
         self._since_ns = 0
 
-    def look(self, models: Iterable[ModelState | UnknownModel], now_ns: int) -> Verdict:
+    def look(self, models: Iterable[ModelState | UnknownState], now_ns: int) -> Verdict:
         """The verdict as of now."""
         models = list(models)
         known = [each for each in models if isinstance(each, ModelState)]
@@ -65,9 +65,9 @@ class VerdictWatch:
 
     def _is_small(self, model: str) -> bool:
         track = self._tracks.get((model, "shortage"))
-        return track is not None and track.named and track.cause.code is Code.TOO_SMALL
+        return track is not None and track.named and track.cause.code is CauseCode.TOO_SMALL
 
-    def _verdict(self, models: Sequence[ModelState | UnknownModel], standing: Sequence[Cause], now_ns: int) -> Verdict:
+    def _verdict(self, models: Sequence[ModelState | UnknownState], standing: Sequence[Cause], now_ns: int) -> Verdict:
         if standing:
             first = standing[0]
             self._code, self._since_ns = first.code, first.since_ns
@@ -95,7 +95,7 @@ class VerdictWatch:
             self._switch(track, cause, now_ns)
             return
         track.cause, track.clear_ns = cause, 0
-        lasting_ns = self.limits.slow_for_ns if cause.code is Code.SLOW_WORKER else self.limits.for_ns
+        lasting_ns = self.limits.slow_for_ns if cause.code is CauseCode.SLOW_WORKER else self.limits.for_ns
         track.named = track.named or now_ns - track.pending_ns >= lasting_ns
 
     def _switch(self, track: _Track, cause: Cause, now_ns: int) -> None:
@@ -116,14 +116,14 @@ def _key(cause: Cause) -> tuple[str, str]:
     return cause.model, "shortage" if cause.code in SHORTAGES else cause.code
 
 
-def _calm(models: Sequence[ModelState | UnknownModel]) -> tuple[Code, str, str]:
+def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, str]:
     only = models[0].model if len(models) == 1 else ""
     if all(each.at_rest for each in models):
-        return Code.IDLE, only, "Idle: nothing runs or waits." if models else "Idle: no worker is there."
+        return CauseCode.IDLE, only, "Idle: nothing runs or waits." if models else "Idle: no worker is there."
     known = [each for each in models if isinstance(each, ModelState) and not each.at_rest]
     if not known:
-        why = next(each.why for each in models if isinstance(each, UnknownModel) and not each.at_rest)
-        return Code.UNKNOWN, only, f"Not known: {why}."
+        why = next(each.why for each in models if isinstance(each, UnknownState) and not each.at_rest)
+        return CauseCode.UNKNOWN, only, f"Not known: {why}."
     prefill = max(each.pressures.prefill for each in known)
     decode = max(each.pressures.decode for each in known)
-    return Code.BALANCED, only, f"Balanced: prompts press {prefill:.1f}, decodes {decode:.1f}, where 1 is full."
+    return CauseCode.BALANCED, only, f"Balanced: prompts press {prefill:.1f}, decodes {decode:.1f}, where 1 is full."

@@ -42,7 +42,7 @@ MAX_NEW: Final = 16
 _HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
 
 
-class Taken(StrEnum):
+class BatchOutcome(StrEnum):
     """What became of a batch."""
 
     COUNTED = "counted"
@@ -104,11 +104,11 @@ class Timeline:
         self.lost_batches = 0
         """Numbers that were skipped and have not come since."""
 
-    def add(self, batch: StepBatch) -> Taken:
+    def add(self, batch: StepBatch) -> BatchOutcome:
         """Sort in a batch; what was entered before is never counted twice."""
         steps = self._read(batch)
         if steps is None:
-            return Taken.MALFORMED
+            return BatchOutcome.MALFORMED
         refused = self._refusal(batch)
         if refused is not None:
             return refused
@@ -116,7 +116,7 @@ class Timeline:
             self._start_anew(batch)
         self._note_sequence(batch)
         self._enter_all(batch, steps)
-        return Taken.COUNTED
+        return BatchOutcome.COUNTED
 
     def follow(self, batch: StepBatch, arrived_ns: int) -> Followed | None:
         """Take note of a batch that simply goes on: it is to be entered before anything is read or sorted in. None for
@@ -283,14 +283,14 @@ class Timeline:
             return None
         return steps if well_formed(batch, steps) else None
 
-    def _refusal(self, batch: StepBatch) -> Taken | None:
+    def _refusal(self, batch: StepBatch) -> BatchOutcome | None:
         if self._newest is None or batch.incarnation > self._incarnation:
             return None
         if batch.incarnation < self._incarnation:
-            return Taken.VOID
+            return BatchOutcome.VOID
         number = batch.sequence
         known = self._run <= number < self._next or number in self._seen or number < self._seen_from
-        return Taken.DUPLICATE if known else None
+        return BatchOutcome.DUPLICATE if known else None
 
     def _start_anew(self, batch: StepBatch) -> None:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""

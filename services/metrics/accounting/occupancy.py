@@ -12,7 +12,7 @@ from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.facts import WorkerFacts
 from libs.telemetry.worker.phase_time import PhaseTime
-from services.metrics.accounting.phase_windows import Span, Spent, Total, spent_in, total
+from services.metrics.accounting.phase_windows import Total, WindowSpan, WorkerTime, spent_in, total
 from services.metrics.accounting.queues import PhaseQueue
 from services.metrics.accounting.role_parts import Part
 
@@ -60,7 +60,7 @@ class Occupancy:
     gpu_ns: GpuTime
 
     @classmethod
-    def of(cls, spent: Spent | Total, **own: Any) -> Self:
+    def of(cls, spent: WorkerTime | Total, **own: Any) -> Self:
         """Of one worker or several; `own` are the fields that a subclass adds."""
         time = spent.time
         return cls(
@@ -238,7 +238,7 @@ async def cluster_occupancy_in_turns(
 
 def _cluster(
     fleet: Fleet,
-    span: Span,
+    span: WindowSpan,
     workers: list[WorkerOccupancy],
     end_ns: int,
     queues: Sequence[PhaseQueue] = (),
@@ -283,7 +283,7 @@ def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
-def _worker(fleet: Fleet, spent: Spent, span: Span) -> WorkerOccupancy:
+def _worker(fleet: Fleet, spent: WorkerTime, span: WindowSpan) -> WorkerOccupancy:
     facts = spent.facts
     return WorkerOccupancy.of(
         spent,
@@ -312,7 +312,7 @@ def _starved_ns(fleet: Fleet, part: Part, facts: WorkerFacts) -> int:
     return min(starved_ns, part.time.idle_ns)
 
 
-def _starved_by_role(fleet: Fleet, spent: Sequence[Spent]) -> Counter[str]:
+def _starved_by_role(fleet: Fleet, spent: Sequence[WorkerTime]) -> Counter[str]:
     found: Counter[str] = Counter()
     for each in spent:
         for part in each.parts:
@@ -354,7 +354,7 @@ def _utilisation(
     )
 
 
-def _pools(spent: Sequence[Spent]) -> list[tuple[str, Total]]:
+def _pools(spent: Sequence[WorkerTime]) -> list[tuple[str, Total]]:
     """By the role that workers had then, in order."""
     pools: dict[str, list[Part]] = {}
     for each in spent:
@@ -363,9 +363,9 @@ def _pools(spent: Sequence[Spent]) -> list[tuple[str, Total]]:
     return [(role, total(parts)) for role, parts in sorted(pools.items())]
 
 
-def _parts(spent: Sequence[Spent], name: Callable[[WorkerFacts], str]) -> list[tuple[str, Total]]:
+def _parts(spent: Sequence[WorkerTime], name: Callable[[WorkerFacts], str]) -> list[tuple[str, Total]]:
     """By name, in order."""
-    parts: dict[str, list[Spent]] = {}
+    parts: dict[str, list[WorkerTime]] = {}
     for each in spent:
         parts.setdefault(name(each.facts), []).append(each)
     return [(name, total(part)) for name, part in sorted(parts.items())]

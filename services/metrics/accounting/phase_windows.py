@@ -22,7 +22,7 @@ MAX_WINDOWS: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class WorkerTime:
     """A worker's GPU time."""
 
     facts: WorkerFacts
@@ -51,7 +51,7 @@ class Total:
     due_ns: int
 
 
-def total(spent: Sequence[Spent] | Sequence[Part]) -> Total:
+def total(spent: Sequence[WorkerTime] | Sequence[Part]) -> Total:
     """All of them together."""
     times = [each.time for each in spent]
     return Total(
@@ -68,15 +68,15 @@ def total(spent: Sequence[Spent] | Sequence[Part]) -> Total:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WindowSpan:
     """Whole windows, and the workers that were there in any of them or are by now, by id."""
 
     low_ns: int
     high_ns: int
-    workers: list[Spent]
+    workers: list[WorkerTime]
 
 
-def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> Span:
+def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> WindowSpan:
     """The last whole windows that end by `end_ns` and make up `span_ns` or little more."""
     length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
     high_ns = end_ns - end_ns % length
@@ -108,8 +108,8 @@ def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span
         time = PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(provisional[place]))
         whole = Part(roles[place], facts.gpus, time.times(facts.gpus), due_ns[place] * facts.gpus, [(low_ns, high_ns)])
         parts = parts_of(series, place, due[:, place], facts.gpus) if has_moved[place] else [whole]
-        spent.append(Spent(facts, whole.time, whole.due_ns, whole.role, parts))
-    return Span(low_ns, high_ns, spent)
+        spent.append(WorkerTime(facts, whole.time, whole.due_ns, whole.role, parts))
+    return WindowSpan(low_ns, high_ns, spent)
 
 
 def _gone(member: Member, role_then: str) -> WorkerFacts:

@@ -7,7 +7,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import member_of
 from libs.telemetry.worker.batch_columns import PrefillShares
-from libs.telemetry.worker.timeline import Taken
+from libs.telemetry.worker.timeline import BatchOutcome
 from services.metrics.state import MetricsState
 
 ItemT = TypeVar("ItemT")
@@ -32,7 +32,7 @@ def fill(
     worker's earlier incarnations too, and does not forget them for want of room.
     """
     fleet = Fleet(prefill_shares)
-    known: list[Taken] = []
+    known: list[BatchOutcome] = []
     for part in _parts(batches, A_TURN):
         known += [fleet.add(batch, now_ns) for batch in part]
         yield
@@ -42,9 +42,9 @@ def fill(
         for batch, counted in pairs:
             low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
             taken = state.fleet.add_late(batch, now_ns)
-            if taken is Taken.VOID and counted is Taken.COUNTED:
+            if taken is BatchOutcome.VOID and counted is BatchOutcome.COUNTED:
                 state.fleet.add_late_transfers(batch)
-            if taken is Taken.MALFORMED or high_ns - low_ns > LONGEST_NS:
+            if taken is BatchOutcome.MALFORMED or high_ns - low_ns > LONGEST_NS:
                 continue
             for start_ns in range(low_ns - low_ns % length_ns, high_ns, length_ns):
                 seconds.setdefault(start_ns, set()).add(batch.worker_id)

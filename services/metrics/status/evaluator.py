@@ -16,13 +16,13 @@ from libs.policy.alerts.watch import every_ns
 from libs.policy.pressure.splits import WorkerProfile
 from libs.policy.verdict.cause import Cause
 from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownModel
+from libs.policy.verdict.state import ModelState, UnknownState
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
 from libs.telemetry.gateways import Waiting
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from services.metrics.state import MetricsState
-from services.metrics.status.observe import TAKES_WORK, Demand, Observed, engine_of, observe
+from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
 from services.metrics.status.paces import LOOK_BACK_NS, NO_PACE, Pace, beside_peers, pace
 from services.metrics.status.planner_news import PlannerNews
 from services.metrics.status.traffic import TrafficLog
@@ -39,7 +39,7 @@ MOST_AGE_S: Final = 10.0
 """One that was longest awaited says no more than that."""
 FRESH_NS: Final = 2_000_000_000
 """A worker whose last batch is older is not heard now."""
-Subject = ModelState | UnknownModel
+Subject = ModelState | UnknownState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PoolTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StatusLook:
     """What the last look found."""
 
     at_ns: int
@@ -90,7 +90,7 @@ class VerdictEvaluator:
         """From the look before the last one to the last."""
         self.traffic = TrafficLog()
         self.planner = PlannerNews()
-        self.seen: Seen | None = None
+        self.seen: StatusLook | None = None
 
     def take(self, record: Record, now_ns: int) -> None:
         """Enter a record, beside the state."""
@@ -161,7 +161,9 @@ class VerdictEvaluator:
                 found = pace(timeline.finished(now_ns - LOOK_BACK_NS, now_ns), engine.step_time, now_ns)
                 self._paces[name] = now_ns, found
 
-    def _seen(self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int) -> Seen:
+    def _seen(
+        self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int
+    ) -> StatusLook:
         state = self._state
         waiting = state.gateways.waiting(now_ns)
         shares = self._shares([each.worker_id for own in by_model.values() for each in own], now_ns)
@@ -176,9 +178,9 @@ class VerdictEvaluator:
             models.append(observe(model, engines[model], observed, len(own) - len(heard), demand))
         if state.sharing is not None and state.fleet.directory.relayed:
             why = "other instances read some of its workers"
-            models = [UnknownModel(each.model, why, each.at_rest) for each in models]
+            models = [UnknownState(each.model, why, each.at_rest) for each in models]
         phases = {model: _by_phase(own) for model, own in by_model.items()}
-        return Seen(
+        return StatusLook(
             at_ns=now_ns,
             verdict=self._watch.look(models, now_ns),
             models=models,
@@ -193,9 +195,9 @@ class VerdictEvaluator:
         tokens = sum(each.tokens for each in paces)
         return sum(each.token_ns for each in paces) / tokens / 1e6 if tokens else None
 
-    def _observed(self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None) -> Observed:
+    def _observed(self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None) -> ObservedStatus:
         share = shares.get(batch.worker_id)
-        return Observed(batch, slowness, share.kv_wait if share else 0.0, *self._awaited[batch.worker_id])
+        return ObservedStatus(batch, slowness, share.kv_wait if share else 0.0, *self._awaited[batch.worker_id])
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
         """Running means: of moments with ready KV on its way, of sequences that await it, of its age in s."""
@@ -213,11 +215,11 @@ class VerdictEvaluator:
         limit_ns, tpot_ns = self.traffic.targets_ns(model)
         return limit_ns or self._defaults[0], tpot_ns or self._defaults[1]
 
-    def _demand(self, model: str, waiting: Waiting, now_ns: int) -> Demand:
+    def _demand(self, model: str, waiting: Waiting, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model)
         refused = self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS)
         rate = self._arrivals.rate(model, now_ns)
-        return Demand(
+        return SeenDemand(
             waiting=waiting,
             tokens_per_s=rate.tokens_per_s + refused,
             tokens_error=rate.error,

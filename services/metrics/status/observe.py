@@ -12,7 +12,7 @@ from libs.policy.pressure.pools import pressures
 from libs.policy.pressure.prompts import Prompts, workers_needed
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
-from libs.policy.verdict.state import ModelState, UnknownModel, WorkerState, role_counts
+from libs.policy.verdict.state import ModelState, UnknownState, WorkerState, role_counts
 from libs.telemetry.gateways import Waiting
 
 HEARD_SHARE: Final = 0.5
@@ -22,7 +22,7 @@ MAX_MODELS_TOLD: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedStatus:
     """One worker that takes work: its newest batch, and what was measured of it over the last two seconds."""
 
     batch: StepBatch
@@ -38,7 +38,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SeenDemand:
     """What gateways and finished requests say of a model."""
 
     waiting: Waiting
@@ -67,21 +67,23 @@ def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
 
 
 def observe(
-    model: str, engine: WorkerProfile | str, workers: Sequence[Observed], unheard: int, demand: Demand | None
-) -> ModelState | UnknownModel:
+    model: str, engine: WorkerProfile | str, workers: Sequence[ObservedStatus], unheard: int, demand: SeenDemand | None
+) -> ModelState | UnknownState:
     """One model. `unheard`: workers that should be heard and are not; `demand`: None while no gateway is heard."""
     at_rest = _at_rest(workers, demand)
     if isinstance(engine, str):
-        return UnknownModel(model, engine, at_rest)
+        return UnknownState(model, engine, at_rest)
     heard = len(workers)
     if heard < (heard + unheard) * HEARD_SHARE or not heard:
-        return UnknownModel(model, f"{heard} of {heard + unheard} workers of {model} are heard", at_rest)
+        return UnknownState(model, f"{heard} of {heard + unheard} workers of {model} are heard", at_rest)
     if demand is None:
-        return UnknownModel(model, "no gateway says what waits there", at_rest)
+        return UnknownState(model, "no gateway says what waits there", at_rest)
     return _state(model, engine, workers, demand, at_rest)
 
 
-def _state(model: str, engine: WorkerProfile, workers: Sequence[Observed], demand: Demand, at_rest: bool) -> ModelState:
+def _state(
+    model: str, engine: WorkerProfile, workers: Sequence[ObservedStatus], demand: SeenDemand, at_rest: bool
+) -> ModelState:
     states = [_worker(each) for each in workers]
     waiting, fresh = demand.waiting, 1 - demand.cache_hit
     at_workers = sum(each.prompt_tokens for each in states)
@@ -145,7 +147,7 @@ def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) ->
     return replace(work, decodes=count, kv_tokens=round(count * alike))
 
 
-def _worker(observed: Observed) -> WorkerState:
+def _worker(observed: ObservedStatus) -> WorkerState:
     batch, load = observed.batch, observed.batch.load
     mixed = batch.assignment.role == ROLE_MIXED
     queued = 0 if load.waiting_prefill_tokens else load.waiting  # else they are prompts
@@ -165,7 +167,7 @@ def _worker(observed: Observed) -> WorkerState:
     )
 
 
-def _at_rest(workers: Iterable[Observed], demand: Demand | None) -> bool:
+def _at_rest(workers: Iterable[ObservedStatus], demand: SeenDemand | None) -> bool:
     if demand is None or any(demand.waiting) or demand.tokens_per_s:
         return False
     loads = [each.batch.load for each in workers]

@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.policy.verdict.cause import Code
+from libs.policy.verdict.cause import CauseCode
 from libs.policy.verdict.state import ModelState
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.report import MAX_PRESSURE, firing_codes
@@ -41,8 +41,14 @@ class VerdictCollector(Collector):
                 ):
                     pressure.add_metric((each.model, phase), min(value, MAX_PRESSURE))
             own = [code for model, code in firing if model == each.model]
-            calm = Code.UNKNOWN if not isinstance(each, ModelState) else Code.IDLE if each.at_rest else Code.BALANCED
-            for code in Code:
+            calm = (
+                CauseCode.UNKNOWN
+                if not isinstance(each, ModelState)
+                else CauseCode.IDLE
+                if each.at_rest
+                else CauseCode.BALANCED
+            )
+            for code in CauseCode:
                 verdict.add_metric((each.model, code), code in own or (not own and code is calm))
         yield pressure
         yield verdict

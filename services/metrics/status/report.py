@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from libs.policy.verdict.cause import Action, Cause, Code
+from libs.policy.verdict.cause import Action, Cause, CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
-from services.metrics.status.evaluator import PoolTime, Seen
+from services.metrics.status.evaluator import PoolTime, StatusLook
 from services.metrics.status.planner_news import PlannerStatus
 from services.metrics.status.traffic import Traffic
 
@@ -164,7 +164,7 @@ class ClusterStatus:
 
 
 def cluster_status(
-    seen: Seen | None,
+    seen: StatusLook | None,
     planner: PlannerStatus,
     traffic: Traffic,
     *,
@@ -176,13 +176,13 @@ def cluster_status(
 ) -> ClusterStatus:
     """As of now. `waiting`: requests that wait for prefill, by model."""
     if seen is None:
-        seen = Seen(now_ns, Verdict(Code.UNKNOWN, "", "Not known yet: the service has just begun.", now_ns))
+        seen = StatusLook(now_ns, Verdict(CauseCode.UNKNOWN, "", "Not known yet: the service has just begun.", now_ns))
     behind = age_ms is not None and age_ms > BEHIND_MS
     if not_live is None and behind:
         not_live = f"telemetry is {(age_ms or 0) / 1000:.1f} s old"
     verdict = _verdict(seen.verdict, planner)
-    if not_live is not None and verdict.code != Code.IDLE and age_ms is not None:
-        verdict = replace(verdict, code=Code.UNKNOWN, sentence=f"Not known: {not_live}.", action=None)
+    if not_live is not None and verdict.code != CauseCode.IDLE and age_ms is not None:
+        verdict = replace(verdict, code=CauseCode.UNKNOWN, sentence=f"Not known: {not_live}.", action=None)
     return ClusterStatus(
         as_of_unix_ms=now_ns // NS_PER_MS,
         age_ms=age_ms,
@@ -227,13 +227,13 @@ def _action(action: Action | None) -> ReportedAction | None:
     return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, *then)
 
 
-def _model(model: str, seen: Seen, waiting_requests: int | None) -> ModelStatus:
+def _model(model: str, seen: StatusLook, waiting_requests: int | None) -> ModelStatus:
     subject = next(each for each in seen.models if each.model == model)
     state = subject if isinstance(subject, ModelState) else None
     pools = dict(seen.pools)
     prefill, decode = pools.get((model, "prefill"), PoolTime()), pools.get((model, "decode"), PoolTime())
     own = [each for each in seen.verdict.causes if each.model == model]
-    calm = Code.UNKNOWN if state is None else Code.IDLE if state.at_rest else Code.BALANCED
+    calm = CauseCode.UNKNOWN if state is None else CauseCode.IDLE if state.at_rest else CauseCode.BALANCED
     least = state.pressures.least if state else None
     return ModelStatus(
         model=model,
@@ -266,7 +266,7 @@ def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | N
     )
 
 
-def _decode(model: str, state: ModelState | None, time: PoolTime, seen: Seen) -> DecodeStatus:
+def _decode(model: str, state: ModelState | None, time: PoolTime, seen: StatusLook) -> DecodeStatus:
     found = state.pressures if state else None
     whole = state.engine.kv_tokens * state.standing.mixed if state else 0
     kv_tokens = sum(each.kv_tokens for each in state.workers) if state else 0

@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns, step_count, step_rows
 from libs.telemetry.worker.split import prefill_shares
 from libs.telemetry.worker.steps import COUNTS, StepCounts
-from libs.telemetry.worker.timeline import Taken, Timeline
+from libs.telemetry.worker.timeline import BatchOutcome, Timeline
 from libs.testing.workers.telemetry import at, step_batch
 
 counts = st.integers(0, 2**64 - 1) | st.just(0)
@@ -42,6 +42,6 @@ def test_columns_that_differ_in_length_are_malformed_and_change_nothing(name: st
     batch = step_batch(2, (100, 200))
     batch.steps.CopyFrom(step_columns([StepRow(at(110), at(120), decode_sequences=1), StepRow(at(130), at(140))]))
     setattr(batch.steps, name, column)
-    assert timeline.add(batch) is Taken.MALFORMED
+    assert timeline.add(batch) is BatchOutcome.MALFORMED
     assert timeline.phases(at(100), at(200)).covered_ns == 0
-    assert timeline.add(step_batch(2, (100, 200))) is Taken.COUNTED
+    assert timeline.add(step_batch(2, (100, 200))) is BatchOutcome.COUNTED

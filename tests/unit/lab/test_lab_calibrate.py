@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.cli.lab.asked import Asked
+from libs.cli.lab.asked import RunOptions
 from libs.cli.lab.calibrate import Described, learned_of, read_reported
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Capabilities, Worker
@@ -226,10 +226,10 @@ def test_an_experiment_takes_what_was_measured_and_the_labs_own_figures_for_the_
     path = tmp_path / "p.json"
     write_profile(measured, path, source="here")
 
-    def asked(profile: str) -> Asked:
+    def asked(profile: str) -> RunOptions:
         spec = "poisson:rate=2,seconds=5"
         slo = "ttft=max(2s,3x),tpot=50ms"
-        return Asked(spec, 2, "h100", "llama-3.1-8b", 0, slo, 1, "superpose", 0, 0, 1, -1, profile)
+        return RunOptions(spec, 2, "h100", "llama-3.1-8b", 0, slo, 1, "superpose", 0, 0, 1, -1, profile)
 
     found = asked(str(path)).experiment()
     assert (found.speed.chunk_tokens, found.hop_ms, found.link_gbps, found.max_sequences) == (300, 0.5, 12.5, 7)

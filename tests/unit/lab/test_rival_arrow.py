@@ -10,7 +10,7 @@ from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.rivals.arrow import arrow
-from libs.lab.rivals.port import Move, Mover, Router, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Move, Mover, RivalRouter, SeenRequest, SeenWorker
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.policy.roles import Role
@@ -105,7 +105,7 @@ def test_what_is_bound_to_a_decode_instance_counts_there_from_its_arrival() -> N
     class Watched:
         """Arrow's router, and what it saw."""
 
-        def __init__(self, router: Router) -> None:
+        def __init__(self, router: RivalRouter) -> None:
             self.router = router
 
         def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:

@@ -38,7 +38,7 @@ from services.metrics.state import MetricsState
 from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
 from services.planner.kept import Lead
-from services.planner.loop import Lease, decide_forever
+from services.planner.loop import LeaderLease, decide_forever
 from services.planner.state import Identity, PlannerState
 
 T = TypeVar("T")
@@ -277,7 +277,9 @@ def test_a_planner_decides_once_a_second_about_a_cluster_at_rest_and_tells_no_mo
     async def watch() -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCHED_S - 0.05):
-                await decide_forever(bus, state, clock, period_s=0.2, lease=Lease(Lead.OURS), news=asyncio.Event())
+                await decide_forever(
+                    bus, state, clock, period_s=0.2, lease=LeaderLease(Lead.OURS), news=asyncio.Event()
+                )
 
     try:
         loop.run_until_complete(watch())
@@ -309,7 +311,7 @@ def test_news_make_no_later_decision_wait_longer(monkeypatch: pytest.MonkeyPatch
     async def watch() -> None:
         news = asyncio.Event()
         deciding = asyncio.create_task(
-            decide_forever(bus, state, clock, period_s=0.2, lease=Lease(Lead.OURS), news=news)
+            decide_forever(bus, state, clock, period_s=0.2, lease=LeaderLease(Lead.OURS), news=news)
         )
         for _ in range(20):
             news.set()

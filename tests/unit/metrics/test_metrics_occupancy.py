@@ -15,7 +15,7 @@ from libs.telemetry.listing import LOAD_NS
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.split import prefill_shares
-from libs.telemetry.worker.timeline import Taken
+from libs.telemetry.worker.timeline import BatchOutcome
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.accounting.efficiency import efficiency
 from services.metrics.accounting.occupancy import cluster_occupancy
@@ -268,7 +268,7 @@ def test_workers_are_bounded_and_the_longest_silent_goes_first():
 
 def test_a_batch_from_a_clock_far_ahead_is_refused_and_does_not_drop_history():
     fleet = fleet_of(step_batch(1, (0, 100)))
-    assert fleet.add(step_batch(2, (100, 10_000_000)), at(200)) is Taken.MALFORMED
+    assert fleet.add(step_batch(2, (100, 10_000_000)), at(200)) is BatchOutcome.MALFORMED
     assert fleet.phases("decode-0", at(0), at(100)).covered_ns == 100 * MS
 
 

@@ -2,7 +2,7 @@ from libs.telemetry.worker import timeline as timelines
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.split import prefill_shares
 from libs.telemetry.worker.steps import FewBusyTime
-from libs.telemetry.worker.timeline import MAX_STEPS, Taken, Timeline
+from libs.telemetry.worker.timeline import MAX_STEPS, BatchOutcome, Timeline
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 
 
@@ -92,8 +92,8 @@ def test_an_announcement_that_comes_after_the_end_changes_nothing():
 
 def test_a_new_incarnation_ends_what_the_old_one_left_running_and_voids_its_late_batches():
     timeline = timeline_of(step_batch(8, (0, 100), [step(50, None, decode=1)], incarnation=1))
-    assert timeline.add(step_batch(1, (300, 400), incarnation=2)) is Taken.COUNTED
-    assert timeline.add(step_batch(9, (100, 200), incarnation=1)) is Taken.VOID
+    assert timeline.add(step_batch(1, (300, 400), incarnation=2)) is BatchOutcome.COUNTED
+    assert timeline.add(step_batch(9, (100, 200), incarnation=1)) is BatchOutcome.VOID
     assert phases_ms(timeline, 0, 400) == (200, 0, 50, 0, 150)
     assert timeline.lost_batches == 0
 
@@ -101,7 +101,7 @@ def test_a_new_incarnation_ends_what_the_old_one_left_running_and_voids_its_late
 def test_a_batch_that_comes_twice_is_counted_once():
     batch = step_batch(1, (0, 100), [step(10, 40, prefill=8)], waits_ms=[(60, 75)])
     timeline = timeline_of(batch)
-    assert timeline.add(batch) is Taken.DUPLICATE
+    assert timeline.add(batch) is BatchOutcome.DUPLICATE
     assert phases_ms(timeline, 0, 100) == (100, 30, 0, 15, 55)
 
 
@@ -112,7 +112,7 @@ def test_nonsense_is_refused_whole():
     far_off.covered_to_unix_ns = 2**64 - 1
     before_it_began = step_batch(1, (0, 100), [step(50, 40, decode=1)])
     for batch in (backwards, far_off, before_it_began):
-        assert timeline.add(batch) is Taken.MALFORMED
+        assert timeline.add(batch) is BatchOutcome.MALFORMED
     assert timeline.phases(at(0), at(100)) == PhaseTime()
     assert timeline.facts is None
 

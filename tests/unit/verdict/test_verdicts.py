@@ -8,10 +8,10 @@ from libs.policy.pressure.pools import RoleCounts, pressures
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.cause import Code
+from libs.policy.verdict.cause import CauseCode
 from libs.policy.verdict.causes import causes
 from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownModel, WorkerState
+from libs.policy.verdict.state import ModelState, UnknownState, WorkerState
 from libs.policy.verdict.watch import VerdictWatch
 
 MS = 1_000_000
@@ -52,7 +52,7 @@ def codes(subject):
 
 def test_prompts_that_press_on_few_workers_are_prefill_bound_and_the_command_relieves_them():
     found = causes(state(prompts=5.0, decodes=20), LIMITS)[0]
-    assert found.code is Code.PREFILL_BOUND
+    assert found.code is CauseCode.PREFILL_BOUND
     assert found.action is not None
     assert found.action.command == f"fulcrum role {' '.join(found.action.workers)} prefill"
     after = state(prompts=5.0, decodes=20, prefill=3 + len(found.action.workers), mixed=5 - len(found.action.workers))
@@ -100,15 +100,15 @@ def test_prompts_of_which_none_waits_are_no_queue_however_many_come():
 
 
 def test_decodes_are_bound_by_tpot_or_by_kv_whichever_is_worse():
-    assert codes(state(prompts=0.5, decodes=800)) == [Code.DECODE_BOUND_TPOT]
-    assert codes(state(prompts=0.5, decodes=300, context=8_000)) == [Code.DECODE_BOUND_KV]
+    assert codes(state(prompts=0.5, decodes=800)) == [CauseCode.DECODE_BOUND_TPOT]
+    assert codes(state(prompts=0.5, decodes=300, context=8_000)) == [CauseCode.DECODE_BOUND_KV]
     found = causes(state(prompts=0.5, decodes=800), LIMITS)[0]
     assert found.action.role == "decode"
 
 
 def test_what_no_roles_relieve_is_too_small_and_says_how_many_workers_would_do():
     found = causes(state(prompts=6.0, decodes=800), LIMITS)[0]
-    assert found.code is Code.TOO_SMALL
+    assert found.code is CauseCode.TOO_SMALL
     assert "more would do" in found.sentence
 
 
@@ -119,10 +119,10 @@ def test_a_busy_cluster_that_is_not_short_has_no_cause():
 def test_a_slow_worker_comes_first_where_the_shortage_is_its_doing_and_behind_it_where_it_is_not():
     slow = {"gpu_4": {"slowness": 3.0}}
     assert codes(state(prompts=0.5, decodes=800, healthy=(0.5, 400), **slow)) == [
-        Code.SLOW_WORKER,
-        Code.DECODE_BOUND_TPOT,
+        CauseCode.SLOW_WORKER,
+        CauseCode.DECODE_BOUND_TPOT,
     ]
-    assert codes(state(prompts=5.0, decodes=20, **slow)) == [Code.PREFILL_BOUND, Code.SLOW_WORKER]
+    assert codes(state(prompts=5.0, decodes=20, **slow)) == [CauseCode.PREFILL_BOUND, CauseCode.SLOW_WORKER]
 
 
 def test_where_most_workers_are_slow_their_peers_are_no_measure():
@@ -133,7 +133,7 @@ def test_where_most_workers_are_slow_their_peers_are_no_measure():
 def test_several_workers_behind_a_slow_link_are_one_cause():
     behind = {f"gpu_{number}": {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5} for number in (3, 4)}
     found = causes(state(prompts=0.5, decodes=20, **behind), LIMITS)
-    assert [(each.code, each.workers) for each in found] == [(Code.SLOW_LINK, ("gpu-3", "gpu-4"))]
+    assert [(each.code, each.workers) for each in found] == [(CauseCode.SLOW_LINK, ("gpu-3", "gpu-4"))]
     assert "holds up 4 sequences" in found[0].sentence
 
 
@@ -148,21 +148,25 @@ def look_through(watch, subject, times):
 
 def test_a_cause_is_named_once_it_has_lasted_and_stays_until_it_has_been_gone_for_a_while():
     watch, short, calm = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20), state(prompts=1.0, decodes=20)
-    assert look_through(watch, short, (1, 1.4, 1.8)) == [Code.BALANCED, Code.BALANCED, Code.PREFILL_BOUND]
-    assert look_through(watch, calm, (2, 3, 4.9, 5.1)) == [Code.PREFILL_BOUND] * 3 + [Code.BALANCED]
+    assert look_through(watch, short, (1, 1.4, 1.8)) == [
+        CauseCode.BALANCED,
+        CauseCode.BALANCED,
+        CauseCode.PREFILL_BOUND,
+    ]
+    assert look_through(watch, calm, (2, 3, 4.9, 5.1)) == [CauseCode.PREFILL_BOUND] * 3 + [CauseCode.BALANCED]
 
 
 def test_a_moment_of_shortage_is_not_named():
     watch, short, calm = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20), state(prompts=1.0, decodes=20)
     for at_s in range(1, 9):
-        assert watch.look([short if at_s % 2 else calm], at_s * S // 2).code is Code.BALANCED
+        assert watch.look([short if at_s % 2 else calm], at_s * S // 2).code is CauseCode.BALANCED
 
 
 def test_between_the_thresholds_what_stands_goes_on_and_what_does_not_stays_away():
     watch, near = VerdictWatch(LIMITS), state(prompts=2.8, decodes=20)
-    assert set(look_through(watch, near, (1, 2, 3))) == {Code.BALANCED}
+    assert set(look_through(watch, near, (1, 2, 3))) == {CauseCode.BALANCED}
     look_through(watch, state(prompts=5.0, decodes=20), (4, 5))
-    assert set(look_through(watch, near, range(6, 20))) == {Code.PREFILL_BOUND}
+    assert set(look_through(watch, near, range(6, 20))) == {CauseCode.PREFILL_BOUND}
 
 
 def test_one_shortage_gives_way_to_another_once_that_has_lasted():
@@ -170,31 +174,31 @@ def test_one_shortage_gives_way_to_another_once_that_has_lasted():
     look_through(watch, state(prompts=5.0, decodes=20), (1, 2))
     other = state(prompts=0.5, decodes=800)
     assert look_through(watch, other, (3, 3.2, 3.7)) == [
-        Code.PREFILL_BOUND,
-        Code.PREFILL_BOUND,
-        Code.DECODE_BOUND_TPOT,
+        CauseCode.PREFILL_BOUND,
+        CauseCode.PREFILL_BOUND,
+        CauseCode.DECODE_BOUND_TPOT,
     ]
 
 
 def test_without_work_it_is_idle_and_with_work_of_which_nothing_is_known_unknown():
     watch = VerdictWatch(LIMITS)
-    assert watch.look([], S).code is Code.IDLE
-    assert watch.look([replace(state(), at_rest=True)], 2 * S).code is Code.IDLE
-    unknown = watch.look([UnknownModel("m", "no gateway says what waits there", at_rest=False)], 3 * S)
-    assert (unknown.code, unknown.sentence) == (Code.UNKNOWN, "Not known: no gateway says what waits there.")
+    assert watch.look([], S).code is CauseCode.IDLE
+    assert watch.look([replace(state(), at_rest=True)], 2 * S).code is CauseCode.IDLE
+    unknown = watch.look([UnknownState("m", "no gateway says what waits there", at_rest=False)], 3 * S)
+    assert (unknown.code, unknown.sentence) == (CauseCode.UNKNOWN, "Not known: no gateway says what waits there.")
 
 
 def test_what_is_not_known_from_the_first_look_on_stands_since_that_look():
     watch = VerdictWatch(LIMITS)
-    unknown = UnknownModel("m", "no gateway says what waits there", at_rest=False)
+    unknown = UnknownState("m", "no gateway says what waits there", at_rest=False)
     assert watch.look([unknown], 7 * S).since_ns == 7 * S
     assert watch.look([unknown], 9 * S).since_ns == 7 * S
 
 
 def test_a_pressure_just_above_one_is_a_shortage_only_once_a_queue_shows_it():
     assert codes(state(prompts=3.3, decodes=20, waits_s=0.3)) == []
-    assert codes(state(prompts=3.3, decodes=20, waits_s=0.9)) == [Code.PREFILL_BOUND]
-    assert codes(state(prompts=4.2, decodes=20, waits_s=0.3)) == [Code.PREFILL_BOUND]
+    assert codes(state(prompts=3.3, decodes=20, waits_s=0.9)) == [CauseCode.PREFILL_BOUND]
+    assert codes(state(prompts=4.2, decodes=20, waits_s=0.3)) == [CauseCode.PREFILL_BOUND]
 
 
 def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room():
@@ -202,11 +206,11 @@ def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room(
     assert small.pressures.cluster > 1 > nearly.pressures.cluster > LIMITS.pressure.clear
     for at_ms in range(0, 2_000, 100):
         found = watch.look([small], at_ms * MS)
-    assert found.code is Code.TOO_SMALL
+    assert found.code is CauseCode.TOO_SMALL
     for at_ms in range(2_000, 5_000, 100):
         found = watch.look([nearly], at_ms * MS)
-    assert found.code is Code.TOO_SMALL
+    assert found.code is CauseCode.TOO_SMALL
     fresh = VerdictWatch(LIMITS)
     for at_ms in range(0, 2_000, 100):
         found = fresh.look([nearly], at_ms * MS)
-    assert found.code is Code.PREFILL_BOUND
+    assert found.code is CauseCode.PREFILL_BOUND

@@ -7,9 +7,9 @@ from typing import Final, Protocol
 
 from libs.engine.port import EngineLoad, StepReport
 from libs.engine.runner import Batch, Sampled
-from libs.lab.cluster.core import Decoding, LabCore
+from libs.lab.cluster.core import DecodeSteps, LabCore
 from libs.lab.cluster.cost import Coast, StepCost
-from libs.lab.cluster.host.shape import Counts, WorkerShape
+from libs.lab.cluster.host.shape import RunCounts, WorkerShape
 from libs.lab.cluster.host.spent import RecentDecodes, Rest, Spent
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
@@ -93,7 +93,7 @@ class Device:
     def __init__(self, shape: WorkerShape, time: VirtualTime, cost: StepCost, core: LabCore) -> None:
         self.core = core
         self.spent = Spent()
-        self.counts = Counts()
+        self.counts = RunCounts()
         self.recent = RecentDecodes()
         self.rest = Rest.IDLE
         """What a device that computes nothing does."""
@@ -226,7 +226,7 @@ class Device:
         start_ns = self._accounted_ps // PS_PER_NS
         if may_coast and self._listener.may_coast():
             batch = self.core.plan_or_coast(start_ns)
-            if isinstance(batch, Decoding):
+            if isinstance(batch, DecodeSteps):
                 self._begin_coast(batch)
                 return
         else:
@@ -260,7 +260,7 @@ class Device:
         sampled = {chunk.sequence_id: _SAMPLED for chunk in running.batch.chunks if chunk.sample}
         self._listener.stepped(self.core.apply(running.batch, sampled, self._time.now_ns()))
 
-    def _begin_coast(self, decoding: Decoding) -> None:
+    def _begin_coast(self, decoding: DecodeSteps) -> None:
         sequences = decoding.sequences
         kv_tokens = sum(sequence.length for sequence in sequences)
         self.core.stepping(True, self._accounted_ps // PS_PER_NS)

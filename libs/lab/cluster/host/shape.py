@@ -49,7 +49,7 @@ class WorkerShape:
 
 
 @dataclass(slots=True)
-class Counts:
+class RunCounts:
     """Of one worker, over the whole run."""
 
     prompt_tokens: int = 0
