@@ -211,7 +211,12 @@ def _intake(
         fleet=fleet,
         hints=hints,
         threads=threads,
-        defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
+        defaults=Defaults(
+            settings.id,
+            settings.ttft_deadline_ms,
+            settings.tpot_target_ms,
+            {name: (each.ttft_ms, each.tpot_ms) for name, each in settings.class_targets.items()},
+        ),
         limits=Limits(settings.max_n, settings.max_choices),
     )
 

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
@@ -16,6 +16,13 @@ from services.gateway.prompt.schema import MAX_CHOICES
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
 ToolFormatName = Literal["hermes", "llama3-json", "mistral", "deepseek", "none"]
 """Of the tables in services/gateway/answers/families.py."""
+
+
+class ClassTargets(BaseModel):
+    """The tightest targets of a class."""
+
+    ttft_ms: float = Field(0.0, ge=0)
+    tpot_ms: float = Field(0.0, ge=0)
 
 
 def _from_json(value: Any) -> Any:
@@ -91,6 +98,11 @@ class GatewaySettings(HttpSettings):
     """Time to first token that a request wants, where it names none."""
     tpot_target_ms: float = Field(100.0, gt=0)
     """Time per output token after it, likewise."""
+    class_targets: Annotated[dict[str, ClassTargets], NoDecode, BeforeValidator(_from_json)] = Field(
+        default_factory=dict
+    )
+    """JSON object of class (or * for all others) -> {"ttft_ms": N, "tpot_ms": N}: requests of the class that ask for
+    less get these, since who names a nearer deadline is served sooner. Empty: what they ask for."""
     responses_keep_s: int = Field(86_400, ge=0, le=30 * 86_400)
     """How long responses of /v1/responses are kept, 1,000 of each tenant and 64 MiB at most; 0 keeps none."""
     drain_s: int = Field(5, ge=0)

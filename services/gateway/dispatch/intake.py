@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from libs.contracts.classes import BATCH_CLASS
@@ -143,7 +143,8 @@ class Intake:
         if model.ttft_ms is None and model.tpot_ms is None:
             return self._defaults
         own = self._defaults
-        return Defaults(own.gateway_id, model.ttft_ms or own.ttft_deadline_ms, model.tpot_ms or own.tpot_target_ms)
+        ttft_ms, tpot_ms = model.ttft_ms or own.ttft_deadline_ms, model.tpot_ms or own.tpot_target_ms
+        return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
     async def _cached(self, model: str, prompts: list[list[int]], tenant: str) -> list[dict[str, int]]:
         """Tokens that workers hold of each prompt."""

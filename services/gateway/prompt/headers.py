@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from libs.contracts.classes import DEFAULT_CLASS
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext
+from libs.keys.book import ANY
 from libs.keys.book import TENANT_NAME as _NAME
 from libs.keys.table import ANYBODY, Caller
 
@@ -19,11 +20,13 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Where headers say nothing."""
+    """Where headers say nothing, and what they may not go below."""
 
     gateway_id: str
     ttft_deadline_ms: float
     tpot_target_ms: float
+    tightest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Class (ANY: all others) -> TTFT and TPOT in ms: whoever asks for less gets these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,10 @@ class Headers:
 
     def context(self, arrival_ns: int, defaults: Defaults) -> RequestContext:
         """What is carried through every hop."""
-        ttft_ms = self.ttft_deadline_ms or defaults.ttft_deadline_ms
-        tpot_ms = self.tpot_target_ms or defaults.tpot_target_ms
+        bounds = defaults.tightest
+        least_ttft_ms, least_tpot_ms = bounds.get(self.service_class) or bounds.get(ANY) or (0.0, 0.0)
+        ttft_ms = max(self.ttft_deadline_ms or defaults.ttft_deadline_ms, least_ttft_ms)
+        tpot_ms = max(self.tpot_target_ms or defaults.tpot_target_ms, least_tpot_ms)
         return RequestContext(
             tenant=self.tenant,
             service_class=self.service_class,

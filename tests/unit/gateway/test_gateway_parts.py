@@ -260,3 +260,20 @@ def test_models_are_read_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_builtin_model_is_served_by_default() -> None:
     assert GatewaySettings.model_validate({}).models == {"sim": "builtin:sim"}
+
+
+def test_who_asks_for_a_nearer_deadline_than_its_class_may_have_gets_the_classs() -> None:
+    defaults = Defaults("g", 5000, 100, {"online": (300.0, 20.0), "*": (2000.0, 0.0)})
+
+    def wants(name: str, ttft_ms: int, tpot_ms: int) -> tuple[int, int]:
+        found = {
+            b"x-fulcrum-class": name.encode(),
+            b"x-fulcrum-ttft-deadline-ms": str(ttft_ms).encode(),
+            b"x-fulcrum-tpot-target-ms": str(tpot_ms).encode(),
+        }
+        context = read_headers(found).context(0, defaults)
+        return context.ttft_deadline_unix_ns // 1_000_000, context.tpot_target_us // 1000
+
+    assert wants("online", 1, 1) == (300, 20)
+    assert wants("online", 900, 50) == (900, 50)
+    assert wants("chat", 1, 1) == (2000, 1)

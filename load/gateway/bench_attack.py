@@ -1,0 +1,294 @@
+"""A tenant that attacks a suite while another is served: the share of the other's answers that still come in time.
+
+A whole simulated suite, with keys and limits (`--open`: without keys, as it was before there were any), a modest tenant
+that asks evenly, and one attack at a time from an address of its own. Prints a table, then one JSON line.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from libs.testing.suites.suite import Suite, running_suite
+
+ATTACKER_ADDRESS: Final = "127.0.0.2"
+RATE_RPS: Final = 5.0
+"""Of the modest tenant."""
+IN_TIME_S: Final = 2.0
+"""Within which its whole answer is to come: alone it takes a tenth of it."""
+TOKENS: Final = 16
+LIMITS: Final = ("--requests", "600", "--tokens", "60000", "--concurrent", "16")
+"""Of the attacker, as an operator would set them for anybody."""
+CONNECTIONS: Final = 10_000
+MAX_TRIES: Final = 200_000
+"""Of one attack."""
+
+Attack = Callable[["Target"], Awaitable[None]]
+
+
+@dataclass
+class Target:
+    """The gateway as the attacker sees it."""
+
+    host: str
+    port: int
+    headers: Mapping[str, str]
+    statuses: dict[str, int] = field(default_factory=dict)
+    victim_file: str = ""
+
+    def saw(self, status: object) -> None:
+        """Count an answer, or what came in its place."""
+        name = str(status)
+        self.statuses[name] = self.statuses.get(name, 0) + 1
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """From the attacker's own address."""
+        return await asyncio.open_connection(self.host, self.port, local_addr=(ATTACKER_ADDRESS, 0))
+
+    def head(self, path: str = "/v1/completions", **more: str) -> bytes:
+        """The beginning of a request."""
+        lines = {"host": f"{self.host}:{self.port}", "content-type": "application/json", **self.headers, **more}
+        return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items())]).encode()
+
+    def client(self) -> httpx.AsyncClient:
+        """For whole requests."""
+        transport = httpx.AsyncHTTPTransport(local_address=ATTACKER_ADDRESS)
+        return httpx.AsyncClient(
+            base_url=f"http://{self.host}:{self.port}", headers=dict(self.headers), transport=transport, timeout=30
+        )
+
+
+def body(**more: Any) -> dict[str, Any]:
+    """A request of the attacker's."""
+    return {"model": "sim", "prompt": "attack", "max_tokens": 512, "ignore_eos": True, **more}
+
+
+async def many(count: int, one: Callable[[], Awaitable[None]]) -> None:
+    """So many at once, each again and again; ends when it is cancelled."""
+
+    async def forever() -> None:
+        for _ in range(MAX_TRIES):
+            with contextlib.suppress(OSError, httpx.HTTPError, asyncio.IncompleteReadError):
+                await one()
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(forever())
+
+
+async def connections(target: Target) -> None:
+    """Thousands of connections that say nothing."""
+    held = []
+    for _ in range(CONNECTIONS):
+        try:
+            held.append(await target.connect())
+            target.saw("connected")
+        except OSError as error:
+            target.saw(type(error).__name__)
+    await asyncio.Event().wait()
+
+
+async def slow_writers(target: Target) -> None:
+    """Headers that come a byte at a time."""
+
+    async def one() -> None:
+        _, writer = await target.connect()
+        for byte in target.head():
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.5)
+        writer.close()
+
+    await many(500, one)
+
+
+async def slow_readers(target: Target) -> None:
+    """Streams that nobody reads."""
+
+    async def one() -> None:
+        sent = json.dumps(body(stream=True, max_tokens=4000)).encode()
+        reader, writer = await target.connect()
+        writer.write(target.head(**{"content-length": str(len(sent))}) + b"\r\n\r\n" + sent)
+        target.saw((await reader.readline()).split(b" ")[1:2])
+        await asyncio.sleep(60)
+
+    await many(200, one)
+
+
+async def huge(target: Target) -> None:
+    """Headers of a megabyte, bodies of a gigabyte."""
+
+    async def one() -> None:
+        for sent in (
+            target.head(**{"x-big": "a" * 1_000_000}) + b"\r\n\r\n",
+            target.head(**{"content-length": str(10**9)}) + b"\r\n\r\n" + b"a" * 10_000_000,
+        ):
+            reader, writer = await target.connect()
+            writer.write(sent)
+            target.saw((await asyncio.wait_for(reader.readline(), 10)).split(b" ")[1:2])
+            writer.close()
+
+    await many(8, one)
+
+
+async def pipelined(target: Target) -> None:
+    """A thousand requests on one connection, before any is answered."""
+
+    async def one() -> None:
+        sent = json.dumps(body()).encode()
+        reader, writer = await target.connect()
+        writer.write((target.head(**{"content-length": str(len(sent))}) + b"\r\n\r\n" + sent) * 1000)
+        target.saw((await asyncio.wait_for(reader.readline(), 10)).split(b" ")[1:2])
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+    await many(8, one)
+
+
+def asks(count: int, **fields: Any) -> Attack:
+    """So many clients that ask without a pause."""
+
+    async def attack(target: Target) -> None:
+        async with target.client() as http:
+
+            async def one() -> None:
+                target.saw((await http.post("/v1/completions", json=body(**fields))).status_code)
+
+            await many(count, one)
+
+    return attack
+
+
+async def nonsense(target: Target) -> None:
+    """Bodies that are no requests: deep, broken, of wrong types."""
+    deep = "[" * 100_000 + "]" * 100_000
+    async with target.client() as http:
+
+        async def one() -> None:
+            for sent in (deep, '{"model": "sim"', '{"model": 7, "prompt": {}}', '{"prompt": "\\ud800"}', "\0" * 1000):
+                found = await http.post("/v1/completions", content=sent, headers={"content-type": "application/json"})
+                target.saw(found.status_code)
+
+        await many(8, one)
+
+
+async def others_things(target: Target) -> None:
+    """The modest tenant's file by its id, in every way there is."""
+    async with target.client() as http:
+
+        async def one() -> None:
+            for call in (
+                http.get(f"/v1/files/{target.victim_file}/content"),
+                http.delete(f"/v1/files/{target.victim_file}"),
+                http.post("/v1/batches", json={"input_file_id": target.victim_file, "endpoint": "/v1/completions",
+                                               "completion_window": "24h"}),
+            ):  # fmt: skip
+                target.saw((await call).status_code)
+
+        await many(4, one)
+
+
+async def guesses(target: Target) -> None:
+    """Keys that are not known."""
+    async with target.client() as http:
+        tried = iter(range(10**9))
+
+        async def one() -> None:
+            headers = {"authorization": f"Bearer sk-fulcrum-{next(tried):043d}"}
+            target.saw((await http.post("/v1/completions", json=body(), headers=headers)).status_code)
+
+        await many(16, one)
+
+
+ATTACKS: Final[Mapping[str, Attack]] = {
+    "10,000 connections": connections,
+    "500 slow writers": slow_writers,
+    "200 slow readers": slow_readers,
+    "huge headers and bodies": huge,
+    "1,000 requests pipelined": pipelined,
+    "128 choices, 16 clients": asks(16, n=128),
+    "200 clients at once": asks(200),
+    "nonsense": nonsense,
+    "another tenant's ids": others_things,
+    "guessed keys": guesses,
+}
+
+
+async def goodput(suite: Suite, headers: Mapping[str, str], seconds: float) -> float:
+    """Share of the modest tenant's requests that were answered in time."""
+    good, asked = 0, round(RATE_RPS * seconds)
+
+    async def one(http: httpx.AsyncClient) -> None:
+        nonlocal good
+        began_s = time.perf_counter()
+        with contextlib.suppress(httpx.HTTPError):
+            answer = await http.post("/v1/completions", json={"model": "sim", "prompt": "hello", "max_tokens": TOKENS})
+            good += answer.status_code == 200 and time.perf_counter() - began_s <= IN_TIME_S
+
+    async with (
+        httpx.AsyncClient(base_url=suite.gateway, headers=dict(headers), timeout=10) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(asked):
+            group.create_task(one(http))
+            await asyncio.sleep(1 / RATE_RPS)
+    return good / asked
+
+
+async def attacked(suite: Suite, keys: Mapping[str, str], seconds: float) -> dict[str, dict[str, Any]]:
+    """The modest tenant's goodput alone and under each attack."""
+    headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
+    parts = urlsplit(suite.gateway)
+    async with httpx.AsyncClient(base_url=suite.gateway, headers=headers["modest"]) as http:
+        line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
+        made = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": line})
+    found: dict[str, dict[str, Any]] = {"none": {"goodput": await goodput(suite, headers["modest"], seconds)}}
+    for name, attack in ATTACKS.items():
+        target = Target(str(parts.hostname), int(parts.port or 0), headers["attacker"], victim_file=made.json()["id"])
+        attacking = asyncio.ensure_future(attack(target))
+        await asyncio.sleep(1.0)
+        share = await goodput(suite, headers["modest"], seconds)
+        attacking.cancel()
+        await asyncio.gather(attacking, return_exceptions=True)
+        found[name] = {"goodput": share, "answers": target.statuses}
+        print(f"{name:28} goodput {share:.3f}   {target.statuses}", flush=True)
+        await asyncio.sleep(2.0)
+    return found
+
+
+def main() -> None:
+    """Print a table, then one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--open", action="store_true", help="without keys and limits")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each attack")
+    arguments = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"FULCRUM_CACHE": f"{folder}/cache"}
+        with running_suite(Path(folder), "--engine", "sim", "--decode", "2", env=env) as suite:
+            keys = {"modest": "", "attacker": ""}
+            if not arguments.open:
+                for tenant in keys:
+                    keys[tenant] = json.loads(suite.fulcrum("keys", "create", "--tenant", tenant, "--json").stdout)[
+                        "key"
+                    ]
+                suite.fulcrum("keys", "limits", "attacker", *LIMITS)
+                time.sleep(2.5)  # within which services notice the first key
+            found = asyncio.run(attacked(suite, keys, arguments.seconds))
+    print(json.dumps({"open": arguments.open, **found}))
+
+
+if __name__ == "__main__":
+    main()
