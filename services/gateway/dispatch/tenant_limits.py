@@ -135,7 +135,8 @@ class TenantLimiter:
             found.coming -= 1
         try:
             await self.use(tenant, found, "requests", 1)
-            await self.use(tenant, found, "gpu_ms", 1)  # what it takes is known at its end
+            if found.limits.gpu_seconds_per_day is not None:
+                await self.use(tenant, found, "gpu_ms", 1)  # what it takes is known at its end
         except BaseException:
             found.running -= 1
             raise
