@@ -168,4 +168,14 @@ def _read_tokens(frame: pb.WorkerFrame) -> Tokens | None:
 
 
 def _logprob(entry: pb.TokenLogprobs) -> Logprob:
-    return Logprob(entry.logprob, tuple(zip(unpack_u32(entry.top_ids), unpack_f32(entry.top_logprobs), strict=True)))
+    top = tuple(zip(unpack_u32(entry.top_ids), unpack_f32(entry.top_logprobs), strict=True))
+    return Logprob(entry.logprob, top, _prompt_logprobs(entry) if entry.prompt else ())
+
+
+def _prompt_logprobs(entry: pb.TokenLogprobs) -> tuple[Logprob, ...]:
+    own = unpack_f32(entry.prompt)
+    top = list(zip(unpack_u32(entry.prompt_top_ids), unpack_f32(entry.prompt_top), strict=True))
+    most, rest = divmod(len(top), len(own))
+    if rest:
+        raise ValueError(f"{len(top)} most likely tokens for {len(own)} of a prompt")
+    return tuple(Logprob(each, tuple(top[at * most : (at + 1) * most])) for at, each in enumerate(own))

@@ -5,6 +5,7 @@ between steps, lies ready for `take_event`.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -211,6 +212,8 @@ class Core:
             sequence.register_full_blocks(self._pool)
             if sequence.opened is not None:
                 self._offers.progress(sequence)
+            if chunk.scored is not None:
+                sequence.prompt_logprobs += sampled[chunk.sequence_id].prompt
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
@@ -405,6 +408,9 @@ class Core:
         if token.fault:
             self._finish(sequence, FinishReason.FAILED, detail=token.fault)
             return
+        if sequence.prompt_logprobs and token.logprob is not None:
+            token.logprob = replace(token.logprob, prompt=tuple(sequence.prompt_logprobs))
+            sequence.prompt_logprobs = []
         sequence.append(token.token_id)
         if not sequence.line_from_ns:
             sequence.start_line(now_ns, sequence.length)

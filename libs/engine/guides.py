@@ -83,10 +83,15 @@ class Guides:
 
 
 def load_guides(info: ModelInfo) -> Guides:
-    """For a model's vocabulary, from its tokenizer.json; takes tenths of a second. Raises GuideFailed."""
+    """For a model's vocabulary, as `load_vocabulary`."""
+    return Guides(load_vocabulary(info))
+
+
+def load_vocabulary(info: ModelInfo) -> LLTokenizer:
+    """A model's, from its tokenizer.json; takes tenths of a second. Raises GuideFailed."""
     try:
         text = sim_tokenizer().to_str() if info.path is None else _tokenizer_json(info.path)
-        return Guides(LLTokenizer(text, n_vocab=info.vocab_size, eos_token=sorted(info.eos_token_ids)))
+        return LLTokenizer(text, n_vocab=info.vocab_size, eos_token=sorted(info.eos_token_ids))
     except Exception as error:  # the library raises what it likes, and only guided answers need it
         raise GuideFailed(f"the model's vocabulary cannot be read for guides: {_first_line(str(error))}") from error
 

@@ -61,6 +61,8 @@ class Capabilities:
     moves_running_kv: bool = False
     """`Engine.hand_over` works."""
     streams_kv: bool = False
+    scores_prompts: bool = False
+    """`SamplingParams.prompt_logprobs` is served."""
     seeds_by_position: bool = True
     """A seeded sequence that goes on elsewhere draws what it would have drawn here; else only whole ones repeat."""
     kv_once: bool = False
@@ -105,6 +107,9 @@ class SamplingParams:
     """Grammar that the generated tokens keep to (libs/engine/guides.py); empty: none."""
     min_tokens: int = 0
     """Generated tokens before one that ends the sequence may come."""
+    prompt_logprobs: bool = False
+    """Whether the first token's logprob carries those of the prompt; needs `logprobs`."""
+    prompt_top_logprobs: int = 0
 
     @property
     def follows_from_tokens(self) -> bool:
@@ -146,6 +151,8 @@ class Logprob:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    prompt: "tuple[Logprob, ...]" = ()
+    """With a sequence's first token, where asked for: of its prompt's second to last token."""
 
 
 @dataclass(slots=True)

@@ -31,6 +31,8 @@ class Chunk:
     history: NDArray[np.int32]
     """[start + n] 1D int32: all tokens so far (penalties, and the sim engine's next token)."""
     prompt_tokens: int
+    scored: NDArray[np.int32] | None = None
+    """[scored] 1D int32: the prompt's tokens after each of the first positions here, whose logprobs are wanted."""
 
     @property
     def decodes(self) -> bool:
@@ -84,6 +86,8 @@ class Sampled:
     logprob: Logprob | None = None
     fault: str = ""
     """Why there is no token after all: this sequence alone cannot go on."""
+    prompt: tuple[Logprob, ...] = ()
+    """Of the tokens that the chunk has `scored`."""
 
 
 class Runner(Protocol):
@@ -117,7 +121,8 @@ class Runner(Protocol):
         ...
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch; a token for each chunk with `sample`, by its id. One at a time.
+        """Compute the batch; a token for each chunk with `sample`, by its id; one that scores and samples nothing has
+        any token. One at a time.
 
         A cancelled call raises only once the device is done with the batch's blocks, so they can be freed then.
         """

@@ -10,7 +10,7 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv.block_pool import BlockPool
 from libs.engine.kv.handles import Held
-from libs.engine.port import Capabilities, EngineRequest, FinishReason, Phase
+from libs.engine.port import Capabilities, EngineRequest, FinishReason, Logprob, Phase
 from libs.engine.runner import Chunk
 from libs.policy.worker.slack import TokenLine
 
@@ -67,6 +67,8 @@ class Sequence:
         self.line_from_ns = 0
         """When its first token is known to have been there, which is where its TPOT is counted from; 0: not yet."""
         self.line_from_length = 0
+        self.prompt_logprobs: list[Logprob] = []
+        """Of the prompt's tokens so far, where they are wanted."""
         self.in_step = False
         """The running step computes it: its blocks may not change hands before the step ends."""
         self.aborting = False
@@ -193,6 +195,7 @@ class Sequence:
         blocks, self.blocks = self.blocks, []
         self._room_tokens = 0
         self.computed = 0
+        self.prompt_logprobs.clear()
         self.preempted = True
         return blocks
 
@@ -207,15 +210,18 @@ class Sequence:
     def chunk(self, tokens: int) -> Chunk:
         """The next `tokens` tokens as work for a step."""
         end = self.computed + tokens
+        request = self.request
+        scores = request.sampling.prompt_logprobs and self.length == request.prompt_tokens
         return Chunk(
             sequence_id=self.sequence_id,
             token_ids=self._tokens[self.computed : end],
             start=self.computed,
             block_table=self.table(end),
             sample=end == self.length,
-            sampling=self.request.sampling,
+            sampling=request.sampling,
             history=self._tokens[:end],
-            prompt_tokens=self.request.prompt_tokens,
+            prompt_tokens=request.prompt_tokens,
+            scored=self._tokens[self.computed + 1 : min(end + 1, self.length)] if scores else None,
         )
 
     def advance(self, tokens: int) -> int:
@@ -291,6 +297,8 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
     ids = {int(request.token_ids.min()), int(request.token_ids.max()), *request.sampling.logit_bias}
     if capabilities.vocab_size and not 0 <= min(ids) <= max(ids) < capabilities.vocab_size:
         raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}, in logit_bias too")
+    if request.sampling.prompt_logprobs and not capabilities.scores_prompts:
+        raise InvalidRequest("this engine gives no logprobs of prompts: ask without echo and prompt_logprobs")
     _check_kv(sequence)
     if sequence.blocks_at_most > capabilities.kv_blocks:
         raise InvalidRequest(

@@ -18,6 +18,7 @@ _FAILED = "failed to compile JSON schema: "
 _BARE: Final = re.compile(r"\\.|/", re.DOTALL)
 """What stands after a backslash, and what would end a pattern."""
 _BYTES: Final = 256
+_MAX_PLACE_CHARS: Final = 200
 _TRIED_BYTES: Final = 8
 _NOTHING: Final = "NoExtensionBias"
 """What the library says where no text can go on."""
@@ -39,6 +40,24 @@ def pattern_rule(pattern: str) -> str:
 def choice_rule(choices: Sequence[str]) -> str:
     """What follows a rule's name: one of these texts."""
     return " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+class GrammarUnread(Exception):
+    """A grammar is written in no way that is known; the message says where."""
+
+
+def grammar_rule(grammar: str) -> str:
+    """What follows a rule's name: text of a grammar of its own, in GBNF or in llguidance's Lark dialect, whose first
+    rule is `root` or `start`. Raises GrammarUnread."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 (few requests have one)
+
+    if "::=" in grammar:
+        try:
+            grammar = gbnf_to_lark(grammar)
+        except Exception as error:  # the library has a class for what it foresees alone
+            raise GrammarUnread(" ".join(str(error).split())[:_MAX_PLACE_CHARS]) from None
+        grammar = grammar.replace("%llguidance {}", "")
+    return f"%lark {{\n{grammar}\n}}"
 
 
 def fault_of_rule(rule: str) -> str:

@@ -127,7 +127,8 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         prompt_tokens=submit.prompt_tokens,
         max_output_tokens=submit.max_output_tokens,
         sampling=_sampling(submit.sampling),
-        chain_root=chain_root,
+        # A prefix that is found is not computed, and so not scored.
+        chain_root=b"" if submit.sampling.prompt_logprobs else chain_root,
         kv=kv_handle(submit.kv) if phase is Phase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
         first_token_due_ns=submit.context.ttft_deadline_unix_ns,
@@ -180,12 +181,17 @@ def numbers(packed: bytes, field: str) -> list[int]:
 
 def logprobs_message(index: int, logprob: Logprob) -> pb.TokenLogprobs:
     """Logprobs of the frame's token at `index`."""
-    return pb.TokenLogprobs(
+    message = pb.TokenLogprobs(
         index=index,
         logprob=logprob.logprob,
         top_ids=pack_u32([token_id for token_id, _ in logprob.top]),
         top_logprobs=pack_f32(value for _, value in logprob.top),
     )
+    if logprob.prompt:
+        message.prompt = pack_f32(each.logprob for each in logprob.prompt)
+        message.prompt_top_ids = pack_u32([token_id for each in logprob.prompt for token_id, _ in each.top])
+        message.prompt_top = pack_f32(value for each in logprob.prompt for _, value in each.top)
+    return message
 
 
 def _token_ids(packed: bytes) -> NDArray[np.int32]:
@@ -214,6 +220,8 @@ def _sampling(sampling: pb.Sampling) -> SamplingParams:
         ignore_eos=sampling.ignore_eos,
         guide=sampling.guide,
         min_tokens=sampling.min_tokens,
+        prompt_logprobs=sampling.prompt_logprobs,
+        prompt_top_logprobs=sampling.prompt_top_logprobs,
     )
     penalties = (params.presence_penalty, params.frequency_penalty, *params.logit_bias.values())
     fits = (

@@ -49,6 +49,7 @@ from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
 from services.gateway.dispatch.recorder import Recorder
 from services.gateway.dispatch.tenant_limits import TenantLimiter
+from services.gateway.http.cors import cross_origin
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
 from services.gateway.http.routes import make_routes, need
@@ -169,6 +170,8 @@ async def open_gateway(
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
         served = _behind_keys(app, settings, ports, clock)
+        if settings.cors_origins:
+            served = cross_origin(served, settings.cors_origins)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))

@@ -59,6 +59,10 @@ class GatewaySettings(HttpSettings):
     )
     """Likewise, how it calls tools: hermes, llama3-json, mistral, deepseek, or none."""
 
+    cors_origins: str = Field("", pattern=r"^(\*|[a-z]+://[^\s,/*]+(\s*,\s*[a-z]+://[^\s,/*]+)*)?$")
+    """Origins, separated by commas, whose web pages may read answers (CORS), such as https://chat.example.com, or * for
+    all; cookies are never taken. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too."""
+
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     """Bound of a request's body; larger ones are refused with 413."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)

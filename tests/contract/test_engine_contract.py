@@ -312,6 +312,35 @@ async def test_tokens_that_do_not_fit_their_guide_end_their_sequence_alone(bench
     await until(lambda: engine.integrity() == IDLE)
 
 
+@on_our_core
+@pytest.mark.parametrize("chunk", [7, 512])
+async def test_a_prompts_logprobs_come_with_the_first_token_however_it_was_computed(
+    bench: EngineBench, chunk: int
+) -> None:
+    engine, reader = await bench.start("one")
+    engine.set_prefill_chunk(chunk)
+    scoring = replace(GREEDY, logprobs=True, prompt_logprobs=True, prompt_top_logprobs=3)
+    log = await complete(engine, reader, sequence(sampling=scoring, root=b""))
+    first, *others = log.logprobs
+    assert len(first.prompt) == len(PROMPT) - 1 and not any(other.prompt for other in others)
+    for place, token in enumerate(first.prompt, 1):
+        top = dict(token.top)
+        assert len(top) == 3 and all(value <= 0 for value in top.values())
+        assert top.get(int(PROMPT[place]), token.logprob) == token.logprob
+    # What follows a prompt is what the same tokens have in a longer one.
+    shorter = await complete(engine, reader, sequence(prompt=PROMPT[:-1], sampling=scoring, root=b""))
+    before = [token.logprob for token in shorter.logprobs[0].prompt]
+    assert before == pytest.approx([token.logprob for token in first.prompt[:-1]], abs=1e-4)
+
+
+@on_our_core
+async def test_a_scored_prompt_of_one_token_has_nothing_before_it(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    scoring = replace(GREEDY, logprobs=True, prompt_logprobs=True)
+    log = await complete(engine, reader, sequence(prompt=PROMPT[:1], sampling=scoring, output=1, root=b""))
+    assert log.logprobs[0].prompt == () and len(log.token_ids) == 1
+
+
 async def test_no_token_ends_a_sequence_before_it_has_its_minimum(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     free = (await complete(engine, reader, sequence())).token_ids

@@ -235,3 +235,75 @@ def test_a_response_is_streamed_kept_and_gone_on_from_by_any_gateway(client: ope
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
+
+
+def test_a_prompt_is_scored_as_lm_eval_asks_for_it(client: openai.OpenAI) -> None:
+    """Token ids, their echo with logprobs, and no token more; or one, which is left out by its place."""
+    prompts = [list(b"The sky is blue"), list(b"Hi")]
+    scored = client.completions.create(model=MODEL, prompt=prompts, max_tokens=0, echo=True, logprobs=1, temperature=0)
+    for prompt, choice in zip(prompts, scored.choices, strict=True):
+        assert choice.text == bytes(prompt).decode() and choice.finish_reason == "length"
+        found = choice.logprobs
+        assert found is not None and found.token_logprobs is not None and found.top_logprobs is not None
+        assert found.tokens == [chr(token) for token in prompt] and found.text_offset == list(range(len(prompt)))
+        assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+        assert all(value <= 0 for value in found.token_logprobs[1:])
+    assert scored.usage is not None
+    assert (scored.usage.prompt_tokens, scored.usage.completion_tokens) == (17, 0)
+    longer = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=1, echo=True, logprobs=1)
+    assert longer.choices[0].logprobs is not None and scored.choices[0].logprobs is not None
+    assert (longer.choices[0].logprobs.token_logprobs or [])[:-1] == scored.choices[0].logprobs.token_logprobs
+    again = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=0, echo=True, logprobs=1)
+    assert again.choices[0].logprobs == scored.choices[0].logprobs, "a prefix that is cached hides nothing"
+
+
+def test_an_echo_comes_first_in_a_stream_too(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 5, "temperature": 0}
+    answer = client.completions.create(**asked).choices[0].text
+    assert client.completions.create(**asked, echo=True).choices[0].text == "Hello" + answer
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, echo=True, stream=True)]
+    assert "".join(pieces) == "Hello" + answer and pieces[0].startswith("Hello")
+
+
+def test_the_likeliest_of_several_answers_are_shown(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 6, "temperature": 1, "seed": 3}
+    every = client.completions.create(**asked, n=6, logprobs=0)
+    best = client.completions.create(**asked, n=2, best_of=6)
+
+    def mean(choice: Any) -> float:
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    likeliest = sorted(every.choices, key=mean, reverse=True)[:2]
+    assert [choice.text for choice in best.choices] == [choice.text for choice in likeliest]
+    assert [choice.index for choice in best.choices] == [0, 1] and best.choices[0].logprobs is None
+    assert best.usage is not None and best.usage.completion_tokens == 36
+
+
+def test_vllms_fields_show_ids_and_the_prompts_logprobs(client: openai.OpenAI) -> None:
+    more = {"return_token_ids": True, "prompt_logprobs": 2}
+    text = client.completions.create(model=MODEL, prompt="Hel", max_tokens=3, extra_body=more).choices[0].model_dump()
+    assert text["prompt_token_ids"] == list(b"Hel") and bytes(text["token_ids"]).decode() == text["text"]
+    first, *others = text["prompt_logprobs"]
+    assert first is None and [entry[str(token)]["decoded_token"] for entry, token in zip(others, b"el", strict=True)]
+    chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=3, extra_body=more).model_dump()
+    assert len(chat["prompt_logprobs"]) == len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
+    assert bytes(chat["choices"][0]["token_ids"]).decode() == chat["choices"][0]["message"]["content"]
+    chunks = [
+        chunk.model_dump()
+        for chunk in client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=4, stream=True, extra_body={"return_token_ids": True}
+        )
+    ]
+    told = [chunk["prompt_token_ids"] for chunk in chunks if chunk.get("prompt_token_ids")]
+    assert told == [chat["prompt_token_ids"]]
+    assert sum(len(chunk["choices"][0].get("token_ids") or ()) for chunk in chunks) == 4
+
+
+def test_a_clients_own_grammar_is_kept_to(client: openai.OpenAI) -> None:
+    grammar = 'root ::= "SELECT " column " FROM t"\ncolumn ::= "a" | "bb"'
+    for seed in range(4):
+        body = {"structured_outputs": {"grammar": grammar}}
+        answer = client.completions.create(model=MODEL, prompt="x", max_tokens=40, seed=seed, extra_body=body)
+        assert re.fullmatch("SELECT (a|bb) FROM t", answer.choices[0].text)
+    with pytest.raises(openai.BadRequestError, match="cannot be read"):
+        client.completions.create(model=MODEL, prompt="x", extra_body={"guided_grammar": "root ::= ["})

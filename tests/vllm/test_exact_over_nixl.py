@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from libs.engine.port import (
 )
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
+from libs.model.grammar import json_rule
+from libs.model.info import load_model_info
+from libs.model.tokenizer import load_tokenizer
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import real_model_folder
@@ -41,6 +45,14 @@ PULL_ENDS_S = 30.0
 """UCX gives a peer that is gone up after some seconds."""
 IDLE = EngineIntegrity(0, 0, 0)
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+GUIDED = SamplingParams(temperature=0.0)
+GUIDED_TOKENS = 100
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 99_999_999}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, presence_penalty=0.5, ignore_eos=True)
 ARGUMENTS: Mapping[str, Any] = {"max_model_len": CONTEXT_TOKENS}
 
@@ -179,6 +191,39 @@ async def test_blocks_of_another_layout_or_past_their_lease_are_refused(pair: Pa
     assert refused is not None and refused.finish is FinishReason.KV_LOST
     source.abort(3000)
     await until(lambda: source.integrity() == IDLE)
+
+
+async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_from_generated_tokens(
+    pair: Pair, model: Path
+) -> None:
+    (source, source_reader), (target, target_reader) = pair
+    tokenizer = load_tokenizer(load_model_info(model))
+    guide = "start: " + json_rule(CITY)
+    asked = [{"role": "user", "content": "Name a city and how many people live there, in JSON."}]
+    prompt = np.array(tokenizer.encode(tokenizer.render_chat(asked), add_special_tokens=False), np.int32)
+    whole = []
+    greedy = replace(GUIDED, guide=guide)
+    for key, sampling in enumerate((greedy, replace(greedy, temperature=0.9, seed=7)), 5000):
+        source.submit(replace(request(key, Phase.PREFILL, prompt, sampling), max_output_tokens=GUIDED_TOKENS))
+        prefilled = (await source_reader.ended(key)).end
+        assert prefilled is not None and prefilled.handle is not None
+        going_on = replace(request(key, Phase.DECODE, prompt, sampling, prefilled.handle))
+        target.submit(replace(going_on, max_output_tokens=GUIDED_TOKENS))
+        log = await target_reader.ended(key)
+        assert log.end is not None and log.end.finish is FinishReason.STOP, log.end
+        city = json.loads(tokenizer.decode(log.token_ids))
+        assert set(city) == {"city", "people"} and len(city["city"]) <= 20 and isinstance(city["people"], int)
+        whole.append(log.token_ids)
+    for key, tokens in enumerate(range(1, len(whole[0]), 3), 5100):  # as where its worker was lost after so many
+        so_far = np.concatenate([prompt, np.array(whole[0][:tokens], np.int32)])
+        resumed = replace(request(key, Phase.BOTH, so_far, greedy), prompt_tokens=len(prompt))
+        source.submit(replace(resumed, max_output_tokens=GUIDED_TOKENS))
+        assert (await source_reader.ended(key)).token_ids == whole[0][tokens:]
+    astray = np.concatenate([prompt, prompt[:3]])
+    source.submit(replace(request(5200, Phase.BOTH, astray, greedy), prompt_tokens=len(prompt)))
+    end = (await source_reader.ended(5200)).end
+    assert end is not None and end.finish is FinishReason.FAILED
+    await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 
 async def test_a_source_that_dies_while_its_blocks_are_pulled_costs_the_target_that_sequence_alone(

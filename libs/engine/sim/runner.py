@@ -108,6 +108,7 @@ class SimRunner:
             kv_layout=f"sim/{self._profile.name}/block{block_size}",
             vocab_size=info.vocab_size,
             streams_kv=True,
+            scores_prompts=True,
             moves_running_kv=True,
             sleeps=True,
             chunk_tokens=self._config.prefill_chunk_tokens,
@@ -118,8 +119,13 @@ class SimRunner:
         step_ns = self._profile.step_time.step_ns(batch.work)
         await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
         if any(chunk.sampling.guide or chunk.sampling.min_tokens for chunk in batch.chunks):
-            return await self._guided(batch)
-        return {chunk.sequence_id: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
+            sampled = await self._guided(batch)
+        else:
+            sampled = {chunk.sequence_id: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
+        for chunk in batch.chunks:
+            if chunk.scored is not None:
+                sampled.setdefault(chunk.sequence_id, Sampled(0)).prompt = self._tokens.score(chunk, chunk.scored)
+        return sampled
 
     async def _guided(self, batch: Batch) -> dict[int, Sampled]:
         from libs.engine.guides import GuideFailed, load_guides  # noqa: PLC0415 (few simulations have any)

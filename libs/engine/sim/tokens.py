@@ -1,5 +1,6 @@
 """Which token the sim engine "samples": a pure function of the sequence, so that a moved one goes on identically."""
 
+import itertools
 import struct
 from collections.abc import Iterable
 from zlib import crc32
@@ -47,6 +48,19 @@ class TokenSource:
         if allowed is not None:
             token = self._among(allowed, token, noise, closes=bool(chunk.sampling.guide))
         return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
+
+    def score(self, chunk: Chunk, tokens: NDArray[np.int32]) -> tuple[Logprob, ...]:
+        """Made-up logprobs of `tokens`, each a function of the token, its position and the one before."""
+        found = []
+        most = min(chunk.sampling.prompt_top_logprobs, len(self._token_ids))
+        for position, token in enumerate(tokens.tolist(), chunk.start + 1):
+            noise = crc32(struct.pack("<QQQ", position, int(chunk.history[position - 1]), token))
+            best = -(noise % 1000) / 1000
+            others = (self._pick(noise + rank) for rank in range(len(self._token_ids)))
+            rest = [other for other in itertools.islice(others, most) if other != token]
+            top = [(token, best), *((other, best - rank) for rank, other in enumerate(rest, 1))]
+            found.append(Logprob(best, tuple(top[:most])))
+        return tuple(found)
 
     def _pick(self, noise: int) -> int:
         return int(self._token_ids[noise % len(self._token_ids)])

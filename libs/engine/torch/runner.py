@@ -72,6 +72,7 @@ class TorchRunner:
             kv_layout=pool.shape.layout,
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
+            scores_prompts=True,
             moves_running_kv=True,
             sleeps=True,
             kv_nonce=pool.nonce,

@@ -112,6 +112,18 @@ def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> to
     return chosen.clamp_(max=scores.shape[1] - 1)  # out of range only where the model gave NaN
 
 
+def score(logits: torch.Tensor, tokens: NDArray[np.int32], most: int) -> tuple[Logprob, ...]:
+    """Logprobs of `tokens` [rows] 1D int32, each under its row of `logits` [rows, vocab] float32, with the `most`
+    likely ones beside it."""
+    if not len(tokens):
+        return ()
+    logprobs = logits.log_softmax(dim=-1)
+    own = logprobs.gather(1, _ids(tokens, logits)[:, None])[:, 0].tolist()
+    top = logprobs.topk(min(most, logits.shape[1]), dim=-1)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return tuple(Logprob(one, tuple(zip(*each, strict=True))) for one, each in zip(own, pairs, strict=True))
+
+
 def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> list[Logprob | None]:
     rows = [row for row, chunk in enumerate(chunks) if chunk.sampling.logprobs]
     results: list[Logprob | None] = [None] * len(chunks)

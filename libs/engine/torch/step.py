@@ -20,7 +20,7 @@ from libs.engine.torch.attention import GatherMemory, plan_step
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
 from libs.engine.torch.peaks import compute_of
-from libs.engine.torch.sampling import sample
+from libs.engine.torch.sampling import sample, score
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.slices import COMPUTE_SLICE_NS, ask_slice
@@ -124,6 +124,13 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
         return {}
     last_rows = np.cumsum([len(chunk.token_ids) for chunk in chunks]) - 1
     sampling = [(chunk, int(row)) for chunk, row in zip(chunks, last_rows, strict=True) if chunk.sample]
+    scored = [
+        (chunk, chunk.scored, int(row) + 1 - len(chunk.token_ids))
+        for chunk, row in zip(chunks, last_rows, strict=True)
+        if chunk.scored is not None
+    ]
+    rows = [row for _, row in sampling]
+    rows += [first + place for _, tokens, first in scored for place in range(len(tokens))]
     token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64))
     with torch.inference_mode():
         plan = plan_step(chunks, loaded.pool, loaded.memory)
@@ -131,23 +138,29 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             input_ids=token_ids[None].to(loaded.device),
             position_ids=plan.positions[None],
             use_cache=False,
-            # The head, over a large vocabulary, runs on the rows that sample only.
-            logits_to_keep=torch.tensor([row for _, row in sampling], dtype=torch.int64, device=loaded.device),
+            # The head, over a large vocabulary, runs on the rows that sample, or are scored, only.
+            logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=loaded.device),
             plan=plan,
         )
-        logits = output.logits[0]  # [rows that sample, vocab]
-        if len(logits) != len(sampling):
+        logits = output.logits[0]  # [rows that sample, then rows that are scored, vocab]
+        if len(logits) != len(rows):
             raise StartupError("the model ignores logits_to_keep, which the torch engine needs: choose another model")
         masks, faults = _masks(loaded, [chunk for chunk, _ in sampling])  # while a GPU computes
-        sampled = sample(logits.float(), [chunk for chunk, _ in sampling], masks)
+        sampled = sample(logits[: len(sampling)].float(), [chunk for chunk, _ in sampling], masks)
         for row, reason in faults.items():
             sampled[row].fault = reason
+        results = {chunk.sequence_id: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
+        at = len(sampling)
+        for chunk, tokens, _ in scored:
+            found = score(logits[at : at + len(tokens)].float(), tokens, chunk.sampling.prompt_top_logprobs)
+            results.setdefault(chunk.sequence_id, Sampled(0)).prompt = found
+            at += len(tokens)
         if loaded.device.type == "cuda":
             # A step that samples nothing would end for the caller before it has for the GPU: its time would be untrue,
             # and its blocks could change hands. Block copies, on a stream of their own, never wait for a step this way.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
-    return {chunk.sequence_id: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
+    return results
 
 
 def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bool_]], dict[int, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinish
 
@@ -15,6 +16,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.vllm.connectors import Handing
+from libs.engine.vllm.scheduling.guides import GENERATED_KEY
 from libs.engine.vllm.scheduling.step_report import (
     COMMAND_KEY,
     PACE_KEY,
@@ -80,8 +82,6 @@ def core_request(
     handing: Handing,
 ) -> EngineCoreRequest:
     """One sequence for EngineCore. Raises InvalidRequest for parameters that vLLM refuses."""
-    if request.sampling.guide:
-        raise InvalidRequest("workers of engine vllm keep to no guide yet: ask without response_format or tool_choice")
     if request.phase is Phase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
@@ -103,7 +103,8 @@ def core_request(
         pace["first_token_due_ns"] = request.first_token_due_ns
     if kv is not None and kv.stored:
         pace["stored"] = True
-    parameters.extra_args = (parameters.extra_args or {}) | {PACE_KEY: pace}
+    generated = len(request.token_ids) - request.prompt_tokens
+    parameters.extra_args = (parameters.extra_args or {}) | {PACE_KEY: pace, GENERATED_KEY: generated}
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=request.token_ids.tolist(),
@@ -192,6 +193,7 @@ def _sampling(
         stop_token_ids=sorted(stops),
         max_tokens=max_tokens,
         min_tokens=min(max(wanted.min_tokens - generated, 0), max_tokens),
+        structured_outputs=StructuredOutputsParams(grammar=wanted.guide) if wanted.guide else None,
         detokenize=False,
         watermarking=False,
         extra_args={"kv_transfer_params": dict(kv.parameters)} if kv and not kv.stored else None,

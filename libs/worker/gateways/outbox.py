@@ -7,6 +7,8 @@ from libs.worker.wire import logprobs_message, sequence_of
 
 MAX_FRAME_TOKENS = 8192
 """Tokens in one frame: with 20 top logprobs each it stays below half of gRPC's message bound."""
+MAX_FRAME_SCORES = 262_144
+"""Logprobs of prompts in one frame, most likely tokens counted too, 8 bytes each; one prompt has fewer."""
 MAX_PENDING = 262_144
 """Tokens and events that may wait; a gateway that lets more pile up has stopped reading."""
 
@@ -43,7 +45,7 @@ class Outbox:
 
     def take(self, frame: WorkerFrame) -> None:
         """Move as much into `frame` as fits one; events wait until no token is left."""
-        count = min(len(self._token_ids), MAX_FRAME_TOKENS)
+        count = self._fitting()
         frame.token_sequences = pack_u32(self._sequences[:count])
         frame.token_ids = pack_u32(self._token_ids[:count])
         del self._sequences[:count], self._token_ids[:count]
@@ -54,3 +56,15 @@ class Outbox:
         if not self._token_ids:
             frame.events.extend(self._events)
             self._events.clear()
+
+    def _fitting(self) -> int:
+        """How many tokens one frame takes."""
+        count, scores = min(len(self._token_ids), MAX_FRAME_TOKENS), 0
+        for index in sorted(self._logprobs):
+            prompt = self._logprobs[index].prompt
+            if not prompt:
+                continue
+            scores += len(prompt) * (1 + len(prompt[0].top))
+            if scores > MAX_FRAME_SCORES and 0 < index < count:
+                return index
+        return count

@@ -10,15 +10,16 @@ from libs.engine.port import Logprob
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.parts import Kind, Part
 from services.gateway.answers.reader import AnswerReader, is_content
+from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.prompt.stops import StopMatcher
 
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """A token that came with its logprob."""
+    """A token that came with its logprob; the first of a prompt has none."""
 
     token_id: int
-    logprob: Logprob
+    logprob: Logprob | None
     text_offset: int
     """Characters of the choice's text before it."""
 
@@ -56,6 +57,8 @@ class Piece:
     finish: ApiFinishReason | None = None
     runs: list[Run] | None = None
     """The same parts in their order; None where nobody asks for it."""
+    token_ids: list[int] | None = None
+    """Of the tokens behind it; None where nobody asks for them."""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.reasoning or self.calls or self.finish)
@@ -90,12 +93,13 @@ class ChoiceText:
         in_pieces: bool,
         parts: Parts | None = None,
         ordered: bool = False,
+        prompt: PromptShown | None = None,
         changed: Callable[[], None],
     ) -> None:
         """`silent_token_ids`: they end the text and are no part of it. `parts`: None where all of it is content;
         otherwise logprobs are of the content alone, and stop strings are looked for there. `ordered`: whether pieces
-        say in which order their parts came. `changed` is called when all is there, and, for one who takes it
-        `in_pieces`, when there may be a piece."""
+        say in which order their parts came. `prompt`: what is shown of it, and of tokens' ids. `changed` is called when
+        all is there, and, for one who takes it `in_pieces`, when there may be a piece."""
         self.error: FulcrumError | None = None
         self.done = False
         self._request_id = request_id
@@ -113,10 +117,22 @@ class ChoiceText:
         self._chars = 0
         self._stopped = False
         self._ordered = ordered
+        self.prompt = prompt
+        self._echoes = prompt is not None and prompt.echo
+        self._score = 0.0
+        self._scored = 0
         self._piece = self._empty()
 
     def _empty(self) -> Piece:
-        return Piece(runs=[]) if self._ordered else Piece()
+        piece = Piece(runs=[]) if self._ordered else Piece()
+        if self.prompt is not None and self.prompt.ids:
+            piece.token_ids = []
+        return piece
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, where they have some."""
+        return self._score / max(self._scored, 1)
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -126,6 +142,10 @@ class ChoiceText:
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """Take a token; True when a stop string ended the text."""
+        if self.prompt is not None and self._shown(self.prompt, token_id, logprob):
+            return False
+        if logprob is not None:
+            self._score, self._scored = self._score + logprob.logprob, self._scored + 1
         self._tokens.append((token_id, logprob))
         if self._has_stops:
             self._decode()
@@ -146,6 +166,8 @@ class ChoiceText:
                 reason = ApiFinishReason.STOP
             else:
                 self._add(self._stops.flush())
+        if self.prompt is not None and self.prompt.only:
+            reason = ApiFinishReason.LENGTH
         called = self._calls and reason is ApiFinishReason.STOP
         self._piece.finish = ApiFinishReason.TOOL_CALLS if called else reason
         self.done = True
@@ -166,6 +188,24 @@ class ChoiceText:
             self.fail(unmade(error, self._request_id))
         piece, self._piece = self._piece, self._empty()
         return piece
+
+    def _shown(self, prompt: PromptShown, token_id: int, logprob: Logprob | None) -> bool:
+        """Whether that was all: no token of the answer itself is wanted."""
+        prompt.heard(logprob)
+        if self._echoes:
+            self._echoes = False
+            self._echo(prompt)
+        if prompt.ids and not prompt.only and self._piece.token_ids is not None:
+            self._piece.token_ids.append(token_id)
+        return prompt.only
+
+    def _echo(self, prompt: PromptShown) -> None:
+        """The prompt's text, ahead of the answer's, with its logprobs where there are some."""
+        logprobs = (None, *prompt.logprobs) if prompt.scored else ()
+        for place, text in enumerate(prompt.pieces()):
+            if logprobs:
+                self._piece.logprobs.append(TokenLogprob(prompt.token_ids[place], logprobs[place], self._chars))
+            self._add(text)
 
     def _decode(self) -> None:
         if self._parts is None:

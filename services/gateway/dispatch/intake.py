@@ -21,6 +21,7 @@ from services.gateway.answers.reader import AnswerReader
 from services.gateway.answers.schema_check import SchemaCheck
 from services.gateway.dispatch.choice import Choice, ChoiceText, Parts
 from services.gateway.dispatch.prefix_hints import PrefixHints
+from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.dispatch.tenant_limits import FREE, Allowance
 from services.gateway.prompt.catalog import Catalog, ServedModel
 from services.gateway.prompt.guided import answer_guide, check_schemas
@@ -101,7 +102,7 @@ class Intake:
         if asked.guided:
             await check_schemas(asked, self._schemas)
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
-        hints = await self._cached(asked.model, prompts, context.tenant)
+        hints = await self._cached(asked, prompts, context.tenant)
         choices: list[Choice] = []
         # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
         make_parts = partial(_parts, asked, model) if asked.messages else None
@@ -119,6 +120,7 @@ class Intake:
                     in_pieces=asked.stream,
                     parts=make_parts(prompt, decoder) if make_parts else None,
                     ordered=asked.for_response,
+                    prompt=_prompt_shown(asked, model, prompt),
                     changed=changed,
                 )
                 generation = Generation(
@@ -146,8 +148,11 @@ class Intake:
         ttft_ms, tpot_ms = model.ttft_ms or own.ttft_deadline_ms, model.tpot_ms or own.tpot_target_ms
         return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
-    async def _cached(self, model: str, prompts: list[list[int]], tenant: str) -> list[dict[str, int]]:
-        """Tokens that workers hold of each prompt."""
+    async def _cached(self, asked: Asked, prompts: list[list[int]], tenant: str) -> list[dict[str, int]]:
+        """Tokens that workers hold of each prompt, where they are of use."""
+        model = asked.model
+        if asked.prompt_logprobs is not None:
+            return [{} for _ in prompts]
         if len(prompts) == 1:
             return [await self._hints.cached_tokens(model, prompts[0], tenant)]
         return await asyncio.gather(*(self._hints.cached_tokens(model, prompt, tenant) for prompt in prompts))
@@ -176,6 +181,21 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
         reasons=shape.reasons,
         new_call_id=lambda: secrets.token_hex()[:id_chars] if id_chars else f"call_{secrets.token_hex(12)}",
         max_calls=MAX_CALLS if tools is None or tools.parallel else 1,
+    )
+
+
+def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> PromptShown | None:
+    """None where nothing of it is shown."""
+    scored = asked.prompt_logprobs is not None
+    if not (asked.echo or scored or asked.token_ids):
+        return None
+    return PromptShown(
+        prompt,
+        model.tokenizer,
+        echo=asked.echo,
+        scored=scored and asked.shows_logprobs,
+        only=asked.only_prompt,
+        ids=asked.token_ids,
     )
 
 

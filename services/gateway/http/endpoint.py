@@ -208,13 +208,16 @@ class _Shown(NamedTuple):
 
     model: str
     n: int
+    best: int | None
+    scores: bool
     logprobs: bool
     include_usage: bool
     continuous_usage: bool
 
     @classmethod
     def of(cls, asked: Asked) -> "_Shown":
-        return cls(asked.model, asked.n, asked.sampling.logprobs, asked.include_usage, asked.continuous_usage)
+        shown = (asked.shows_logprobs, asked.include_usage, asked.continuous_usage)
+        return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
 
     def frame(self, arrival: Arrival, shape: Format, headers: Mapping[str, str]) -> Frame:
         """What all parts of the answer share."""
@@ -223,6 +226,8 @@ class _Shown(NamedTuple):
             created=arrival.arrival_ns // 1_000_000_000,
             model=self.model,
             n=self.n,
+            best=self.best,
+            scores=self.scores,
             include_usage=self.include_usage,
             continuous_usage=self.continuous_usage,
             details=arrival.headers.details,

@@ -11,7 +11,7 @@ from starlette.types import Receive
 from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone
-from services.gateway.http.formats import Format, details, usage, usage_so_far
+from services.gateway.http.formats import Format, add_prompt, details, likeliest, usage, usage_so_far
 from services.gateway.http.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
 
 NO_CHOICES = b'"choices":[]'
@@ -27,6 +27,11 @@ class Frame:
     """Unix seconds."""
     model: str
     n: int
+    """Answers to each prompt."""
+    best: int | None
+    """How many of them are shown, the likeliest first; None: all."""
+    scores: bool
+    """Whether logprobs of the prompt are shown by position."""
     include_usage: bool
     continuous_usage: bool
     """Chunks tell the tokens so far, too."""
@@ -88,8 +93,12 @@ class Exchange:
             await self._news.wait()
             self._raise_error()
         self._raise_error()
-        choices = [self._format.whole(choice.index, choice.text.take()) for choice in self._choices]
+        shown = self._choices if self._frame.best is None else likeliest(self._choices, self._frame.n, self._frame.best)
+        choices = [self._format.whole(index, choice.text.take()) for index, choice in enumerate(shown)]
         reply = self._envelope(self._format.whole_object, choices)
+        for choice, answer in zip(shown, choices, strict=True):
+            if choice.text.prompt is not None:
+                add_prompt(choice.text.prompt, answer, reply, scores=self._frame.scores)
         reply.usage = usage(self._choices, self._frame.n)
         self._add_details(reply)
         return reply
@@ -122,26 +131,34 @@ class Exchange:
             piece = choice.text.take()
             if not piece:
                 continue
-            if choice.index not in opened:
+            is_first = choice.index not in opened
+            if is_first:
                 opened.add(choice.index)
                 opening = self._format.opening(choice.index)
                 if opening is not None:
                     yield self._chunk(opening, choice)
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
-            yield self._chunk(shown, choice, last=last)
+            yield self._chunk(shown, choice, first=is_first, last=last)
 
-    def _chunk(self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, last: bool = False) -> bytes:
+    def _chunk(
+        self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, first: bool = False, last: bool = False
+    ) -> bytes:
+        prompt = choice.text.prompt if first else None
+        detailed = last and self._frame.details
+        if not (self._frame.continuous_usage or detailed or prompt is not None):
+            before, after = self._around
+            return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
+        envelope = self._envelope(self._format.chunk_object, [shown])
         if self._frame.continuous_usage:
-            envelope = self._envelope(self._format.chunk_object, [shown])
             envelope.usage = usage_so_far(choice)
-            return sse.event(envelope)
-        if last and self._frame.details:
-            envelope = self._envelope(self._format.chunk_object, [shown])
+        elif self._frame.include_usage:
+            envelope.usage = None
+        if prompt is not None:
+            add_prompt(prompt, shown, envelope, scores=False)
+        if detailed:
             self._add_details(envelope)
-            return sse.event(envelope)
-        before, after = self._around
-        return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
+        return sse.event(envelope)
 
     def _closing(self) -> bytes:
         """The chunk without choices that carries usage."""

@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from libs.dispatch.generation import Generation
 from libs.model.tokenizer import Tokenizer
 from services.gateway.dispatch.choice import Choice, Piece, TokenLogprob
+from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.http.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -15,13 +16,17 @@ from services.gateway.http.replies import (
     ChatMessageOut,
     ChatTokenLogprob,
     ChatTopLogprob,
+    ChoiceT,
     CompletionChoice,
     CompletionLogprobs,
     CompletionTokensDetails,
     Delta,
     Details,
+    Envelope,
     FunctionDelta,
     FunctionOut,
+    PromptLogprob,
+    PromptLogprobs,
     PromptTokensDetails,
     ToolCallDelta,
     ToolCallOut,
@@ -67,13 +72,13 @@ class ChatFormat:
     def chunk(self, index: int, piece: Piece) -> ChatChunkChoice:
         """A piece; the last one may have no text."""
         if piece.reasoning or piece.calls:
-            return ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece))
+            return ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece), _ids(piece))
         content = "".join(piece.text) if piece.text or not piece.finish else None
-        return ChatChunkChoice(index, Delta(content=content), self._shown(piece), _reason(piece))
+        return ChatChunkChoice(index, Delta(content=content), self._shown(piece), _reason(piece), _ids(piece))
 
     def whole(self, index: int, piece: Piece) -> ChatChoice:
         """All of a choice."""
-        return ChatChoice(index, _message(piece), self._shown(piece), _reason(piece))
+        return ChatChoice(index, _message(piece), self._shown(piece), _reason(piece), _ids(piece))
 
     def _shown(self, piece: Piece) -> ChatLogprobs | None:
         if not self._logprobs or not piece.logprobs:
@@ -82,6 +87,7 @@ class ChatFormat:
 
     def token(self, entry: TokenLogprob) -> ChatTokenLogprob:
         """With as many of the most likely tokens as were asked for; the sampled one need not be among them."""
+        assert entry.logprob is not None  # a prompt's first token alone has none, and chats echo no prompt
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
 
@@ -107,7 +113,7 @@ class CompletionFormat:
 
     def chunk(self, index: int, piece: Piece) -> CompletionChoice:
         """A piece, or all of a choice."""
-        return CompletionChoice(index, "".join(piece.text), self._shown(piece), _reason(piece))
+        return CompletionChoice(index, "".join(piece.text), self._shown(piece), _reason(piece), _ids(piece))
 
     whole = chunk
 
@@ -116,13 +122,15 @@ class CompletionFormat:
             return None
         return CompletionLogprobs(
             tokens=[self._name(entry.token_id) for entry in piece.logprobs],
-            token_logprobs=[entry.logprob.logprob for entry in piece.logprobs],
+            token_logprobs=[entry.logprob.logprob if entry.logprob else None for entry in piece.logprobs],
             top_logprobs=[self._top(entry) for entry in piece.logprobs],
             text_offset=[entry.text_offset for entry in piece.logprobs],
         )
 
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+    def _top(self, entry: TokenLogprob) -> dict[str, float] | None:
         """The most likely tokens, and always the sampled one, which may come on top of as many as were asked for."""
+        if entry.logprob is None:
+            return None
         top = {self._name(token_id): value for token_id, value in entry.logprob.top}
         top[self._name(entry.token_id)] = entry.logprob.logprob
         return top
@@ -154,6 +162,49 @@ def _message(piece: Piece) -> ChatMessageOut:
     return message
 
 
+def prompt_logprobs(shown: PromptShown) -> PromptLogprobs:
+    """As vLLM shows them: the most likely tokens, and always the prompt's own."""
+
+    def named(token_id: int, value: float, rank: int | None) -> PromptLogprob:
+        return PromptLogprob(value, rank, shown.tokenizer.token_bytes(token_id).decode(errors="replace"))
+
+    found: PromptLogprobs = [None]
+    for token_id, logprob in zip(shown.token_ids[1:], shown.logprobs, strict=True):
+        top = {str(other): named(other, value, rank) for rank, (other, value) in enumerate(logprob.top, 1)}
+        top.setdefault(str(token_id), named(token_id, logprob.logprob, None))
+        found.append(top)
+    return found
+
+
+def add_prompt(
+    shown: PromptShown,
+    answer: ChatChoice | ChatChunkChoice | CompletionChoice,
+    envelope: Envelope[ChoiceT],
+    *,
+    scores: bool,
+) -> None:
+    """What is asked of the prompt: beside a text completion's choice, of which there may be several prompts; a chat has
+    one. `scores`: its logprobs by position."""
+    place = answer if isinstance(answer, CompletionChoice) else envelope
+    if shown.ids:
+        place.prompt_token_ids = list(shown.token_ids)
+    if scores:
+        place.prompt_logprobs = prompt_logprobs(shown)
+
+
+def likeliest(choices: Sequence[Choice], n: int, best: int) -> list[Choice]:
+    """The `best` of each prompt's `n` choices, by the mean logprob of their tokens."""
+    found: list[Choice] = []
+    for start in range(0, len(choices), n):
+        group = sorted(choices[start : start + n], key=lambda choice: -choice.text.mean_logprob)
+        found += group[:best]
+    return found
+
+
+def _ids(piece: Piece) -> list[int] | UnsetType:
+    return UNSET if piece.token_ids is None else piece.token_ids
+
+
 def _reason(piece: Piece) -> str | None:
     return piece.finish.value if piece.finish else None
 
@@ -163,16 +214,22 @@ def usage(choices: Sequence[Choice], n: int) -> Usage:
     generations = [choice.generation for choice in choices]
     firsts = generations[::n]
     prompt_tokens = sum(generation.prompt_tokens for generation in firsts)
-    completion_tokens = sum(len(generation.output) for generation in generations)
+    completion_tokens = sum(_output_tokens(choice) for choice in choices)
     cached = PromptTokensDetails(sum(generation.cached_tokens for generation in firsts))
     reasoning = [choice.text.reasoning_tokens for choice in choices]
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached, _of_reasoning(reasoning))
 
 
+def _output_tokens(choice: Choice) -> int:
+    """None where the prompt alone is asked for."""
+    prompt = choice.text.prompt
+    return 0 if prompt is not None and prompt.only else len(choice.generation.output)
+
+
 def usage_so_far(choice: Choice) -> Usage:
     """Usage of one choice while it is streamed."""
     generation, reasoning = choice.generation, [choice.text.reasoning_tokens]
-    prompt_tokens, completion_tokens = generation.prompt_tokens, len(generation.output)
+    prompt_tokens, completion_tokens = generation.prompt_tokens, _output_tokens(choice)
     cached = PromptTokensDetails(generation.cached_tokens)
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached, _of_reasoning(reasoning))
 

@@ -95,6 +95,7 @@ class ChatChunkChoice(Struct):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class FunctionOut(Struct):
@@ -130,14 +131,27 @@ class ChatChoice(Struct):
     message: ChatMessageOut
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class PromptLogprob(Struct):
+    """Of a token in its place in a prompt, as vLLM shows it: `rank` 1 is the likeliest, null beyond what was asked."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id, for each token of a prompt; the first has none."""
 
 
 class CompletionLogprobs(Struct):
-    """Of a choice or of a piece of one, aligned lists."""
+    """Of a choice or of a piece of one, aligned lists. The first token of a prompt has none."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -148,6 +162,9 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 ChoiceT = TypeVar("ChoiceT")
@@ -162,6 +179,8 @@ class Envelope(Struct, Generic[ChoiceT]):
     model: str
     choices: list[ChoiceT]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     fulcrum: Details | UnsetType = UNSET
 
 

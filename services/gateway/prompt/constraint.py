@@ -1,12 +1,12 @@
-"""What vLLM's fields ask an answer to be: JSON of a schema, text of a pattern, one of some choices. Pure; raises
-InvalidRequest that names the field."""
+"""What vLLM's fields ask an answer to be: JSON of a schema, text of a pattern or a grammar, one of some choices. Pure;
+raises InvalidRequest that names the field."""
 
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from libs.contracts.errors import InvalidRequest
-from libs.model.grammar import choice_rule, pattern_rule
+from libs.model.grammar import GrammarUnread, choice_rule, grammar_rule, pattern_rule
 from services.gateway.prompt.schema import Common, StructuredOutputs
 
 
@@ -27,9 +27,11 @@ def constraint_of(request: Common) -> Constraint | None:
         "structured_outputs.regex": own.regex,
         "structured_outputs.choice": own.choice,
         "structured_outputs.json_object": own.json_object or None,
+        "structured_outputs.grammar": own.grammar,
         "guided_json": request.guided_json,
         "guided_regex": request.guided_regex,
         "guided_choice": request.guided_choice,
+        "guided_grammar": request.guided_grammar,
     }
     first, second, *_ = *(field for field, value in asked.items() if value is not None), "", ""
     if second:
@@ -42,6 +44,11 @@ def _constraint(field: str, value: Any) -> Constraint:
         return Constraint(field, rule=pattern_rule(value))
     if field.endswith("choice"):
         return Constraint(field, rule=choice_rule(value))
+    if field.endswith("grammar"):
+        try:
+            return Constraint(field, rule=grammar_rule(value))
+        except GrammarUnread as error:
+            raise InvalidRequest(f"{field}: it cannot be read: {error}", param=field) from None
     return Constraint(field, {"type": "object"} if field.endswith("json_object") else _schema(value, field))
 
 

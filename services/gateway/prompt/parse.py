@@ -69,6 +69,20 @@ class Asked:
     """Likewise, what the answer has to be in place of JSON, as a rule of a grammar."""
     for_response: bool = False
     """Whether the chat is a response's: the order of its answer's parts is kept."""
+    echo: bool = False
+    """Whether the answer begins with the prompt."""
+    prompt_logprobs: int | None = None
+    """Of the prompt, with as many alternatives to each token; None: not asked for."""
+    shows_prompt_logprobs: bool = False
+    """Whether they are shown as vLLM does, by position, beside or in place of an echo's."""
+    shows_logprobs: bool = False
+    """Whether those of the answer are shown."""
+    token_ids: bool = False
+    """Whether ids of tokens are shown."""
+    best: int | None = None
+    """How many of the `n` answers to each prompt are shown, the likeliest first; None: all, as they come."""
+    only_prompt: bool = False
+    """Whether no token is asked for: one is generated, and dropped."""
     raw: bool = False
     """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
 
@@ -157,10 +171,38 @@ def parse_completion(body: bytes) -> Asked:
     """Body of /v1/completions."""
     request = fit(body, CompletionRequest, _tidy_completion)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    scores = request.echo or request.prompt_logprobs is not None
+    if not max_tokens and not scores:
+        raise InvalidRequest("max_tokens: 0 is for echo or prompt_logprobs", param="max_tokens")
     sampling = _sampling(request, logprobs=request.logprobs)
-    asked = _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens)
+    asked = _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens or 1)
+    if scores or request.best_of is not None:
+        asked = _with_prompt(asked, request, only_prompt=not max_tokens)
     constraint = constraint_of(request)
     return asked if constraint is None else _constrained(asked, constraint, request)
+
+
+def _with_prompt(asked: Asked, request: CompletionRequest, *, only_prompt: bool) -> Asked:
+    """What only text completions can ask of their prompts, and of which answers they get."""
+    n, best_of = request.n or 1, request.best_of
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("best_of is under n", param="best_of")
+    if best_of is not None and best_of > n and request.stream:
+        raise InvalidRequest("best_of over n goes with no stream", param="best_of")
+    asked = replace(asked, echo=bool(request.echo), only_prompt=only_prompt)
+    if request.echo and request.logprobs is not None:
+        asked = _scored(asked, max(request.logprobs, asked.prompt_logprobs or 0))
+    if best_of is not None and best_of > n:
+        asked.sampling.logprobs = True
+        asked = replace(asked, n=best_of, best=n)
+    return asked
+
+
+def _scored(asked: Asked, most: int) -> Asked:
+    """With logprobs of the prompt, which come with the first token's."""
+    asked.sampling.logprobs = asked.sampling.prompt_logprobs = True
+    asked.sampling.prompt_top_logprobs = most
+    return replace(asked, prompt_logprobs=most)
 
 
 def _constrained(asked: Asked, constraint: Constraint, request: Common) -> Asked:
@@ -200,7 +242,7 @@ def _asked(
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
-    return Asked(
+    asked = Asked(
         model=request.model,
         messages=messages,
         prompts=prompts,
@@ -214,7 +256,14 @@ def _asked(
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        shows_logprobs=sampling.logprobs,
+        token_ids=bool(request.return_token_ids),
     )
+    if request.prompt_logprobs is None:
+        return asked
+    if request.stream:
+        raise InvalidRequest("prompt_logprobs go with no stream", param="prompt_logprobs")
+    return replace(_scored(asked, request.prompt_logprobs), shows_prompt_logprobs=True)
 
 
 def _sampling(request: Common, *, logprobs: int | None) -> Sampling:

@@ -53,8 +53,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's: one of what the answer has to be."""
+    """vLLM's: one of what the answer has to be. `grammar` is GBNF (`::=`) or llguidance's Lark dialect."""
 
+    grammar: Pattern | None = None
     json: str | dict[str, Any] | None = None
     regex: Pattern | None = None
     choice: Choice | None = None
@@ -63,7 +64,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that both routes share. `top_k` (0 or -1 is off), `min_p` (0 is off), `repetition_penalty` (1 is off),
-    `ignore_eos`, `min_tokens`, `stop_token_ids`, `structured_outputs` and `guided_*` are extensions; `user`,
+    `ignore_eos`, `min_tokens`, `stop_token_ids`, `structured_outputs`, `guided_*`, `prompt_logprobs` and
+    `return_token_ids` are extensions; `user`,
     `metadata`, `safety_identifier` and `prompt_cache_key` change nothing."""
 
     model: str
@@ -88,6 +90,9 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     guided_json: str | dict[str, Any] | None = None
     guided_regex: Pattern | None = None
     guided_choice: Choice | None = None
+    guided_grammar: Pattern | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
     user: Label | None = None
     metadata: dict[str, Label] | None = None
     safety_identifier: Label | None = None
@@ -212,7 +217,11 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(Common, kw_only=True):
-    """Body of POST /v1/completions. `prompt` is text, token ids, or a list of either."""
+    """Body of POST /v1/completions. `prompt` is text, token ids, or a list of either. `max_tokens` may be 0 where the
+    prompt itself is asked for, by `echo` or `prompt_logprobs`."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: TopLogprobs | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    echo: bool | None = None
+    best_of: Choices | None = None

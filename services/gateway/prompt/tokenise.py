@@ -14,6 +14,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch reasoning on and off: Qwen3's and GLM's, DeepSeek V3.1's."""
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """gpt-oss knows low, medium and high."""
+MAX_SCORES = 262_144
+"""Logprobs of one prompt, alternatives counted too; they come from the worker in one frame."""
 MESSAGE_CHARS = 64
 """What a message counts beside its content: the template renders it, and sets marks around it."""
 
@@ -50,6 +52,10 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
     if longest >= max_context_tokens:
         text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens}"
         raise ContextTooLong(text, param=asked.prompt_field)
+    most = 1 + (asked.prompt_logprobs or 0)
+    if asked.prompt_logprobs is not None and longest * most > MAX_SCORES:
+        text = f"{longest} prompt tokens with {most} logprobs each are over {MAX_SCORES}"
+        raise InvalidRequest(text, param="echo" if asked.echo else "prompt_logprobs")
     if asked.max_tokens is None:
         return max_context_tokens - longest
     if longest + asked.max_tokens > max_context_tokens:

@@ -106,3 +106,32 @@ async def test_a_pattern_that_cannot_be_kept_to_is_refused_with_the_reason(patte
         await check_schemas(completion(guided_regex=pattern), SchemaCheck())
     assert caught.value.param == "guided_regex"
     await check_schemas(completion(guided_regex="[a-z]+"), SchemaCheck())
+
+
+GBNF = 'root ::= "SELECT " column (", " column)?\ncolumn ::= [a-z]{2} | "*"'
+LARK = 'start: "SELECT " column (", " column)?\ncolumn: /[a-z]{2}/ | "*"'
+
+
+@pytest.mark.parametrize("grammar", [GBNF, LARK])
+def test_a_grammar_lets_through_what_it_derives_in_either_dialect(grammar: str) -> None:
+    asked = completion(structured_outputs={"grammar": grammar})
+    assert asked.rule == chat(guided_grammar=grammar).rule and asked.schema_field == "structured_outputs.grammar"
+    assert fault_of_rule(asked.rule) == ""
+    found = {written(asked.rule, seed) for seed in range(10)}
+    assert len(found) > 1
+    assert all(re.fullmatch(r"SELECT ([a-z]{2}|\*)(, ([a-z]{2}|\*))?", text) for text in found)
+
+
+@pytest.mark.parametrize("grammar", ["root ::= [", 'root ::= "a" (', "root ::= " + "(" * 8000])
+def test_a_grammar_that_cannot_be_read_is_refused_with_its_place(grammar: str) -> None:
+    with pytest.raises(InvalidRequest, match="it cannot be read") as caught:
+        completion(guided_grammar=grammar)
+    assert caught.value.param == "guided_grammar" and len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [("start: other", "unknown name"), ('start: start "a"', "nothing fits it"), ('start: "', "lexer")],
+)
+def test_a_grammar_that_derives_nothing_is_named_with_its_reason(grammar: str, reason: str) -> None:
+    assert reason in fault_of_rule(completion(guided_grammar=grammar).rule)

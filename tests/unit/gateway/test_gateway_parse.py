@@ -332,3 +332,39 @@ def test_a_refusal_is_short_however_long_what_it_refuses(body: dict[str, Any]) -
     error = refusal(body)
     assert len(error.message) < 500
     assert len(str(error.param)) < 200
+
+
+BAD_TEXT = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 0, "echo": False}, "max_tokens"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 0}, "best_of"),
+    ({"best_of": True}, "best_of"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_TEXT, ids=lambda value: str(value)[:60])
+def test_what_text_completions_alone_take_is_refused_by_its_field_too(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(**change)
+    assert caught.value.param == param
+
+
+def test_a_prompt_is_scored_where_its_logprobs_are_shown() -> None:
+    assert not completion(echo=True).sampling.prompt_logprobs
+    scored = completion(echo=True, logprobs=2, max_tokens=0)
+    assert scored.only_prompt and scored.max_tokens == 1 and scored.shows_logprobs
+    assert scored.sampling.prompt_logprobs and scored.sampling.prompt_top_logprobs == 2
+    own = chat(prompt_logprobs=1)
+    assert own.sampling.logprobs and own.sampling.prompt_top_logprobs == 1 and not own.shows_logprobs
+
+
+def test_of_the_best_answers_as_many_are_shown_as_are_asked_for() -> None:
+    asked = completion(best_of=4, n=2)
+    assert (asked.n, asked.best, asked.choices) == (4, 2, 4)
+    assert asked.sampling.logprobs and not asked.shows_logprobs
+    assert completion(best_of=2, n=2).best is None

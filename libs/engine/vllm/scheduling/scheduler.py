@@ -22,6 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from libs.engine.kv.wait import KvWait
 from libs.engine.vllm.plugin import BOARD_FILE, FOLDER_VARIABLE
 from libs.engine.vllm.scheduling.block_hashes import Rehash
+from libs.engine.vllm.scheduling.guides import follow_generated, serve_guides
 from libs.engine.vllm.scheduling.kv_events import Rehasher, whole_context_group
 from libs.engine.vllm.scheduling.pacing import PacedRequest, Queues, begins_ns, plan_step
 from libs.engine.vllm.scheduling.pending_report import Held, News, Steps, scheduled_work
@@ -58,6 +59,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        serve_guides(self.structured_output_manager)
         settings = self.vllm_config.additional_config
         self._pace = Pace(settings[CHUNK_SETTING])
         self._paced: dict[str, PacedRequest] = {}
@@ -91,6 +93,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                     super().add_request(each)
         else:
             self._taken += 1
+            if request.use_structured_output:
+                follow_generated(request, self.structured_output_manager)
             super().add_request(request)
             transferred = _transfers(request)
             paced = PacedRequest(

@@ -109,12 +109,14 @@ class Asker:
         arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
         news = News()
         choices = await self._intake.choices(asked, model, arrival, news.changed)
-        shape = make_format(model.tokenizer, asked.sampling.logprobs)
+        shape = make_format(model.tokenizer, asked.shows_logprobs)
         frame = Frame(
             id=shape.id_prefix + arrival.request_id,
             created=now_ns // 1_000_000_000,
             model=asked.model,
             n=asked.n,
+            best=asked.best,
+            scores=asked.shows_prompt_logprobs,
             include_usage=False,
             continuous_usage=False,
             details=False,

@@ -1,0 +1,72 @@
+"""Guides in vLLM: its own structured outputs, over the vocabulary that the other engines read, with grammars that go on
+from tokens generated elsewhere. It runs in the EngineCore process.
+
+vLLM builds its backends from a tokenizer, which EngineCore has none of here, and starts a grammar at the prompt's end.
+A sequence that comes from another worker has generated tokens in what vLLM takes for its prompt.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import llguidance.torch
+from llguidance import LLMatcher, LLTokenizer
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend
+
+from libs.engine.guides import GuideFailed, load_vocabulary
+from libs.model.info import load_model_info
+
+GENERATED_KEY = "fulcrum_generated"
+"""Of a request's further arguments: how many of its prompt's last tokens were generated."""
+
+
+class GuideBackend(StructuredOutputBackend):  # type: ignore[misc]  # vLLM is untyped here
+    """Grammars in llguidance's Lark dialect, as `Sampling.guide` has them."""
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        """Read with the first guide, which takes tenths of a second. Raises GuideFailed."""
+        return load_vocabulary(load_model_info(self.vllm_config.model_config.model))
+
+    def compile_grammar(
+        self, _request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
+    ) -> GuidanceGrammar:
+        """Raises GuideFailed."""
+        matcher = LLMatcher(self.vocabulary, grammar_spec, log_level=0)
+        if matcher.is_error():
+            raise GuideFailed(matcher.get_error())
+        return GuidanceGrammar(matcher, self.vocabulary, self.vocabulary.vocab_size)
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
+        """[sequences, vocab / 32] 2D int32."""
+        return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocabulary.vocab_size)
+
+    def destroy(self) -> None:
+        """Nothing to free."""
+
+
+def serve_guides(manager: StructuredOutputManager) -> None:
+    """Let it compile guides, though EngineCore has no tokenizer."""
+    config = manager.vllm_config
+    manager.backend = GuideBackend(config, tokenizer=None, vocab_size=config.model_config.get_vocab_size())
+    # One thread: whatever goes on from a grammar is done after that was compiled.
+    manager.executor = ThreadPoolExecutor(1, thread_name_prefix="guides")
+
+
+def follow_generated(request: Request, manager: StructuredOutputManager) -> None:
+    """Have its grammar read the tokens that were generated elsewhere before it says what comes next."""
+    generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
+    if generated:
+        asked = request.structured_output_request
+        tokens = request.prompt_token_ids[-generated:]
+        asked.grammar = manager.executor.submit(_after, asked._grammar, request.request_id, tokens)
+
+
+def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[int]) -> GuidanceGrammar:
+    grammar = compiled.result()
+    if not grammar.accept_tokens(request_id, tokens):
+        raise GuideFailed("the tokens so far do not fit the guide")
+    return grammar
