@@ -124,6 +124,8 @@ class Generation:
     sink: Sink
     timeline: RequestTimes
 
+    adapter: str = ""
+    """Of the model that it is computed with; empty: none."""
     batch: bool = False
     """A line of a batch job: it comes after all that somebody waits for."""
     output: MutableSequence[int] = field(default_factory=list)
@@ -215,4 +217,5 @@ class Generation:
             context=self.context,
             kv=cast(pb.KvSource, blocks.source) if blocks is not None and attempt.phase is Phase.DECODE else None,
             model=self.model,
+            adapter=self.adapter,
         )

@@ -30,6 +30,10 @@ class EngineConfig:
     """How long blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = None
     """Folder in memory where the KV pool lies as a file, for other workers of the host to copy from; None: private."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """LoRA adapters by name: folders in PEFT's layout."""
+    max_adapters: int = 8
+    """Adapters whose weights are kept on the device."""
     vllm_connector: str = "NixlConnector"
     """What moves KV between vllm engines, by vLLM's name."""
     vllm_connector_config: Mapping[str, Any] = field(default_factory=dict)

@@ -139,6 +139,8 @@ class EngineRequest:
     """Time per output token that is wanted after the first; 0: none."""
     first_token_due_ns: int = 0
     """When its first token is wanted, Unix nanoseconds; 0: nobody has said."""
+    adapter: str = ""
+    """Name of the adapter that the model computes it with; empty: none."""
     yields: bool = False
     """Nobody waits for it in person: its prompt is computed while no other one waits."""
     kind: str = ""

@@ -33,6 +33,8 @@ class Chunk:
     prompt_tokens: int
     scored: NDArray[np.int32] | None = None
     """[scored] 1D int32: the prompt's tokens after each of the first positions here, whose logprobs are wanted."""
+    adapter: str = ""
+    """Name of the adapter that the model computes it with; empty: none."""
 
     @property
     def decodes(self) -> bool:

@@ -222,6 +222,7 @@ class Sequence:
             history=self._tokens[:end],
             prompt_tokens=request.prompt_tokens,
             scored=self._tokens[self.computed + 1 : min(end + 1, self.length)] if scores else None,
+            adapter=request.adapter,
         )
 
     def advance(self, tokens: int) -> int:

@@ -1,5 +1,6 @@
 """What becomes of a submitted sequence: the engine's request, or a refusal. libs/policy decides, protobuf is here."""
 
+from collections.abc import Collection
 from typing import assert_never
 
 from libs.contracts.errors import InvalidRequest
@@ -28,12 +29,13 @@ def admit(
     sequence_id: int,
     model_revision: str,
     kv_layout: str,
+    adapters: Collection[str] = (),
 ) -> EngineRequest | pb.Refused:
     """The engine's request for `submit`, or why it is refused."""
     model = assignment.current.model
-    wrong = invalid(submit.phase, submit.model, submit.adapter, worker_model=model)
+    wrong = invalid(submit.phase, submit.model, submit.adapter, worker_model=model, adapters=adapters)
     if wrong is not None:
-        return refusal_message(Refusal.INVALID, _invalid_detail(wrong, model))
+        return refusal_message(Refusal.INVALID, _invalid_detail(wrong, model, submit.adapter))
     root = chain_root(
         model_revision=model_revision,
         kv_layout=kv_layout,
@@ -58,14 +60,14 @@ def refusal_message(code: Refusal, detail: str) -> pb.Refused:
     return pb.Refused(code=_CODES[code], detail=detail)
 
 
-def _invalid_detail(wrong: Invalid, model: str) -> str:
+def _invalid_detail(wrong: Invalid, model: str, adapter: str) -> str:
     match wrong:
         case Invalid.PHASE_MISSING:
             return "phase is missing"
         case Invalid.OTHER_MODEL:
             return f"this worker has model {model!r}"
         case Invalid.ADAPTER:
-            return "adapters are not served"
+            return f"this worker has no adapter {adapter!r}: name it in FULCRUM_WORKER_ADAPTERS"
         case _:
             assert_never(wrong)
 

@@ -1,7 +1,7 @@
 """The worker host: between the streams of gateways and one engine. Sync; gRPC, Redis and Kafka are around it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -36,8 +36,11 @@ class WorkerHost:
         assignment: AssignmentState,
         cluster: str,
         clock: Clock,
+        adapters: Collection[str] = (),
     ) -> None:
+        """`adapters`: names of those that sequences may ask for."""
         self.engine = engine
+        self._adapters = adapters
         self.speed = WorkerSpeed(engine, identity.gpus)
         self.assignment = assignment
         self.move_offers = MoveOffers(engine.capabilities)
@@ -200,6 +203,7 @@ class WorkerHost:
             sequence_id=link.sequence_id(submit.sequence),
             model_revision=self._identity.model_revision,
             kv_layout=self.engine.capabilities.kv_layout,
+            adapters=self._adapters,
         )
         if isinstance(request, pb.Refused):
             return request

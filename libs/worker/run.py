@@ -280,6 +280,7 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens), epoch=epoch),
         cluster=settings.cluster,
         clock=clock,
+        adapters=frozenset(settings.adapters),
     )
 
 

@@ -75,6 +75,11 @@ class WorkerSettings(CommonSettings):
     """How long KV blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
     """Folder in memory that the workers of a host share, to copy KV blocks from one another; empty switches it off."""
+    adapters: dict[str, Path] = Field(default_factory=dict)
+    """JSON object of LoRA adapters by name -> folder in PEFT's layout; gateways need their names too. Engines torch and
+    vllm; engine sim reads no folder."""
+    max_adapters: int = Field(8, ge=1)
+    """Adapters whose weights are kept on the device; the one that was needed least lately makes room."""
     vllm_connector: str = "NixlConnector"
     """Engine vllm: its KV connector, by vLLM's name."""
     vllm_connector_config: dict[str, Any] = Field(default_factory=dict)
@@ -154,6 +159,8 @@ class WorkerSettings(CommonSettings):
             prefill_chunk_tokens=self.prefill_chunk_tokens or DEFAULT_CHUNK_TOKENS,
             kv_lease_ms=self.kv_lease_ms,
             kv_shared_dir=self.kv_shared_dir,
+            adapters=self.adapters,
+            max_adapters=self.max_adapters,
             vllm_connector=self.vllm_connector,
             vllm_connector_config=self.vllm_connector_config,
             vllm_arguments=self.vllm_arguments,

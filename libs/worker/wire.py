@@ -132,6 +132,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         kv=kv_handle(submit.kv) if phase is Phase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
         first_token_due_ns=submit.context.ttft_deadline_unix_ns,
+        adapter=submit.adapter,
         yields=submit.context.service_class == BATCH_CLASS,
         kind=f"{submit.context.tenant}/{submit.context.service_class}",
     )

@@ -39,7 +39,7 @@ async def main(service: Service[GatewaySettings]) -> None:
         stack.push_async_callback(store.close)
         table = await start_keys(settings, store, service.clock)
         names = FormatNames(settings.reasoning_formats, settings.tool_formats)
-        catalog = await asyncio.to_thread(load_catalog, settings.models, names)
+        catalog = await asyncio.to_thread(load_catalog, settings.models, names, settings.adapters)
         bus = KafkaBus(
             brokers_of(settings),
             settings.cluster,

@@ -14,7 +14,9 @@ from libs.runtime.settings import MemberName, own_name
 from services.gateway.prompt.schema import MAX_CHOICES
 
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
-ToolFormatName = Literal["hermes", "llama3-json", "mistral", "deepseek", "none"]
+ToolFormatName = Literal[
+    "hermes", "llama3-json", "mistral", "deepseek", "kimi-k2", "qwen3-coder", "glm", "minimax-m2", "seed-oss", "none"
+]
 """Of the tables in services/gateway/answers/families.py."""
 
 
@@ -43,6 +45,9 @@ class GatewaySettings(HttpSettings):
         default_factory=lambda: {SIM_NAME: BUILTIN_SIM}
     )
     """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim. Empty: the catalogue's alone."""
+    adapters: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(default_factory=dict)
+    """JSON object of LoRA adapters by the name that requests use -> served name of the model that they belong to, whose
+    workers have to know them (FULCRUM_WORKER_ADAPTERS)."""
     model_catalogue: bool = False
     """Whether models of the cluster's catalogue are served too, which are loaded when they are asked for."""
     max_model_wait_ms: int = Field(60_000, ge=1)
@@ -57,7 +62,8 @@ class GatewaySettings(HttpSettings):
     tool_formats: Annotated[dict[str, ToolFormatName], NoDecode, BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """Likewise, how it calls tools: hermes, llama3-json, mistral, deepseek, or none."""
+    """Likewise, how it calls tools: hermes, llama3-json, mistral, deepseek, kimi-k2, qwen3-coder, glm, minimax-m2,
+    seed-oss, or none."""
 
     cors_origins: str = Field("", pattern=r"^(\*|[a-z]+://[^\s,/*]+(\s*,\s*[a-z]+://[^\s,/*]+)*)?$")
     """Origins, separated by commas, whose web pages may read answers (CORS), such as https://chat.example.com, or * for

@@ -42,6 +42,8 @@ class TokenSource:
         """The token after a chunk's last position; greedy requests ignore the seed. `allowed`: [vocab] 1D bool, where
         not all tokens may come."""
         seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
+        if chunk.adapter:
+            seed ^= crc32(chunk.adapter.encode())
         position, previous = len(chunk.history), int(chunk.history[-1])
         noise = crc32(struct.pack("<QQQQ", seed, position, previous, _prompt_digest(chunk)))
         token = _next_letter(previous, noise) if self._words else self._pick(noise)

@@ -16,6 +16,7 @@ from libs.engine.guides import GuideFailed, Guides, load_guides
 from libs.engine.kv.pool_file import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
+from libs.engine.torch.adapters import Adapters
 from libs.engine.torch.attention import GatherMemory, plan_step
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
@@ -38,6 +39,7 @@ class Weights:
     device_name: str
     model: Any
     guides: Future[Guides]
+    adapters: Adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Loaded:
     variant: str
     """The same as in the port's Capabilities."""
     guides: Future[Guides]
+    adapters: Adapters
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -72,7 +75,8 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     guides = _read_guides(info)
     model = load_model(config.model_path, device, config.dtype)
     progress("loading weights", 1.0)
-    return _ready(Weights(info, device, name, model, guides), config, identity, progress)
+    adapters = Adapters(model, config.adapters, config.max_adapters)
+    return _ready(Weights(info, device, name, model, guides, adapters), config, identity, progress)
 
 
 def put_away(loaded: Loaded) -> Weights:
@@ -81,7 +85,8 @@ def put_away(loaded: Loaded) -> Weights:
     if loaded.device.type == "cuda":
         loaded.model.to("cpu")
         torch.cuda.empty_cache()
-    return Weights(loaded.info, loaded.device, loaded.device_name, loaded.model, loaded.guides)
+    loaded.adapters.drop()
+    return Weights(loaded.info, loaded.device, loaded.device_name, loaded.model, loaded.guides, loaded.adapters)
 
 
 def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -106,7 +111,7 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
     progress("allocating KV", 1.0)
     compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
     memory, name = GatherMemory(pool), weights.device_name
-    loaded = Loaded(weights.info, device, name, model, pool, memory, compute, variant, weights.guides)
+    loaded = Loaded(weights.info, device, name, model, pool, memory, compute, variant, weights.guides, weights.adapters)
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)
@@ -130,6 +135,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
         if chunk.scored is not None
     ]
     rows = [row for _, row in sampling]
+    broken = loaded.adapters.use(chunks)
     rows += [first + place for _, tokens, first in scored for place in range(len(tokens))]
     token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64))
     with torch.inference_mode():
@@ -149,6 +155,10 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
         sampled = sample(logits[: len(sampling)].float(), [chunk for chunk, _ in sampling], masks)
         for row, reason in faults.items():
             sampled[row].fault = reason
+        for place, reason in broken.items():
+            sampled_at = next((at for at, (chunk, _) in enumerate(sampling) if chunk is chunks[place]), None)
+            if sampled_at is not None:
+                sampled[sampled_at].fault = reason
         results = {chunk.sequence_id: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
         at = len(sampling)
         for chunk, tokens, _ in scored:

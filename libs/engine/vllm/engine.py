@@ -179,6 +179,7 @@ class VllmEngine:
             max_tokens=sequence.max_length - sequence.length,
             eos_token_ids=self._eos_token_ids,
             handing=self._parts.ready.handing,
+            adapters=self._config.adapters,
         )
         self._sequences.add(request, name, stored=handover is not None and handover.stored)
         self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()

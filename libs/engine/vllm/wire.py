@@ -1,12 +1,14 @@
 """Between the port's words and vLLM's. Imports vLLM, so only the running engine imports this."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
@@ -80,6 +82,7 @@ def core_request(
     max_tokens: int,
     eos_token_ids: frozenset[int],
     handing: Handing,
+    adapters: Mapping[str, Path],
 ) -> EngineCoreRequest:
     """One sequence for EngineCore. Raises InvalidRequest for parameters that vLLM refuses."""
     if request.phase is Phase.PREFILL:
@@ -112,12 +115,18 @@ def core_request(
         sampling_params=parameters,
         pooling_params=None,
         arrival_time=time.time(),
-        lora_request=None,
+        lora_request=_adapter(request.adapter, adapters),
         # A root separates tenants and models; without one the sequence shares with nobody.
         cache_salt=request.chain_root.hex() or f"private {request_id}",
         data_parallel_rank=None,
         priority=(0 if kv else PROMPTS_AFTER) + (YIELDS_AFTER if request.yields else 0),
     )
+
+
+def _adapter(name: str, adapters: Mapping[str, Path]) -> LoRARequest | None:
+    if not name:
+        return None
+    return LoRARequest(name, list(adapters).index(name) + 1, str(adapters[name]))
 
 
 def command_request(command: Command, request_id: str) -> EngineCoreRequest:

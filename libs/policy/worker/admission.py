@@ -1,6 +1,7 @@
 """Whether a worker takes a submitted sequence: first what no worker would take, then what this one does not take now.
 Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -28,13 +29,15 @@ class WorkerReadiness:
     """Whether the gateway held a credit for the sequence."""
 
 
-def invalid(phase: int, model: str, adapter: str, *, worker_model: str) -> Invalid | None:
+def invalid(
+    phase: int, model: str, adapter: str, *, worker_model: str, adapters: Collection[str] = ()
+) -> Invalid | None:
     """What is wrong with a sequence whichever role the worker has, or None."""
     if phase not in (Phase.PREFILL, Phase.DECODE, Phase.BOTH):
         return Invalid.PHASE_MISSING
     if model != worker_model:
         return Invalid.OTHER_MODEL
-    return Invalid.ADAPTER if adapter else None
+    return Invalid.ADAPTER if adapter and adapter not in adapters else None
 
 
 def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refusal | None:

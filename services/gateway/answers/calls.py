@@ -4,14 +4,12 @@ Formats as their models' chat templates show them: Hermes 2 Pro and Qwen 2.5 and
 third tokenizer on, DeepSeek V3, R1 and V3.1.
 """
 
-from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
 from services.gateway.answers.json_call import JsonCall, JsonText
+from services.gateway.answers.marked_calls import Tools
 from services.gateway.answers.parts import Kind, Part
-
-IsTool = Callable[[str], bool]
 
 
 class CallReader(Protocol):
@@ -32,7 +30,7 @@ class HermesCall:
     opens = ("<tool_call>",)
     specials = ("</tool_call>",)
 
-    def __init__(self, _is_tool: IsTool) -> None:
+    def __init__(self, _tools: Tools) -> None:
         self._call = JsonCall()
         self._tail = ""
 
@@ -61,9 +59,9 @@ class LlamaCalls:
     opens = ("<|python_tag|>",)
     specials = ()
 
-    def __init__(self, is_tool: IsTool) -> None:
-        self._is_tool = is_tool
-        self._call = JsonCall(is_tool)
+    def __init__(self, tools: Tools) -> None:
+        self._is_tool = tools.__contains__
+        self._call = JsonCall(self._is_tool)
 
     def push(self, text: str) -> tuple[list[Part], str | None]:
         """Up to text that is no call."""
@@ -96,7 +94,7 @@ class MistralCalls:
     opens = ("[TOOL_CALLS]",)
     specials = ("[ARGS]", "[CALL_ID]")
 
-    def __init__(self, _is_tool: IsTool) -> None:
+    def __init__(self, _tools: Tools) -> None:
         self._state = _Mistral.BEGIN
         self._held = ""
         self._call = JsonCall()
@@ -169,7 +167,7 @@ class DeepSeekCalls:
         "<\uff5ctool\u2581call\u2581end\uff5c>",
     )
 
-    def __init__(self, _is_tool: IsTool) -> None:
+    def __init__(self, _tools: Tools) -> None:
         self._state = _DeepSeek.BETWEEN
         self._held = ""
         self._head = ""
@@ -215,9 +213,13 @@ class DeepSeekCalls:
         if not brace:
             return False
         lines = before.split()
-        parts.append(Part(Kind.CALL, lines[0] if lines else self._head.strip()))
+        parts.append(Part(Kind.CALL, self._tool_name(lines[0] if lines else self._head.strip())))
         self._held, self._state, self._arguments = brace + after, _DeepSeek.ARGUMENTS, JsonText()
         return True
+
+    @staticmethod
+    def _tool_name(written: str) -> str:
+        return written
 
     def _argue(self, parts: list[Part]) -> bool:
         size = self._arguments.push(self._held)
@@ -227,6 +229,22 @@ class DeepSeekCalls:
         if self._arguments.ended:
             self._state = _DeepSeek.TAIL
         return self._arguments.ended
+
+
+class KimiCalls(DeepSeekCalls):
+    """Kimi K2's, of the same build: the name stands in the call's id, `functions.NAME:0`, before its arguments."""
+
+    opens = ("<|tool_calls_section_begin|>",)
+    specials = (
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    )
+
+    @staticmethod
+    def _tool_name(written: str) -> str:
+        return written.removeprefix("functions.").rpartition(":")[0] or written
 
 
 def _content(text: str) -> list[Part]:

@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Final
 
 from libs.model.tokenizer import Tokenizer
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, LlamaCalls, MistralCalls
+from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, LlamaCalls, MistralCalls
 from services.gateway.answers.harmony import MARKERS, HarmonyParser
+from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls, Tools
 from services.gateway.answers.parts import Parser
 from services.gateway.answers.tagged import CallFormat, TaggedParser, Tags
 
@@ -25,18 +26,30 @@ REASONING: Final[Mapping[str, Tags]] = MappingProxyType(
 """Families by their name in settings; a template that writes the closing tag is of that family."""
 
 CALLS: Final[Mapping[str, CallFormat]] = MappingProxyType(
-    {"deepseek": DeepSeekCalls, "mistral": MistralCalls, "hermes": HermesCall, "llama3-json": LlamaCalls}
+    {
+        "deepseek": DeepSeekCalls,
+        "kimi-k2": KimiCalls,
+        "mistral": MistralCalls,
+        "minimax-m2": MiniMaxCalls,
+        "seed-oss": SeedCalls,
+        "qwen3-coder": QwenCoderCalls,
+        "glm": GlmCalls,
+        "hermes": HermesCall,
+        "llama3-json": LlamaCalls,
+    }
 )
 _CALL_SIGNS: Final = (
-    ("deepseek", DeepSeekCalls.opens[0]),
-    ("mistral", MistralCalls.opens[0]),
-    ("hermes", HermesCall.opens[0]),
-    ("llama3-json", '"name": function name, "parameters":'),
+    ("deepseek", DeepSeekCalls.opens),
+    ("kimi-k2", KimiCalls.opens),
+    ("mistral", MistralCalls.opens),
+    ("minimax-m2", MiniMaxCalls.opens),
+    ("seed-oss", SeedCalls.opens),
+    ("qwen3-coder", (*QwenCoderCalls.opens, "<function=")),
+    ("glm", (*GlmCalls.opens, "<arg_key>")),
+    ("hermes", HermesCall.opens),
+    ("llama3-json", ('"name": function name, "parameters":',)),
 )
-"""What a template says of the format that its model calls tools in; the first that fits."""
-_OTHER_BODIES: Final = ("<function=", "<arg_key>")
-"""Of templates whose calls stand between Hermes's tags and are no JSON: Qwen3-Coder's, GLM's."""
-
+"""What a template says of the format that its model calls tools in; the first of which all is there."""
 MISTRAL_ID_CHARS: Final = 9
 """Their templates refuse other ids of calls."""
 PROMPT_END_TOKENS: Final = 8
@@ -59,14 +72,14 @@ class AnswerFormat:
         """Whether reasoning stands apart from content."""
         return self.harmony or self.thinking is not None
 
-    def parser(self, tools: frozenset[str], prompt_end: str) -> Parser | None:
-        """For one answer to a chat; None where all of it is content. `tools`: names of those that may be called."""
+    def parser(self, tools: Tools, prompt_end: str) -> Parser | None:
+        """For one answer to a chat; None where all of it is content. `tools`: those that may be called."""
         if self.harmony:
             return HarmonyParser(calls=bool(tools))
         calls = CALLS.get(self.calls) if tools else None
         if self.thinking is None and calls is None:
             return None
-        return TaggedParser(self.thinking, calls, tools.__contains__, thinks=self.thinks(prompt_end))
+        return TaggedParser(self.thinking, calls, tools, thinks=self.thinks(prompt_end))
 
     def thinks(self, prompt_end: str) -> bool:
         """Whether a prompt that ends so has opened the reasoning."""
@@ -109,5 +122,4 @@ def prompt_end(tokenizer: Tokenizer, prompt: list[int]) -> str:
 
 
 def _calls_of(template: str) -> str:
-    found = next((name for name, sign in _CALL_SIGNS if sign in template), "")
-    return "" if found == "hermes" and any(body in template for body in _OTHER_BODIES) else found
+    return next((name for name, signs in _CALL_SIGNS if all(sign in template for sign in signs)), "")

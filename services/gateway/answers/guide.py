@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from libs.model.grammar import json_rule
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, MistralCalls
-from services.gateway.answers.families import AnswerFormat
+from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, MistralCalls
+from services.gateway.answers.families import CALLS, AnswerFormat
+from services.gateway.answers.marked_calls import MarkedCalls
+from services.gateway.answers.marked_guide import marked_call
 
 ToolSchema = tuple[str, Mapping[str, Any]]
 """A tool's name, and the JSON schema of its arguments."""
@@ -41,8 +43,7 @@ def guide_of(
     if body:
         rules.append(f"body: {body}")
     if tools:
-        rules += _calls(shape, write, [name for name, _ in tools], parallel)
-        rules += [f"args_{place}: {json_rule(parameters)}" for place, (_, parameters) in enumerate(tools)]
+        rules += _calls(shape, write, tools, parallel)
     return "\n".join(rules + write.rules) + "\n"
 
 
@@ -62,12 +63,12 @@ class _Writer:
             if text
         )
 
-    def until(self, closes: str) -> str:
-        """Any text up to and with `closes`."""
+    def until(self, closes: str, rule: str = "thought", text: str = _ANYTHING) -> str:
+        """Text up to and with `closes`, by a further rule of this name where it is no special token."""
         if closes in self._special:
-            return f"{_ANYTHING} {self(closes)}"
-        self.rules = [f"thought[suffix={json.dumps(closes)}]: {_ANYTHING}"]
-        return "thought"
+            return f"{text} {self(closes)}"
+        self.rules.append(f"{rule}[suffix={json.dumps(closes)}]: {text}")
+        return rule
 
     def has(self, text: str) -> bool:
         """Whether it is a special token."""
@@ -88,15 +89,29 @@ def _harmony_final(write: _Writer) -> str:
     return write("<|channel|>", "final", "<|message|>")
 
 
-def _calls(shape: AnswerFormat, write: _Writer, names: Sequence[str], parallel: bool) -> list[str]:
-    """Rules `calls` and one for each tool, over `args_0`, `args_1`, ..."""
+def _calls(shape: AnswerFormat, write: _Writer, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
+    """Rules `calls` and those of each tool."""
+    which = "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
+    marked = CALLS.get(shape.calls)
+    if marked is not None and issubclass(marked, MarkedCalls):
+        return [*_marked_calls(marked, write, tools, parallel), which]
     form, between, around = _form(shape, write)
     many = f" ({between} call)*" if parallel and between is not None else ""
     before, after = around
-    rules = [f"calls: {before} call{many} {after}", "call: " + " | ".join(f"call_{at}" for at in range(len(names)))]
-    for place, name in enumerate(names):
+    rules = [f"calls: {before} call{many} {after}", which]
+    for place, (name, parameters) in enumerate(tools):
         opens, closes = form(name)
-        rules.append(f"call_{place}: {opens} args_{place} {closes}")
+        rules += [f"call_{place}: {opens} args_{place} {closes}", f"args_{place}: {json_rule(parameters)}"]
+    return rules
+
+
+def _marked_calls(calls: type[MarkedCalls], write: _Writer, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
+    line, marks = write("\n"), calls.marks
+    before, after = write(calls.opens[0]), write(calls.specials[0])
+    one = f"{before} call {after}" if marks.name is None else f"{before} {line} call {line} {after}"
+    rules = [f"calls: {one}" + (f" ({line} {one})*" if parallel else "")]
+    for place, (name, parameters) in enumerate(tools):
+        rules += marked_call(marks, write, place, name, parameters)
     return rules
 
 
@@ -123,8 +138,11 @@ def _form(shape: AnswerFormat, write: _Writer) -> _Form:
             write(", "),
             (write(tag, "["), write("]")),
         )
-    all_end, begin, sep, end = DeepSeekCalls.specials
-    around = (write(DeepSeekCalls.opens[0]), write(all_end))
+    calls = KimiCalls if shape.calls == "kimi-k2" else DeepSeekCalls
+    all_end, begin, sep, end = calls.specials
+    around = (write(calls.opens[0]), write(all_end))
+    if calls is KimiCalls:
+        return lambda name: (f"{write(begin, f'functions.{name}:')} /[0-9]/ {write(sep)}", write(end)), "", around
     if shape.fenced:
         return (
             lambda name: (write(begin, "function", sep, f"{name}\n```json\n"), write("\n```", end)),

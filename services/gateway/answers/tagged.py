@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from services.gateway.answers.calls import CallReader, DeepSeekCalls, HermesCall, IsTool, LlamaCalls, MistralCalls
+from services.gateway.answers.calls import CallReader, DeepSeekCalls, HermesCall, LlamaCalls, MistralCalls
+from services.gateway.answers.marked_calls import MarkedCalls, Tools
 from services.gateway.answers.parts import Kind, Part
 
-CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls]
+CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls | MarkedCalls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class _Mode(Enum):
 class TaggedParser:
     """Implements the Parser port. White space around tags is nobody's, and a tag is never shown."""
 
-    def __init__(self, thinking: Tags | None, calls: CallFormat | None, is_tool: IsTool, *, thinks: bool) -> None:
+    def __init__(self, thinking: Tags | None, calls: CallFormat | None, tools: Tools, *, thinks: bool) -> None:
         """`calls`: None where no tool may be called. `thinks`: the prompt has opened the reasoning already."""
         self._thinking = thinking
         self._calls = calls
-        self._is_tool = is_tool
+        self._tools = tools
         self._reader: CallReader | None = None
         self._mode = _Mode.REASONING if thinks else _Mode.BEGIN
         self._first = not thinks
@@ -95,7 +96,7 @@ class TaggedParser:
         if self._thinking and self._first and self._thinking.opens.startswith(text):
             return False
         if self._calls is LlamaCalls and text[0] == "{":
-            self._held, self._mode, self._reader = text, _Mode.CALLS, LlamaCalls(self._is_tool)
+            self._held, self._mode, self._reader = text, _Mode.CALLS, LlamaCalls(self._tools)
             return True
         self._mode = _Mode.CONTENT
         if not self._first:
@@ -130,7 +131,7 @@ class TaggedParser:
             at, tag = found
             text, self._held = self._held[:at].rstrip(), self._held[at + len(tag) :]
             self._first = False
-            self._mode, self._reader = _Mode.CALLS, self._calls(self._is_tool)
+            self._mode, self._reader = _Mode.CALLS, self._calls(self._tools)
             self._add(parts, Kind.CONTENT, text)
             return True
         text, self._held = _cut(self._held, tags) if tags else (self._held, "")

@@ -2,11 +2,12 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest, QueueFull
@@ -32,7 +33,7 @@ from services.gateway.prompt.tokenise import check_fit, tokenise
 from services.gateway.workers.fleet import Fleet
 
 _SEEDS = 2**64
-_NO_TOOLS: frozenset[str] = frozenset()
+_NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 MAX_ARRIVING = 256
 """Requests whose prompts are being tokenised; the threads that do it are few."""
 
@@ -95,14 +96,14 @@ class Intake:
     ) -> list[Choice]:
         """One for each prompt and each of its `n`; raises InvalidRequest when a prompt does not fit the model."""
         prompts = await self.tokens(asked, model)
-        context_tokens = self._fleet.max_context_tokens(asked.model, model.info.max_context_tokens)
+        context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
         max_output_tokens = check_fit(asked, prompts, model, context_tokens)
         seed = asked.seed if asked.seed is not None else secrets.randbits(63)
         end_token_ids = _ends(asked, model)
         if asked.guided:
             await check_schemas(asked, self._schemas)
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
-        hints = await self._cached(asked, prompts, context.tenant)
+        hints = await self._cached(asked, model, prompts, context.tenant)
         choices: list[Choice] = []
         # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
         make_parts = partial(_parts, asked, model) if asked.messages else None
@@ -125,7 +126,8 @@ class Intake:
                 )
                 generation = Generation(
                     request_id=request_id,
-                    model=asked.model,
+                    model=model.routed,
+                    adapter=model.adapter,
                     prompt=packed,
                     prompt_tokens=len(prompt),
                     max_output_tokens=max_output_tokens,
@@ -148,14 +150,16 @@ class Intake:
         ttft_ms, tpot_ms = model.ttft_ms or own.ttft_deadline_ms, model.tpot_ms or own.tpot_target_ms
         return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
-    async def _cached(self, asked: Asked, prompts: list[list[int]], tenant: str) -> list[dict[str, int]]:
+    async def _cached(
+        self, asked: Asked, model: ServedModel, prompts: list[list[int]], tenant: str
+    ) -> list[dict[str, int]]:
         """Tokens that workers hold of each prompt, where they are of use."""
-        model = asked.model
         if asked.prompt_logprobs is not None:
             return [{} for _ in prompts]
+        look_up = partial(self._hints.cached_tokens, model.routed, tenant=tenant, adapter=model.adapter)
         if len(prompts) == 1:
-            return [await self._hints.cached_tokens(model, prompts[0], tenant)]
-        return await asyncio.gather(*(self._hints.cached_tokens(model, prompt, tenant) for prompt in prompts))
+            return [await look_up(prompts[0])]
+        return await asyncio.gather(*map(look_up, prompts))
 
     async def tokens(self, asked: Asked, model: ServedModel) -> list[list[int]]:
         """Of each prompt; raises InvalidRequest, and QueueFull while too many wait for it."""
@@ -172,7 +176,7 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
     """How an answer to a chat is read; None where all of it is content."""
     shape, tools = model.format, asked.tools
     end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
-    parser = shape.parser(tools.names if tools else _NO_TOOLS, end)
+    parser = shape.parser(tools.schemas if tools else _NO_TOOLS, end)
     if parser is None:
         return None
     id_chars = MISTRAL_ID_CHARS if shape.calls == "mistral" else 0

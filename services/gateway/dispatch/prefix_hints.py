@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from libs.contracts.hashing import block_hashes, chain_root
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
@@ -28,6 +29,15 @@ class _Kind:
     model_revision: str
     kv_layout: str
     block_size_tokens: int
+
+
+class _Asked(NamedTuple):
+    """What is looked up."""
+
+    model: str
+    prompt: Sequence[int]
+    tenant: str
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class PrefixHints:
         self.late = 0
         """Requests that went on before their look-up was answered."""
 
-    async def cached_tokens(self, model: str, prompt: Sequence[int], tenant: str) -> dict[str, int]:
+    async def cached_tokens(self, model: str, prompt: Sequence[int], tenant: str, adapter: str = "") -> dict[str, int]:
         """Tokens of the prompt's start by worker id; what comes after `max_hold_ms` is filled in.
 
         Empty, and at once, where there is no choice of worker.
@@ -76,20 +86,19 @@ class PrefixHints:
         kinds = self._kinds(model)
         if not kinds:
             return found
+        asked = _Asked(model, prompt, tenant, adapter)
         if len(prompt) <= INLINE_TOKENS:
-            task = self._join(_prompts(kinds, model, prompt, tenant, found))
+            task = self._join(_prompts(kinds, asked, found))
         else:
-            task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, model, prompt, tenant, found))
+            task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, asked, found))
         # A client that leaves must not take the others' look-up with it: `wait` cancels nothing.
         _, late = await asyncio.wait({task}, timeout=self._max_hold_s)
         self.late += len(late)
         return found
 
-    async def _hash_and_join(
-        self, kinds: Mapping[_Kind, list[str]], model: str, prompt: Sequence[int], tenant: str, found: dict[str, int]
-    ) -> None:
+    async def _hash_and_join(self, kinds: Mapping[_Kind, list[str]], asked: _Asked, found: dict[str, int]) -> None:
         loop = asyncio.get_running_loop()
-        await self._join(await loop.run_in_executor(self._threads, _prompts, kinds, model, prompt, tenant, found))
+        await self._join(await loop.run_in_executor(self._threads, _prompts, kinds, asked, found))
 
     def _join(self, prompts: list[_Prompt]) -> "asyncio.Task[None]":
         self._pending += prompts
@@ -129,14 +138,17 @@ class PrefixHints:
         return kinds if prompts > 1 or decodes > 1 else {}
 
 
-def _prompts(
-    kinds: Mapping[_Kind, list[str]], model: str, prompt: Sequence[int], tenant: str, found: dict[str, int]
-) -> list[_Prompt]:
+def _prompts(kinds: Mapping[_Kind, list[str]], asked: _Asked, found: dict[str, int]) -> list[_Prompt]:
     """The same prompt as each kind of worker would hash it."""
-    asked: list[_Prompt] = []
+    prompts: list[_Prompt] = []
     for kind, workers in kinds.items():
-        root = chain_root(model_revision=kind.model_revision, kv_layout=kind.kv_layout, tenant_salt=tenant)
-        hashes = block_hashes(root, prompt, kind.block_size_tokens)
+        root = chain_root(
+            model_revision=kind.model_revision,
+            kv_layout=kind.kv_layout,
+            adapter=asked.adapter,
+            tenant_salt=asked.tenant,
+        )
+        hashes = block_hashes(root, asked.prompt, kind.block_size_tokens)
         depths = probes(len(hashes), MAX_PROBES)
-        asked.append(_Prompt(kind, model, workers, depths, [hashes[depth - 1] for depth in depths], found))
-    return asked
+        prompts.append(_Prompt(kind, asked.model, workers, depths, [hashes[depth - 1] for depth in depths], found))
+    return prompts

@@ -172,8 +172,8 @@ class CompletionEndpoint:
         self, asked: Asked, answer: Answer, arrival: Arrival, *, receive: Receive, wire: sse.Wire, visit: Visit
     ) -> None:
         model = self._intake.model(asked, arrival.models)
-        visit.model, visit.choices = asked.model, asked.choices
-        with nullcontext(0.0) if self._models is None else self._models.asked(asked.model) as wait_s:
+        visit.model, visit.choices = model.routed, asked.choices
+        with nullcontext(0.0) if self._models is None else self._models.asked(model.routed) as wait_s:
             self._dispatcher.check_room(asked.choices)  # before the work of tokenising
             news = News()
             choices = await self._intake.choices(asked, model, arrival, news.changed)

@@ -136,7 +136,8 @@ class Exchange:
                 opened.add(choice.index)
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    yield self._chunk(opening, choice)
+                    yield self._chunk(opening, choice, first=True)
+                    is_first = False
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
             yield self._chunk(shown, choice, first=is_first, last=last)

@@ -85,7 +85,7 @@ def make_routes(
         """200 as long as new requests are taken, and both phases of some model have a worker or there is a catalogue
         of models that are loaded when they are asked for."""
         views = fleet.views()
-        ready = {name: serves(views, name) and not draining() for name in catalog.names}
+        ready = {name: serves(views, catalog.get(name).routed) and not draining() for name in catalog.names}
         loads = desk is not None and desk.has_models and not draining()
         is_ready = any(ready.values()) or loads
         shown = {name: state for name, state in ready.items() if caller_of(request.scope).may_use(name)}
@@ -133,6 +133,7 @@ def _model(catalog: Catalog, name: str, created: int, desk: ModelDesk | None) ->
         "created": created,
         "owned_by": "fulcrum",
         "max_model_len": info.max_context_tokens,
+        **({"parent": catalog.get(name).base} if catalog.get(name).base else {}),
         **cold,
     }
 

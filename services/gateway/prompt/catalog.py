@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
-from libs.contracts.errors import NoWorkers, UnknownModel, quoted
+from libs.contracts.errors import NoWorkers, StartupError, UnknownModel, quoted
 from libs.model.info import ModelInfo, load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_NAMED = 20
 """Models that an error lists."""
 
@@ -24,7 +27,19 @@ class ServedModel:
     tpot_ms: float | None = None
     names: FormatNames = NO_NAMES
     """Formats of its answers that are set by hand."""
+    base: str = ""
+    """Name of the model whose workers compute it, for an adapter of that; empty: its own."""
     format: AnswerFormat = field(init=False)
+
+    @property
+    def routed(self) -> str:
+        """Name of the model that workers have."""
+        return self.base or self.info.name
+
+    @property
+    def adapter(self) -> str:
+        """Name of the adapter on them; empty: none."""
+        return self.info.name if self.base else ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", answer_format(self.tokenizer, self.names.of(self.info.name)))
@@ -69,7 +84,19 @@ class Catalog:
         return model
 
 
-def load_catalog(folders: Mapping[str, str], names: FormatNames = NO_NAMES) -> Catalog:
-    """Load the models of `folders` (name to folder); raises StartupError that says what is missing."""
+def load_catalog(
+    folders: Mapping[str, str], names: FormatNames = NO_NAMES, adapters: Mapping[str, str] = _NONE
+) -> Catalog:
+    """Load the models of `folders` (name to folder), and `adapters` of them (name to model's name); raises StartupError
+    that says what is missing."""
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
-    return Catalog([ServedModel(info, load_tokenizer(info), names=names) for info in infos], names)
+    models = {info.name: ServedModel(info, load_tokenizer(info), names=names) for info in infos}
+    for name, base in adapters.items():
+        own = models.get(base)
+        if own is None or own.base or name in models:
+            raise StartupError(
+                f"FULCRUM_GATEWAY_ADAPTERS: {name} is to be an adapter of {base}, which FULCRUM_GATEWAY_MODELS"
+                f" {'does not name' if own is None else 'cannot give it: names must differ'}"
+            )
+        models[name] = replace(own, info=replace(own.info, name=name), base=base)
+    return Catalog(models.values(), names)

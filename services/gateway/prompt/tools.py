@@ -27,9 +27,9 @@ class ToolUse:
     """The one that has to be called, and no other."""
 
     @property
-    def names(self) -> frozenset[str]:
-        """Of all that may be called."""
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments of all that may be called, by name."""
+        return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
 
     def callable(self) -> list[tuple[str, dict[str, Any], str]]:
         """(name, schema of the arguments, the field that it stands in) of each that a guide may let be called."""

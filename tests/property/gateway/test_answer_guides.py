@@ -19,14 +19,21 @@ from libs.model.builtin import SIM_EOS, sim_tokenizer
 from libs.model.chat import ChatTemplate
 from libs.model.tokenizer import Tokenizer
 from libs.testing.engines.harmony import MARKERS
+from services.gateway.answers.calls import KimiCalls
 from services.gateway.answers.families import AnswerFormat, answer_format
 from services.gateway.answers.guide import guide_of
+from services.gateway.answers.marked_calls import GlmCalls
 from services.gateway.answers.parts import Kind
 from services.gateway.answers.reader import AnswerReader
 
 SCHEMA = {
     "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "</think>", '"}']}, "c": {"type": "array"}},
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"enum": ["x", "</think>", '"}']},
+        "c": {"type": "array"},
+        "d": {"type": "string", "maxLength": 6},
+    },
     "required": ["a", "b"],
     "additionalProperties": False,
 }
@@ -41,6 +48,14 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, str]]] = {
     "mistral by name": ("[TOOL_CALLS] [/THINK]", ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"), ("", "")),
     "deepseek v3": ("<\uff5ctool\u2581calls\u2581begin\uff5c> ```json", (), ("", "")),
     "deepseek v3.1": ("<\uff5ctool\u2581calls\u2581begin\uff5c> </think>", (), ("", "")),
+    "kimi k2": ("<|tool_calls_section_begin|>", (), ("", "")),
+    "kimi k2, special marks": ("<|tool_calls_section_begin|>", (*KimiCalls.opens, *KimiCalls.specials), ("", "")),
+    "qwen3 coder": ("<tool_call> <function=", (), ("", "")),
+    "qwen3 coder, special tags": ("<tool_call> <function=", ("<tool_call>", "</tool_call>"), ("", "")),
+    "glm": ("<tool_call> <arg_key> </think>", (), ("", "")),
+    "glm, special marks": ("<tool_call> <arg_key>", (*GlmCalls.opens, *GlmCalls.specials), ("", "")),
+    "minimax m2": ("<minimax:tool_call>", (), ("", "")),
+    "seed oss": ("<seed:tool_call> </seed:think>", (), ("", "")),
     "harmony": ("", MARKERS, ("", "")),
 }
 """What a template says, special tokens, formats by hand."""
@@ -86,7 +101,7 @@ class Family:
     def parts(self, tokens: list[int], thinks: bool = False) -> list[tuple[Kind, str]]:
         """Joined."""
         opened = self.format.thinking.opens if thinks and self.format.thinking else ""
-        parser = self.format.parser(frozenset({"f", "g"}), opened)
+        parser = self.format.parser(dict(TOOLS), opened)
         assert parser is not None
         reader = AnswerReader(parser, self.tokenizer.decoder(), self.tokenizer.special_tokens)
         joined: list[tuple[Kind, str]] = []

@@ -2,18 +2,30 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, LlamaCalls, MistralCalls
+from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, LlamaCalls, MistralCalls
 from services.gateway.answers.families import CALLS, REASONING
+from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls
 from services.gateway.answers.parts import Kind
 from services.gateway.answers.tagged import CallFormat, TaggedParser
 
 THINK = REASONING["think"]
-TOOLS = frozenset({"f", "weather"})
+TOOLS: dict[str, dict[str, Any]] = {
+    "f": {},
+    "weather": {
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "tags": {"type": "array"},
+            "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        }
+    },
+}
 CONTENT, REASONED, CALL, ARGUMENTS = Kind.CONTENT, Kind.REASONING, Kind.CALL, Kind.ARGUMENTS
 Parts = list[tuple[Kind, str]]
 
@@ -22,7 +34,7 @@ def parsed(
     text: str, cuts: Iterable[int], calls: CallFormat | None = None, thinking: bool = False, thinks: bool = False
 ) -> Parts:
     """Parts of the answer, joined; `text` comes in pieces cut at `cuts`."""
-    parser = TaggedParser(THINK if thinking or thinks else None, calls, TOOLS.__contains__, thinks=thinks)
+    parser = TaggedParser(THINK if thinking or thinks else None, calls, TOOLS, thinks=thinks)
     places = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     found = [part for at, end in pairwise(places) for part in parser.text(text[at:end])]
     joined: Parts = []
@@ -95,6 +107,53 @@ RECORDED: dict[str, tuple[str, CallFormat | None, bool, Parts]] = {
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         DeepSeekCalls, False, [(CALL, "f"), (ARGUMENTS, '{"a": 1}')],
     ),
+    "kimi k2": (
+        "Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        KimiCalls, False,
+        [(CONTENT, "Well."), (CALL, "weather"), (ARGUMENTS, '{"city": "Paris"}'), (CALL, "f"), (ARGUMENTS, "{}")],
+    ),
+    "qwen3 coder": (
+        "I look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nNew\nYork </b>\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=tags>\n[1, \"a\"]\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        QwenCoderCalls, False,
+        [
+            (CONTENT, "I look."), (CALL, "weather"),
+            (ARGUMENTS, '{"city": "New\\nYork </b>", "days": 3, "tags": [1, "a"]}'), (CALL, "f"), (ARGUMENTS, "{}"),
+        ],
+    ),
+    "qwen3 coder: texts that look like others": (
+        "<tool_call><function=weather><parameter=city>75001</parameter><parameter=days>three</parameter>"
+        "<parameter=unit>null</parameter><parameter=what>1</parameter></function></tool_call>Done",
+        QwenCoderCalls, False,
+        [
+            (CALL, "weather"), (ARGUMENTS, '{"city": "75001", "days": "three", "unit": null, "what": "1"}'),
+            (CONTENT, "Done"),
+        ],
+    ),
+    "qwen3 coder: broken off": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nPa", QwenCoderCalls, False, [(CALL, "weather")],
+    ),
+    "glm 4.5": (
+        "<think>Hm.</think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
+        GlmCalls, False,
+        [
+            (REASONED, "Hm."), (CALL, "weather"), (ARGUMENTS, '{"city": "Paris", "days": 3}'),
+            (CALL, "f"), (ARGUMENTS, "{}"),
+        ],
+    ),
+    "minimax m2": (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+        '<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+        MiniMaxCalls, False, [(CALL, "weather"), (ARGUMENTS, '{"city": "Paris"}'), (CALL, "f"), (ARGUMENTS, "{}")],
+    ),
+    "seed oss": (
+        "<seed:tool_call>\n<function=weather>\n<parameter=unit>C</parameter>\n</function>\n</seed:tool_call>",
+        SeedCalls, False, [(CALL, "weather"), (ARGUMENTS, '{"unit": "C"}')],
+    ),
 }  # fmt: skip
 
 
@@ -110,6 +169,7 @@ def test_a_familys_answers_have_the_same_parts_in_any_pieces(
 
 SCRAPS = [
     "{", "}", "[", "]", '"name"', '"arguments"', '"parameters"', '"f"', ":", ",", ";", '"', "\\", " ", "\n", "x", "<",
+    "<function=f>", "<parameter=a>", "</parameter>", "</function>", '<invoke name="', '">', "</invoke>",
     THINK.opens, THINK.closes, *(tag for found in CALLS.values() for tag in (*found.opens, *found.specials)),
 ]  # fmt: skip
 scraps = st.lists(st.sampled_from(SCRAPS), max_size=20).map("".join)
@@ -136,7 +196,7 @@ def test_reasoning_ends_at_its_tag_and_the_tag_is_shown_nowhere(text: str, think
 
 
 def test_a_special_token_is_a_tag_or_nothing() -> None:
-    parser = TaggedParser(REASONING["mistral"], None, TOOLS.__contains__, thinks=False)
+    parser = TaggedParser(REASONING["mistral"], None, TOOLS, thinks=False)
     found = [*parser.special("<s>"), *parser.special("[THINK]"), *parser.text("a"), *parser.special("</s>")]
     found += [*parser.special("[/THINK]"), *parser.text("b")]
     assert [(part.kind, part.text) for part in found] == [(REASONED, "a"), (CONTENT, "b")]

@@ -23,7 +23,7 @@ def smol() -> Tokenizer:
 
 
 def shown(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    parser = answer_format(tokenizer).parser(frozenset(), "")
+    parser = answer_format(tokenizer).parser({}, "")
     assert parser is not None
     reader = AnswerReader(parser, tokenizer.decoder(), tokenizer.special_tokens)
     parts = [part for token in tokens for part in reader.token(token)] + reader.end()

@@ -88,7 +88,7 @@ async def test_a_schema_is_filled_and_the_answer_ends(
 async def test_a_named_tool_is_called(runner: TorchRunner, tokenizer: Tokenizer) -> None:
     named = guide(tokenizer, schema=None, tools=[("capital", SCHEMA)])
     tokens = await answer(runner, tokenizer, SamplingParams(temperature=0.0, guide=named))
-    parser = AnswerFormat(calls="hermes").parser(frozenset({"capital"}), "")
+    parser = AnswerFormat(calls="hermes").parser({"capital": SCHEMA}, "")
     assert parser is not None
     call, *arguments = parser.text(tokenizer.decode(tokens))
     assert (call.kind, call.text) == (Kind.CALL, "capital")

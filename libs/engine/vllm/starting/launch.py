@@ -23,6 +23,7 @@ from libs.engine.vllm.connectors import Connector, Handing, connector_of
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import environment
+from libs.engine.vllm.starting.adapters import adapter_arguments
 from libs.engine.vllm.starting.arguments import check_arguments
 from libs.engine.vllm.starting.peak_figures import compute_of, kv_item_bytes
 from libs.engine.vllm.starting.start_files import check_plugins, starting
@@ -183,6 +184,8 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
         ),
         "additional_config": {CHUNK_SETTING: config.prefill_chunk_tokens},
     }
+    if config.adapters:
+        arguments |= adapter_arguments(config.adapters, config.max_adapters)
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
         arguments["worker_cls"] = "libs.engine.vllm.starting.cpu_worker.MendedWorker"

@@ -95,10 +95,10 @@ class Asker:
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
         model = self._intake.model(asked, frozenset(share.models))
-        with self._desk.line(asked.model) if self._desk else nullcontext():
-            if not self._served.has(asked.model):
-                with self._desk.wakes(asked.model) if self._desk else nullcontext():
-                    await self._slots.without(lambda: self._goes_on(asked.model))
+        with self._desk.line(model.routed) if self._desk else nullcontext():
+            if not self._served.has(model.routed):
+                with self._desk.wakes(model.routed) if self._desk else nullcontext():
+                    await self._slots.without(lambda: self._goes_on(model.routed))
             return await self._answer(share, line, asked, model)
 
     async def _answer(

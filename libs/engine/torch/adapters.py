@@ -1,0 +1,146 @@
+"""LoRA adapters over one model: low-rank additions to its linear layers, each for the rows of its own sequences.
+
+An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. Its weights are read
+with the first step that needs them; the one that no step has needed for longest makes room.
+"""
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file
+
+from libs.contracts.errors import StartupError
+from libs.engine.runner import Chunk
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_SIDES: Final = (".lora_A.weight", ".lora_B.weight")
+_UNSERVED: Final = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
+"""Of an adapter's config: what asks for more than a low-rank addition of one scale."""
+
+
+class AdapterBroken(Exception):
+    """An adapter cannot be read any more, or does not fit the model; sequences that ask for it fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What one layer adds to its output: `x @ down @ up`."""
+
+    down: torch.Tensor
+    """[in, rank]"""
+    up: torch.Tensor
+    """[rank, out], scaled."""
+
+
+_Loaded = Mapping[str, Addition]
+"""By the layer's name in the model."""
+
+
+class Adapters:
+    """Of one model. For one thread at a time."""
+
+    def __init__(self, model: Any, folders: Mapping[str, Path], most: int) -> None:
+        """`folders`: by name. `most`: adapters whose weights are kept, more where one step needs more. Raises
+        StartupError for one that is missing, or of a kind that is not served."""
+        self._folders = folders
+        self._most = most
+        self._scales = {name: _scale(name, folder) for name, folder in folders.items()}
+        self._layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+        self._kept: OrderedDict[str, _Loaded] = OrderedDict()
+        self._rows: list[tuple[slice, _Loaded]] = []
+        """Of the step that runs, where not all rows are the model's own."""
+        for name, layer in self._layers.items() if folders else ():
+            layer.register_forward_hook(self._hook(name))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of those whose weights are here, the one that was needed last at the end."""
+        return tuple(self._kept)
+
+    def use(self, chunks: Sequence[Chunk]) -> dict[int, str]:
+        """The next step computes these, one after the other in its row of tokens. Gives, by place, why sequences cannot
+        be computed: their adapter cannot be read."""
+        faults: dict[int, str] = {}
+        self._rows, first = [], 0
+        for place, chunk in enumerate(chunks):
+            end = first + len(chunk.token_ids)
+            if chunk.adapter:
+                try:
+                    self._rows.append((slice(first, end), self._load(chunk.adapter)))
+                except AdapterBroken as error:
+                    faults[place] = str(error)
+            first = end
+        needed = {chunk.adapter for chunk in chunks}
+        for name in [name for name in self._kept if name not in needed][: max(len(self._kept) - self._most, 0)]:
+            del self._kept[name]
+        return faults
+
+    def drop(self) -> None:
+        """The device is given up."""
+        self._rows = []
+        self._kept.clear()
+
+    def _load(self, name: str) -> _Loaded:
+        found = self._kept.get(name)
+        if found is None:
+            try:
+                found = self._read(name)
+            except AdapterBroken:
+                raise
+            except Exception as error:  # safetensors raises a class of its own beside what files do
+                raise AdapterBroken(f"adapter {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
+            self._kept[name] = found
+        self._kept.move_to_end(name)
+        return found
+
+    def _read(self, name: str) -> _Loaded:
+        tensors = load_file(self._folders[name] / WEIGHTS)
+        found: dict[str, Addition] = {}
+        for key in sorted(tensors):
+            layer_name = key.removeprefix(_PREFIX).removesuffix(_SIDES[0])
+            if not key.endswith(_SIDES):
+                raise AdapterBroken(f"adapter {name!r} has {key}, which is no LoRA weight of a linear layer")
+            if not key.endswith(_SIDES[0]):
+                continue
+            layer, up = self._layers.get(layer_name), tensors[key.removesuffix(_SIDES[0]) + _SIDES[1]]
+            down = tensors[key]
+            if layer is None or down.shape[1] != layer.in_features or up.shape[0] != layer.out_features:
+                raise AdapterBroken(f"adapter {name!r} does not fit this model: it adds to {layer_name}")
+            like = layer.weight
+            scaled = up.to(torch.float32) * self._scales[name]
+            found[layer_name] = Addition(down.T.contiguous().to(like), scaled.T.contiguous().to(like))
+        return found
+
+    def _hook(self, name: str) -> Any:
+        def add(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            """inputs [1, tokens, in], output [1, tokens, out], which is changed in place."""
+            for rows, loaded in self._rows:
+                addition = loaded.get(name)
+                if addition is not None:
+                    output[0, rows] += inputs[0][0, rows] @ addition.down @ addition.up
+
+        return add
+
+
+def _scale(name: str, folder: Path) -> float:
+    """Raises StartupError."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"adapter {name!r}: {folder / CONFIG} cannot be read: {error}") from None
+    if not (folder / WEIGHTS).is_file():
+        raise StartupError(f"adapter {name!r}: {folder / WEIGHTS} is missing")
+    odd = next((key for key in _UNSERVED if config.get(key)), "")
+    if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
+        raise StartupError(
+            f"adapter {name!r} is not served: only plain LoRA is, without {odd or 'other types, or biases'}"
+        )
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
