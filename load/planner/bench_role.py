@@ -90,7 +90,7 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-async def bench(case: Case, suite: Suite, model: str, rivals: float) -> dict[str, Any]:
+async def bench(case: Case, suite: Suite, model: str, rivals: float, *, guided: bool) -> dict[str, Any]:
     """All figures of one engine."""
     async with httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http:
         workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
@@ -98,7 +98,9 @@ async def bench(case: Case, suite: Suite, model: str, rivals: float) -> dict[str
         addresses = {worker["id"]: worker["address"] for worker in workers}
         token = suite.ready["token"]
         async with open_admins(addresses, token) as admins, open_admins(addresses, token) as rival_admins:
-            bodies = request_bodies(model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens)
+            bodies = request_bodies(
+                model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens, guided=guided
+            )
             loops = [os.getpid(), *_gateways(suite)]
             traffic = Traffic(http, bodies)
             mover = Mover(admins, roles, lambda worker: sum(map(waited_s, (worker, *loops))))
@@ -124,6 +126,7 @@ async def bench(case: Case, suite: Suite, model: str, rivals: float) -> dict[str
             moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
             return {
                 "engine": case.name,
+                "guided": guided,
                 "slots_used": round(sum(under_way) / len(under_way) / (SLOTS * case.decode), 2),
                 "tokens_s_before": round(capacity),
                 "tokens_s_moving": round(moving),
@@ -178,7 +181,7 @@ def _first_steps(moves: Sequence[Moved]) -> list[float | None]:
     return [moved.first_step_s for moved in moves if moved.role != "standby"]
 
 
-def run(case: Case, folder: Path, rivals: float) -> dict[str, Any]:
+def run(case: Case, folder: Path, rivals: float, *, guided: bool = False) -> dict[str, Any]:
     """Start a suite for the case, bench it, stop it."""
     arguments = ["--engine", case.engine, "--prefill", "1", "--decode", str(case.decode)]
     model = "sim"
@@ -194,7 +197,7 @@ def run(case: Case, folder: Path, rivals: float) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     with running_suite(folder, *arguments, env=env, start_s=START_S) as suite:
-        return asyncio.run(bench(case, suite, suite.ready["model"] or model, rivals))
+        return asyncio.run(bench(case, suite, suite.ready["model"] or model, rivals, guided=guided))
 
 
 def main() -> None:
@@ -205,6 +208,7 @@ def main() -> None:
     )
     parser.add_argument("--moves", type=int, help="under load; each engine's own number by default")
     parser.add_argument("--rivals", type=float, default=RIVALS, help="share of the moves that two ask for at once")
+    parser.add_argument("--guided", action="store_true", help="answers keep to patterns, schemas and grammars")
     options = parser.parse_args()
     results = []
     for case in CASES:
@@ -213,7 +217,7 @@ def main() -> None:
         print(f"{case.name} ...", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="bench-role-") as folder:
             some = replace(case, moves=options.moves or case.moves)
-            results.append(run(some, Path(folder), options.rivals))
+            results.append(run(some, Path(folder), options.rivals, guided=options.guided))
     print(table(results))
     for result in results:
         result["aim_met"] = {name: aim_met(result[f"effect_{name}_ms"]) for name in ("idle", "loaded")}

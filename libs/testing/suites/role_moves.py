@@ -19,8 +19,19 @@ from libs.worker.admin.client import RoleMove, WorkerAdmin
 BUDGET_TOKENS = 128
 
 
-def request_bodies(model: str, kinds: int, *, prompt_tokens: int, output_tokens: int) -> list[dict[str, Any]]:
-    """Text completions that never end early, greedy and sampled in turn, with penalties and logprobs."""
+GUIDES: tuple[dict[str, Any], ...] = (
+    {"regex": "([a-z]{2,8} ){12,40}"},
+    {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 40}},
+    {"grammar": 'root ::= (word " "){12,40}\nword ::= [aeiou] [b-d]{1,6}'},
+)
+"""What guided answers keep to, all of them long."""
+
+
+def request_bodies(
+    model: str, kinds: int, *, prompt_tokens: int, output_tokens: int, guided: bool = False
+) -> list[dict[str, Any]]:
+    """Text completions that never end early, greedy and sampled in turn, with penalties and logprobs; or `guided` ones,
+    which end where their guide does."""
     rng = random.Random(7)  # noqa: S311 - not a secret
     ways: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
@@ -33,7 +44,7 @@ def request_bodies(model: str, kinds: int, *, prompt_tokens: int, output_tokens:
             "model": model,
             "prompt": [rng.randrange(97, 122) for _ in range(rng.randint(prompt_tokens // 2, prompt_tokens))],
             "max_tokens": rng.randint(output_tokens // 2, output_tokens),
-            "ignore_eos": True,
+            **({"structured_outputs": GUIDES[kind % len(GUIDES)]} if guided else {"ignore_eos": True}),
             **ways[kind % len(ways)],
         }
         for kind in range(kinds)
