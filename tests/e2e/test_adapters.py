@@ -1,0 +1,57 @@
+"""LoRA adapters by model name, on a whole suite: listed, answered as themselves, and kept apart from their model."""
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from libs.testing.suites.suite import Suite, running_suite
+
+pytestmark = pytest.mark.suite
+
+ADAPTERS = {"sql": "sim", "lost": "sim"}
+PROMPT = "Once upon a time there was a model with many adapters. " * 3
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    env = {
+        "FULCRUM_GATEWAY_ADAPTERS": json.dumps(ADAPTERS),
+        "FULCRUM_WORKER_ADAPTERS": json.dumps({"sql": "/adapters/sql"}),
+    }
+    with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "sim", "--prefill", "2", env=env) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(suite: Suite) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def answer(client: openai.OpenAI, model: str) -> tuple[str, int]:
+    """(text, tokens of the prompt that were cached)."""
+    found = client.completions.create(model=model, prompt=PROMPT, max_tokens=12, temperature=0)
+    assert found.usage is not None and found.usage.prompt_tokens_details is not None
+    assert found.model == model
+    return found.choices[0].text, found.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_adapters_are_listed_with_the_model_that_they_belong_to(client: openai.OpenAI) -> None:
+    models = {model.id: model.model_dump().get("parent") for model in client.models.list()}
+    assert models == {"sim": None, **ADAPTERS}
+
+
+def test_an_adapter_answers_as_itself_from_kv_of_its_own(client: openai.OpenAI) -> None:
+    own, adapted = answer(client, "sim"), answer(client, "sql")
+    assert own[0] != adapted[0]
+    assert adapted[1] == 0, "the model's own KV of the same prompt is not the adapter's"
+    again = {model: answer(client, model) for model in ("sim", "sql")}
+    assert (again["sim"][0], again["sql"][0]) == (own[0], adapted[0])
+    assert again["sim"][1] and again["sql"][1]
+
+
+def test_an_adapter_that_no_worker_knows_is_named(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="adapter 'lost'"):
+        answer(client, "lost")
