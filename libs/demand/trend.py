@@ -1,6 +1,8 @@
 """Which way demand went of late, and whose arrivals, prompts or outputs did it, in words. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Final, Literal
 
 import numpy as np
@@ -11,6 +13,7 @@ from libs.policy.forecast.history import DemandHistory, Floats
 
 Phase = Literal["prefill", "decode"]
 What = Literal["balance", "prefill", "decode"]
+PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 LEAST_SPAN: Final = 3
 """Bins on either side of a change that are looked at, at least."""
 MOST_SPAN_S: Final = 86_400.0
@@ -54,38 +57,69 @@ def last_trends(
         if what != "balance" and len(values) - first > 2 * day:
             expected = np.concatenate([values[first : first + day], values[first:-day]])
         shifts = find_changes(values[first:], history.step_s, expected)
-        changes = [shift for shift in shifts if matters(shift, gpus=gpus and what != "balance")]
-        if changes:
-            last = changes[-1]
-            moved = Change(last.began + first, last.found + first, last.before, last.after)
-            found.append(_trend(what, moved, bins, history, (prefill_s, decode_s)))
+        shown = gpus and what != "balance"
+        for shift in reversed(shifts):
+            began = shift.began + first
+            before, after = spans(began, len(values), day, history.step_s)
+            levels = _levels(what, (prefill_s, decode_s), (before, after))
+            if matters(Change(began, shift.found + first, *levels), gpus=shown):
+                began_s = history.start_s + began * history.step_s
+                found.append(_trend(what, began_s, levels, bins, (before, after)))
+                break
     return sorted(found, key=lambda each: -each.began_s)
 
 
+def spans(began: int, end: int, day: int, step_s: float) -> tuple[slice, slice]:
+    """What is held against each other: the newest bins since a change, a day at most, and as many before it.
+
+    Those before are of the same hours, one day or more before, where they are known: a morning held against a night
+    would show the day's season in place of the change.
+    """
+    most = min(day, round(MOST_SPAN_S / step_s))
+    length = min(max(end - began, min(LEAST_SPAN, end)), most)
+    after = slice(end - length, end)
+    back = -(-max(end - began, length) // day) * day
+    if end - length - back >= 0:
+        return slice(end - length - back, end - back), after
+    return slice(max(began - length, 0), began), after
+
+
+def _levels(what: What, phases: tuple[Floats, Floats], parts: tuple[slice, slice]) -> tuple[float, float]:
+    """Before and after: of a phase its mean, of the balance the ratio of sums."""
+    prefill_s, decode_s = phases
+    found = []
+    for part in parts:
+        known = np.isfinite(prefill_s[part]) & np.isfinite(decode_s[part])
+        sums = float(prefill_s[part][known].sum()), float(decode_s[part][known].sum())
+        if what == "balance":
+            found.append(sums[0] / sums[1] if sums[1] > 0 else 0.0)
+        else:
+            found.append(sums[PHASES.index(what)] / max(int(known.sum()), 1))
+    return found[0], found[1]
+
+
 def _trend(
-    what: What, change: Change, bins: DemandBins, history: DemandHistory, phases: tuple[Floats, Floats]
+    what: What, began_s: float, levels: tuple[float, float], bins: DemandBins, parts: tuple[slice, slice]
 ) -> Trend:
-    after = slice(change.began, len(bins))
-    step_s = history.step_s
-    most = round(MOST_SPAN_S / step_s)
-    length = min(max(len(bins) - change.began, LEAST_SPAN), most)
-    before = slice(max(change.began - length, 0), change.began)
-    phase: Phase = what if what != "balance" else _moved_more(phases, before, after)
-    found = causes(traffic(bins, before, step_s), traffic(bins, after, step_s), phase)
-    return Trend(what, history.start_s + change.began * step_s, change.before, change.after, tuple(found[:NAMED]))
+    before, after = (traffic(bins, part) for part in parts)
+    phase: Phase = what if what != "balance" else _moved_more(before, after)
+    return Trend(what, began_s, *levels, tuple(causes(before, after, phase)[:NAMED]))
 
 
-def _moved_more(phases: tuple[Floats, Floats], before: slice, after: slice) -> Phase:
-    moves = []
-    for values in phases:
-        was, now = np.nanmean(values[before]), np.nanmean(values[after])
-        moves.append(abs(float(np.log((now + 1e-9) / (was + 1e-9)))))
-    return "prefill" if moves[0] >= moves[1] else "decode"
+def _moved_more(before: Mapping[str, Traffic], after: Mapping[str, Traffic]) -> Phase:
+    def tokens(side: Mapping[str, Traffic], phase: Phase) -> float:
+        lengths = (
+            (each.prompt_tokens, each.output_tokens)[PHASES.index(phase)] * each.requests for each in side.values()
+        )
+        return float(sum(lengths))
+
+    moves = [abs(log((tokens(after, phase) + 1e-9) / (tokens(before, phase) + 1e-9))) for phase in PHASES]
+    return PHASES[0] if moves[0] >= moves[1] else PHASES[1]
 
 
-def traffic(bins: DemandBins, part: slice, step_s: float) -> dict[str, Traffic]:
-    """By tenant, over those bins of the part that are heard."""
-    seconds = float(bins.heard[part].sum()) * step_s
+def traffic(bins: DemandBins, part: slice) -> dict[str, Traffic]:
+    """By tenant, over those bins of the part that are heard; rates by the clock."""
+    seconds = float(bins.heard[part].sum()) * bins.bin_ns / 1e9
     found: dict[str, Ints] = {}
     for key, row in bins.rows.items():
         found[key.tenant] = found.get(key.tenant, np.zeros(FIELDS, np.int64)) + row[part][bins.heard[part]].sum(axis=0)

@@ -1,6 +1,8 @@
 """Engines by name. None imports its heavy packages before it is started: a sim worker needs no torch."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
 from secrets import token_bytes
 from types import MappingProxyType
 from typing import Final
@@ -21,6 +23,20 @@ RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyTyp
     {"torch": TorchRunner, "sim": SimRunner}
 )
 """Behind the engine core; vllm has a core of its own."""
+
+
+HEAVY: Final[Mapping[str, str]] = MappingProxyType({"torch": "libs.engine.torch.step"})
+"""What an engine imports when it is started, where that takes seconds."""
+
+
+def import_heavy(name: str) -> None:
+    """Import now what an engine imports when it is started, so that no model's load takes that time.
+
+    A missing package is left to `start`, which says what to install.
+    """
+    if name in HEAVY:
+        with suppress(ImportError):
+            import_module(HEAVY[name])
 
 
 def make_engine(name: str, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes) -> Engine:

@@ -20,7 +20,8 @@ import httpx
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
 from libs.testing.suites.suite import Suite, running_suite
 
-WAIT_S = 300.0
+WAIT_S = 900.0
+"""Of a client: this counts wrong tokens, lost answers and memory, on machines however busy."""
 ASKERS = 2
 """Of each round, at the model to come; the one before is still answering somebody."""
 TOKENS = 12
@@ -45,7 +46,7 @@ def run(folder: Path, switches: int) -> dict[str, Any]:
         "FULCRUM_CACHE": str(folder / "cache"),
         "FULCRUM_PLANNER_MODE": "auto",
         "FULCRUM_PLANNER_MODELS_TURN_S": "0.5",
-        "FULCRUM_GATEWAY_MAX_MODEL_WAIT_MS": "200000",
+        "FULCRUM_GATEWAY_MAX_MODEL_WAIT_MS": str(round(WAIT_S * 900)),
         "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "64",
     }
     models = [word for source in sources for word in ("--model", str(source))]

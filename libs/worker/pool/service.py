@@ -9,7 +9,7 @@ import grpc.aio
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
-from libs.engine.factory import make_engine
+from libs.engine.factory import import_heavy, make_engine
 from libs.engine.port import Engine
 from libs.runtime import status
 from libs.runtime.net.rpc import abort_with
@@ -54,6 +54,8 @@ async def serve_pool(service: Service[SettingsT], make_ports: MakePorts) -> None
     async with AsyncExitStack() as stack:
         registry = RedisRegistry(settings.redis, settings.cluster)
         stack.push_async_callback(registry.close)
+        # Before anybody can ask for a model: what the first one took would be expected of all others.
+        await asyncio.to_thread(import_heavy, settings.engine)
         members = [
             await _open(stack, service, settings.model_copy(update={"id": name}), registry, make_ports)
             for name in names
