@@ -42,6 +42,8 @@ class SuiteOptions:
     engine_args: tuple[str, ...] = ()
     """Arguments of vLLM's engine, as KEY=VALUE; they come before those of settings and profiles."""
     restart: bool = True
+    history: Path | None = None
+    """Where the metrics service keeps occupancy and demand over restarts; None: in memory."""
     json_ready: Path | None = None
 
     @property

@@ -108,7 +108,7 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
         spares=tuple(_worker(own, SPARE, [name], each) for name, each in zip(names[SPARE], kinds[SPARE], strict=True)),
         observers=(
             _service("planner", asked | keys, "FULCRUM_PLANNER_PORT", place.planner_port),
-            _service("metrics", shared | keys | _planner_at(place), "FULCRUM_METRICS_PORT", place.metrics_port),
+            _service("metrics", shared | keys | _metrics(options, place), "FULCRUM_METRICS_PORT", place.metrics_port),
         ),
         kafka=kafka,
         redis=redis,
@@ -116,9 +116,12 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
     )
 
 
-def _planner_at(place: Place) -> dict[str, str]:
-    """For the page; not where the planner picks its own port."""
-    return {"FULCRUM_METRICS_PLANNER_URL": f"http://127.0.0.1:{place.planner_port}"} if place.planner_port else {}
+def _metrics(options: SuiteOptions, place: Place) -> dict[str, str]:
+    """Of the metrics service alone. The page knows the planner's address unless that picks its own port."""
+    planner = f"http://127.0.0.1:{place.planner_port}" if place.planner_port else ""
+    history = str(options.history) if options.history else ""
+    own = {"FULCRUM_METRICS_PLANNER_URL": planner, "FULCRUM_METRICS_HISTORY_FILE": history}
+    return {name: value for name, value in own.items() if value}
 
 
 def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:

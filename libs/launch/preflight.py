@@ -27,6 +27,8 @@ async def check(options: SuiteOptions, host: str) -> None:
     options.check()
     bind(host, options.gateway_port, "--gateway-port").close()
     check_writable(cache_dir(), "set FULCRUM_CACHE to another folder")
+    if options.history is not None and options.history.parent.exists():
+        check_writable(options.history.parent, "name another --history")
     if options.json_ready is not None:
         check_writable(options.json_ready.parent, "name another --json-ready")
     for server in (options.kafka or "").split(",") if options.kafka else ():

@@ -86,6 +86,10 @@ Redis = Annotated[
     str | None,
     typer.Option(envvar="FULCRUM_REDIS", metavar="URL", help="A running Redis; an embedded one by default."),
 ]
+History = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Keep occupancy and demand here over restarts; in memory by default."),
+]
 NoQuestion = Annotated[bool, typer.Option("--no-question", metavar="", help="Ask no first question.")]
 NoRestart = Annotated[
     bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies, instead of starting it again.")
@@ -112,6 +116,7 @@ def up(
     engine_arg: EngineArguments = None,
     kafka: Kafka = None,
     redis: Redis = None,
+    history: History = None,
     no_question: NoQuestion = False,
     no_restart: NoRestart = False,
     json_ready: JsonReady = None,
@@ -145,6 +150,7 @@ def up(
         kafka=kafka,
         redis=redis,
         restart=not no_restart,
+        history=history.expanduser().absolute() if history else None,
         json_ready=json_ready.absolute() if json_ready else None,
     )
     raise typer.Exit(serve(options, models[0] if models else None, question=not no_question, as_json=json))

@@ -20,6 +20,8 @@ AHEAD_GAIN: Final = 1.5
 """Loading ahead of requests has to save this many times what it costs."""
 BESIDE_S: Final = 0.5
 """What a busy neighbour on the same GPU is weighed as: steps of both take turns."""
+LINES_WAIT_S: Final = 600.0
+"""Lines of batch jobs wait so long before they take a worker from people: models in steady use would starve them."""
 NEVER_S: Final = 86_400.0
 """A wait that nobody is asked to bear."""
 DRAIN_S: Final = 2.0
@@ -107,6 +109,19 @@ class Model:
     """Loading it has failed, and is not tried again yet."""
     size_bytes: int = 0
     """Of its weights."""
+    lines_waiting: int = 0
+    """Of those that wait, lines of batch jobs."""
+    lines_in_flight: int = 0
+
+    @property
+    def people_wait(self) -> bool:
+        """Others than lines of batch jobs."""
+        return self.waiting > self.lines_waiting
+
+    @property
+    def runs_for_lines_alone(self) -> bool:
+        """Whether all its work is lines of batch jobs."""
+        return self.is_busy and self.in_flight <= self.lines_in_flight and not self.people_wait
 
     @property
     def is_busy(self) -> bool:
@@ -204,7 +219,7 @@ def _wants(models: Sequence[Model], held: Counter[str]) -> Iterator[_Want]:
     """Models that want one worker more, the most urgent first."""
     free = [each for each in models if not each.blocked]
     asked = [each for each in free if each.waiting and not held[each.name]]
-    for each in sorted(asked, key=lambda one: (not one.least, -one.priority, -one.waited_s, one.name)):
+    for each in sorted(asked, key=_urgency):
         yield _Want(each, Why.ASKED)
     for each in sorted(free, key=lambda one: (-one.priority, one.name)):
         for _ in range(each.least - held[each.name]):
@@ -215,6 +230,11 @@ def _wants(models: Sequence[Model], held: Counter[str]) -> Iterator[_Want]:
     ahead = [each for each in free if not held[each.name] and not each.waiting and each.worth_ahead > 1]
     for each in sorted(ahead, key=lambda one: (-one.worth_ahead, one.name)):
         yield _Want(each, Why.AHEAD)
+
+
+def _urgency(one: Model) -> tuple[bool, bool, int, float, str]:
+    """People before lines of batch jobs, whatever their models' priorities: lines have hours."""
+    return not one.people_wait, not one.least, -one.priority, -one.waited_s, one.name
 
 
 class _Pool:
@@ -278,7 +298,7 @@ class _Pool:
             return None
         if self._is_needed(model):
             # Somebody's answers run there: only for those who wait, and after its turn.
-            is_over = worker.since_s >= self._turn_s(model) and model.priority <= want.model.priority
+            is_over = self._free_of(model, want.model, worker.since_s)
             return DRAIN_S + model.load_s if want.why is Why.ASKED and is_over else None
         loss_s = model.soon * model.load_s
         if want.why is Why.AHEAD:
@@ -286,6 +306,15 @@ class _Pool:
             saves_s = want.model.soon * want.model.load_s
             return loss_s if settled and saves_s > AHEAD_GAIN * loss_s else None
         return loss_s
+
+    def _free_of(self, model: Model, wanted: Model, since_s: float) -> bool:
+        """Whether a busy worker may be taken for those who wait for `wanted`: after its turn; from lines for people at
+        once; from people for lines only when those have waited for long."""
+        if model.runs_for_lines_alone and wanted.people_wait:
+            return True
+        if not wanted.people_wait and not model.runs_for_lines_alone and wanted.waited_s < LINES_WAIT_S:
+            return False
+        return since_s >= self._turn_s(model) and model.priority <= wanted.priority
 
     def _is_needed(self, model: Model) -> bool:
         """Whether taking one worker from it would hold somebody's answer up."""
@@ -317,7 +346,7 @@ class _Pool:
         every = self._free([each for each in self._workers if each.id not in ordered])
         line = sorted(
             (each for each in self.known.values() if each.name not in waits),
-            key=lambda one: (not one.waiting, -one.priority, -one.waited_s, one.name),
+            key=lambda one: (not one.waiting, not one.people_wait, -one.priority, -one.waited_s, one.name),
         )
         before = 0
         for model in line:

@@ -67,6 +67,10 @@ class ModelUse(Struct, frozen=True, omit_defaults=True):
     """All that have not ended, waiting ones included."""
     promised_unix_ms: int = 0
     """When a client was asked to come back, by which time the model is to be there; 0: none was."""
+    lines_waiting: int = 0
+    """Of `waiting`, lines of batch jobs."""
+    lines_in_flight: int = 0
+    """Of `in_flight`."""
 
 
 class ModelOutlook(Struct, frozen=True, omit_defaults=True):

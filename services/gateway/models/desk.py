@@ -40,6 +40,10 @@ class _Use:
     promised_ms: int = 0
     lines: int = 0
     """Of batch jobs, which wait for the model before they are in the queue."""
+    lines_in_flight: int = 0
+    """Of batch jobs, those that wait among them."""
+    lines_alone: bool = False
+    """Whether nobody but lines waited when this was last reported."""
     cold_ms: int = 0
     """When the last request came for which no worker had the model."""
 
@@ -140,10 +144,12 @@ class ModelDesk:
         use.arrivals += 1
         use.last_ms = round(self._now_ms())
         use.in_flight += 1
+        use.lines_in_flight += 1
         try:
             yield
         finally:
             use.in_flight -= 1
+            use.lines_in_flight -= 1
 
     @contextmanager
     def wakes(self, name: str) -> Iterator[None]:
@@ -225,7 +231,7 @@ class ModelDesk:
         said_s = 0.0
         loop = asyncio.get_running_loop()
         while True:
-            uses = self._report()
+            uses = self.uses()
             runs = any(each.in_flight or each.promised_unix_ms for each in uses.values())
             if uses != said or (runs and loop.time() - said_s >= RENEW_S):
                 with suppress(CatalogueDown):
@@ -237,16 +243,30 @@ class ModelDesk:
                     self._news.clear()
                     await asyncio.sleep(0)  # what came in the same turn is sent with it
 
-    def _report(self) -> dict[str, ModelUse]:
+    def uses(self) -> dict[str, ModelUse]:
+        """How each model is used here now, as it is reported."""
         now_ms = round(self._now_ms())
         found = {}
         for name, use in self._uses.items():
             waiting = min(self._waiting(name) + use.lines, use.in_flight)
             # One that has just come may not be in the queue yet; answers that a worker ends before it leaves wait not.
             waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
-            use.waiting_since_ms = (use.waiting_since_ms or now_ms) if waiting else 0
-            promised_ms = use.promised_ms if use.promised_ms > now_ms else 0
-            found[name] = ModelUse(use.arrivals, use.last_ms, waiting, use.waiting_since_ms, use.in_flight, promised_ms)
+            # People are no more than those that are not lines; lines that a worker handed back wait in the queue.
+            lines_waiting = min(max(use.lines, waiting - (use.in_flight - use.lines_in_flight)), waiting)
+            # How long people have waited, not lines that were there before them.
+            began = (use.waiting_since_ms or now_ms) if waiting else 0
+            use.waiting_since_ms = now_ms if use.lines_alone and waiting > lines_waiting else began
+            use.lines_alone = 0 < waiting == lines_waiting
+            found[name] = ModelUse(
+                arrivals=use.arrivals,
+                last_unix_ms=use.last_ms,
+                waiting=waiting,
+                waiting_since_unix_ms=use.waiting_since_ms,
+                in_flight=use.in_flight,
+                promised_unix_ms=use.promised_ms if use.promised_ms > now_ms else 0,
+                lines_waiting=lines_waiting,
+                lines_in_flight=use.lines_in_flight,
+            )
         idle = [name for name, use in found.items() if not use.in_flight and name not in self._found.entries]
         for name in idle[: max(len(found) - MAX_SPENT, 0)]:
             del self._uses[name]

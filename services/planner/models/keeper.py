@@ -347,6 +347,8 @@ class ModelKeeper:
             waited_s=max(now_ms - since_ms, 0) / 1000,
             in_flight=self.in_flight(name) or int(promised),
             priority=entry.priority,
+            lines_waiting=sum(use.lines_waiting for use in uses),
+            lines_in_flight=sum(use.lines_in_flight for use in uses),
             least=least,
             most=max(least, 1),
             soon=chances.soon,

@@ -1,11 +1,12 @@
 """What holds of every decision about which worker holds which model."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.reserve.placing import PAY_BACK, SETTLE_S, Model, Placed, Stage, Why, Worker, place
+from libs.policy.reserve.placing import LINES_WAIT_S, PAY_BACK, SETTLE_S, Model, Placed, Stage, Why, Worker, place
 from libs.testing.examples import examples
 
 NAMES = [f"m{number}" for number in range(8)]
@@ -109,6 +110,53 @@ def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[Model], pool:
         each.id for each in pool if each.stage is Stage.SERVING and each.since_s < SETTLE_S and each.model in names
     }
     assert not fresh & {order.worker for order in decide(known, pool).orders}
+
+
+@st.composite
+def with_lines(draw: st.DrawFn) -> list[Model]:
+    """Models of which some are asked by batch jobs too, or by them alone."""
+    return [
+        replace(
+            each, lines_waiting=draw(st.integers(0, each.waiting)), lines_in_flight=draw(st.integers(0, each.in_flight))
+        )
+        for each in draw(models())
+    ]
+
+
+@settings(max_examples=examples(300))
+@given(with_lines(), pools())
+def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(known: list[Model], pool: list[Worker]) -> None:
+    by_name = {each.name: each for each in known}
+    placed = decide(known, pool)
+    held = {each.model for each in pool if each.stage in (Stage.LOADING, Stage.SERVING)}
+    served = held | {order.model for order in placed.orders}
+    for order in placed.orders:
+        wanted, evicted = by_name.get(order.model), by_name.get(order.evicts)
+        if wanted is None or order.why not in (Why.ASKED, Why.TURN) or wanted.people_wait or not wanted.waiting:
+            continue
+        # Whoever of the people could have had that worker has one, or gets one.
+        if evicted is None:
+            assert all(each.name in served or each.blocked for each in known if each.people_wait)
+        elif evicted.is_busy and not evicted.runs_for_lines_alone:
+            copies = sum(each.model == evicted.name and each.stage in (Stage.LOADING, Stage.SERVING) for each in pool)
+            assert copies > evicted.most or wanted.waited_s >= LINES_WAIT_S
+
+
+def test_people_who_wait_take_a_worker_of_lines_at_once_and_lines_one_of_people_only_after_long() -> None:
+    lines = Model(
+        "lines", 2.0, 1.0, waiting=3, waited_s=400.0, in_flight=3, priority=9, lines_waiting=3, lines_in_flight=3
+    )
+    people = Model("people", 2.0, 1.0, waiting=1, waited_s=0.1, in_flight=1)
+    (order,) = place([lines, people], [Worker("a", Stage.EMPTY)], sleeps=False).orders
+    assert order.model == "people"
+    runs_lines = replace(lines, waiting=0, waited_s=0.0, lines_waiting=0)
+    (order,) = place([runs_lines, people], [Worker("a", Stage.SERVING, "lines", 1.5)], turn_s=10.0).orders
+    assert (order.model, order.why) == ("people", Why.TURN)
+    runs_people = replace(people, waiting=0)
+    held = [Worker("a", Stage.SERVING, "people", 100.0)]
+    assert not place([lines, runs_people], held, sleeps=False).orders
+    (order,) = place([replace(lines, waited_s=LINES_WAIT_S), runs_people], held, sleeps=False).orders
+    assert order.model == "lines"
 
 
 def test_a_model_goes_only_where_it_fits_and_the_smallest_such_place_is_taken() -> None:

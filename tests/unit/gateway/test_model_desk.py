@@ -76,7 +76,7 @@ async def test_a_longer_wait_is_503_with_a_retry_after_that_is_spread_and_promis
         pass
     back_s = refused.value.retry_after_s
     assert back_s is not None and 30 * MARGIN <= back_s <= 30 * SPREAD + 1
-    use = rig.desk._report()["a"]
+    use = rig.desk.uses()["a"]
     assert (use.in_flight, use.arrivals) == (0, 1)
     assert use.promised_unix_ms == NOW_MS + back_s * 1000 + GRACE_MS
 
@@ -130,7 +130,7 @@ async def test_answers_that_a_leaving_worker_ends_are_not_reported_as_waiting() 
     rig.served.add("a")
     with rig.desk.asked("a"):
         rig.served.clear()
-        use = rig.desk._report()["a"]
+        use = rig.desk.uses()["a"]
         assert (use.waiting, use.in_flight) == (0, 1)
 
 
@@ -140,10 +140,10 @@ async def test_a_batch_line_that_waits_outside_the_queue_is_a_reason_to_load_its
     assert rig.desk.fault("a") == ""
     with rig.desk.line("a"):
         with rig.desk.wakes("a"):
-            use = rig.desk._report()["a"]
+            use = rig.desk.uses()["a"]
             assert (use.arrivals, use.waiting, use.in_flight) == (1, 1, 1)
-        assert (rig.desk._report()["a"].waiting, rig.desk._report()["a"].in_flight) == (0, 1)
-    assert rig.desk._report()["a"].in_flight == 0
+        assert (rig.desk.uses()["a"].waiting, rig.desk.uses()["a"].in_flight) == (0, 1)
+    assert rig.desk.uses()["a"].in_flight == 0
     await rig.knows(ModelOutlook("failed", error="no such folder"))
     assert rig.desk.fault("a") == "no such folder"
     with pytest.raises(UnknownModel, match="was removed"):
@@ -164,3 +164,20 @@ async def test_use_is_reported_at_once_for_a_cold_model_and_again_when_it_change
         await told(lambda use: use is not None and (use.waiting, use.in_flight, use.arrivals) == (1, 1, 1))
     await told(lambda use: use.in_flight == 0)
     reporting.cancel()
+
+
+async def test_lines_of_batch_jobs_are_reported_apart_and_wait_only_from_when_they_wait_alone() -> None:
+    rig = Rig()
+    await rig.knows(ModelOutlook("disk", wait_s=4.5))
+    with rig.desk.line("a"), rig.desk.wakes("a"):
+        use = rig.desk.uses()["a"]
+        assert (use.waiting, use.lines_waiting, use.in_flight, use.lines_in_flight) == (1, 1, 1, 1)
+        assert use.waiting_since_unix_ms == NOW_MS
+        rig.clock.advance_ms(5_000)
+        with rig.desk.asked("a"):
+            rig.waiting["a"] = 1
+            use = rig.desk.uses()["a"]
+            assert (use.waiting, use.lines_waiting, use.in_flight, use.lines_in_flight) == (2, 1, 2, 1)
+            assert use.waiting_since_unix_ms == NOW_MS + 5_000, "a person's wait begins with the person"
+            rig.clock.advance_ms(1_000)
+            assert rig.desk.uses()["a"].waiting_since_unix_ms == NOW_MS + 5_000
