@@ -52,6 +52,8 @@ class EngineConfig:
     """Modelled size of the model's weights; 0: they are there at once."""
     sim_memory_bytes: int = 80_000_000_000
     """Modelled memory of the device: larger weights cannot be loaded."""
+    sim_gpu_share: float = 1.0
+    """Of the device that this engine has: of the profile's KV memory."""
     sim_load_gb_per_s: float = 4.0
     """Modelled speed of weights from their source to the device: sequential reads of one NVMe drive."""
     sim_wake_gb_per_s: float = 25.0

@@ -13,6 +13,7 @@ from libs.engine.kv.handles import RandomBytes
 from libs.engine.local import LocalEngine
 from libs.engine.port import Engine
 from libs.engine.runner import Runner
+from libs.engine.sim.gpu import SimGpu
 from libs.engine.sim.runner import SimRunner
 from libs.engine.torch.runner import TorchRunner
 from libs.engine.vllm.core import VllmCore
@@ -39,13 +40,22 @@ def import_heavy(name: str) -> None:
             import_module(HEAVY[name])
 
 
-def make_engine(name: str, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes) -> Engine:
+def make_engine(
+    name: str,
+    config: EngineConfig,
+    clock: Clock,
+    *,
+    random_bytes: RandomBytes = token_bytes,
+    sim_gpu: SimGpu | None = None,
+) -> Engine:
     """An engine that is not started yet; raises StartupError for an unknown name. `start` tells a missing package.
 
-    `random_bytes`: of KV handles; vllm makes its own.
+    `random_bytes`: of KV handles; vllm makes its own. `sim_gpu`: that engines of this process share.
     """
     if name == "vllm":
         return VllmEngine(config, clock, VllmCore())
+    if name == "sim" and sim_gpu is not None:
+        return LocalEngine(SimRunner(config, sim_gpu), config, clock, random_bytes=random_bytes)
     make_runner = RUNNERS.get(name)
     if make_runner is None:
         raise StartupError(f"engine {name!r} is not one of {', '.join(RUNNERS)}, vllm")

@@ -24,6 +24,8 @@ class SuiteOptions:
     """Workers that may be started beside, on standby, as the planner wishes."""
     pool: int = 0
     """Workers that models are loaded on when they are asked for, in place of those above; 0: none."""
+    workers_per_gpu: int = 1
+    """Of a pool: workers that share a GPU, each with an equal part of its memory and a model of its own."""
     models: tuple[str, ...] = ()
     """Models of the pool, as `--model` names them."""
     workers_per_process: int = 1
@@ -63,10 +65,17 @@ class SuiteOptions:
         except ValueError as error:
             raise StartupError(str(error)) from None
 
+    def _check_shared(self) -> None:
+        if self.workers_per_gpu > 1 and not self.pool:
+            raise StartupError("--workers-per-gpu is for --pool: other workers have GPUs of their own")
+        if self.workers_per_gpu > 1 and self.workers_per_process > 1:
+            raise StartupError("--workers-per-gpu puts the workers of a GPU into one process: no --workers-per-process")
+
     def check(self) -> None:
         """Raises StartupError for what makes no suite."""
         if self.engine_arguments and self.engine != "vllm":
             raise StartupError("--engine-arg is for --engine vllm")
+        self._check_shared()
         if self.workers_per_process > 1 and self.engine != "sim":
             raise StartupError("--workers-per-process is for --engine sim: the others compute, and share nothing")
         if self.sim_profile is not None:

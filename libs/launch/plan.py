@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from libs.launch.gpus import deal
+from libs.launch.gpus import DEVICES_VARIABLE, deal
 from libs.launch.options import SuiteOptions
 from libs.launch.processes.port import ChildSpec
 from libs.launch.profile import (
@@ -202,7 +202,9 @@ def _workers(
     kinds: Mapping[str, Sequence[Mapping[str, str]]],
     names: Mapping[str, Sequence[str]],
 ) -> tuple[ChildSpec, ...]:
-    each = options.workers_per_process
+    # Workers that take turns on one simulated GPU share a process.
+    each = options.workers_per_gpu if options.workers_per_gpu > 1 and options.engine == "sim" else 1
+    each = max(each, options.workers_per_process)
     return tuple(
         _worker(own, role, names[role][first : first + each], kind[first])
         for role, kind in kinds.items()
@@ -242,7 +244,8 @@ def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[st
         arguments=place.vllm_arguments,
     )
     if options.pool:
-        return {POOL: dealt[: options.pool], SPARE: dealt[options.pool :]}
+        pool = _sharing(dealt, options) if options.workers_per_gpu > 1 else dealt[: options.pool]
+        return {POOL: pool, SPARE: dealt[options.pool :]}
     decode, mixed = options.prefill, options.prefill + options.decode
     spare = options.workers
     return {
@@ -251,3 +254,15 @@ def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[st
         "mixed": dealt[mixed:spare],
         SPARE: dealt[spare:],
     }
+
+
+def _sharing(dealt: Sequence[Mapping[str, str]], options: SuiteOptions) -> Sequence[Mapping[str, str]]:
+    """The settings of a pool's workers, so many on each GPU in turn."""
+    each = options.workers_per_gpu
+    share = {"FULCRUM_WORKER_GPU_SHARE": f"{1 / each:.6f}"}
+    found = []
+    for number in range(options.pool):
+        own = dealt[number // each]
+        name = own.get(DEVICES_VARIABLE, f"{options.engine}-{number // each}")
+        found.append({**own, **share, "FULCRUM_WORKER_GPU_UUIDS": json.dumps([name])})
+    return found

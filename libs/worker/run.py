@@ -265,6 +265,8 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         engine=engine.name,
         device=engine.device,
         gpus=settings.gpus,
+        gpu_uuids=settings.gpu_uuids,
+        gpu_share=settings.gpu_share,
         nodes=settings.parallel.nodes,
         capabilities=capabilities_message(engine.capabilities),
         model_revision=model.revision,

@@ -40,6 +40,12 @@ class WorkerSettings(CommonSettings):
     """Role mixed: prompt tokens that one engine step may compute beside decodes."""
     gpus: int = Field(0, ge=0)
     """Weight in cluster figures; 0: as many as the engine computes on, a CPU worker counts 1."""
+    gpu_uuids: tuple[str, ...] = ()
+    """GPUs that it computes on, by any names that are unique on its node; workers that name the same one share it.
+    Empty: not known, and nobody else's."""
+    gpu_share: float = Field(1.0, gt=0, le=1)
+    """Part of its GPU's memory that it has, where others of a pool share the GPU. Under engine sim the workers of one
+    process take turns on it."""
 
     lease_ms: int = Field(3000, ge=300)
     """A worker that has not renewed its registration for so long is gone."""
@@ -171,7 +177,8 @@ class WorkerSettings(CommonSettings):
             sim_link_gbps=self.sim_link_gbps,
             sim_faults=Path(self.sim_faults) if self.sim_faults else None,
             sim_weights_bytes=weights_bytes,
-            sim_memory_bytes=round(self.sim_memory_gb * 1e9),
+            sim_memory_bytes=round(self.sim_memory_gb * 1e9 * self.gpu_share),
+            sim_gpu_share=self.gpu_share,
             sim_load_gb_per_s=self.sim_load_gb_per_s,
             sim_wake_gb_per_s=self.sim_wake_gb_per_s,
             sim_load_overhead_s=self.sim_load_overhead_s,

@@ -253,6 +253,7 @@ def main() -> int:
     parser.add_argument("--kind", default="gamma", help="of made logs, see `fulcrum models generate`")
     parser.add_argument("--models", type=int, default=40)
     parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--workers-per-gpu", type=int, default=1, help="that take turns on each simulated GPU")
     parser.add_argument("--minutes", type=float, default=30.0, help="that are generated")
     parser.add_argument("--compress", type=float, default=6.0, help="how much faster they are played")
     parser.add_argument("--rate", type=float, default=0.012, help="requests a second of a model")
@@ -273,10 +274,13 @@ def main() -> int:
         f" {options.compress:g} times as fast on {options.gpus} simulated GPUs; {use.mean_models.mean():.1f} models in"
         f" use on average, {use.peak_models.max()} at most", file=sys.stderr,
     )  # fmt: skip
-    beforehand = foretell(log, options)
+    # Beforehand each worker has a GPU of its own.
+    beforehand = foretell(log, options) if options.workers_per_gpu == 1 else None
     print(f"in virtual time: {json.dumps(beforehand)}", file=sys.stderr)
     names = [word for name in log.models for word in ("--model", name)]
-    shape = ("--engine", "sim", "--pool", str(options.gpus), "--workers-per-process", str(options.per_process), *names)
+    shared = options.workers_per_gpu
+    together = ("--workers-per-gpu", str(shared)) if shared > 1 else ("--workers-per-process", str(options.per_process))
+    shape = ("--engine", "sim", "--pool", str(options.gpus * shared), *together, *names)
     with tempfile.TemporaryDirectory() as folder, running_suite(Path(folder), *shape, env=settings(options)) as suite:
         found = {**asyncio.run(run(suite, log, options)), "in_virtual_time": beforehand}
     if options.json:

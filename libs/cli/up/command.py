@@ -63,6 +63,10 @@ PoolSize = Annotated[
         help="Workers that models are loaded on when they are asked for.",
     ),
 ]
+WorkersPerGpu = Annotated[
+    int,
+    typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --pool: N workers share each GPU, a model and a part each."),
+]
 SimProfile = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
@@ -111,6 +115,7 @@ def up(
     gateway_port: GatewayPort = 8000,
     model: Models = None,
     pool: PoolSize = None,
+    workers_per_gpu: WorkersPerGpu = 1,
     sim_profile: SimProfile = None,
     profile: ProfileName = None,
     engine_arg: EngineArguments = None,
@@ -140,6 +145,7 @@ def up(
         mixed=mixed or 0,
         spare=spare,
         pool=pool or 0,
+        workers_per_gpu=workers_per_gpu,
         models=models if pool else (),
         workers_per_process=workers_per_process,
         gateways=gateways,

@@ -21,6 +21,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.runner import Batch, Sampled, without_ends
 from libs.engine.sim.faults import SimFaults
+from libs.engine.sim.gpu import SimGpu
 from libs.engine.sim.tokens import TokenSource
 from libs.model.builtin import BUILTIN_SIM
 from libs.model.info import ModelInfo, load_model_info, read_json
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 class SimRunner:
     """A device that only takes its time. `kv_memory_mb` is the profile's, not the configured one."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, gpu: SimGpu | None = None) -> None:
+        """gpu: that it shares with other runners; None: one of its own."""
         self._config = config
+        self._gpu = gpu or SimGpu()
         self._profile = profile(config.sim_profile)
         self._faults = SimFaults(None, "")
         self._tokens = TokenSource.builtin()
@@ -74,8 +77,13 @@ class SimRunner:
 
     async def sleep(self) -> None:
         """Waits as long as the weights take to host memory."""
+        await self._copy(self._config.sim_wake_gb_per_s)
+
+    async def _copy(self, gb_per_s: float) -> None:
+        """Waits as long as the weights take over the GPU's link."""
         config = self._config
-        await asyncio.sleep(config.sim_weights_bytes / (config.sim_wake_gb_per_s * 1e9) / config.sim_speedup)
+        async with self._gpu.link:
+            await asyncio.sleep(config.sim_weights_bytes / (gb_per_s * 1e9) / config.sim_speedup)
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
         """Waits as long as the weights take back."""
@@ -92,16 +100,17 @@ class SimRunner:
             )
         if size_bytes:
             progress("loading weights", 0.0)
-            took_s = size_bytes / (gb_per_s * 1e9) + config.sim_load_overhead_s
-            await asyncio.sleep(took_s / config.sim_speedup)
+            await self._copy(gb_per_s)
+            await asyncio.sleep(config.sim_load_overhead_s / config.sim_speedup)
         progress("loading weights", 1.0)
 
     def _capabilities(self, info: ModelInfo) -> Capabilities:
         block_size = self._config.block_size_tokens
         block_bytes = block_size * self._profile.kv_bytes_per_token
+        kv_memory_bytes = round(self._profile.kv_memory_bytes * self._config.sim_gpu_share)
         return Capabilities(
             block_size_tokens=block_size,
-            kv_blocks=(self._config.sim_kv_memory_mb * 1024 * 1024 or self._profile.kv_memory_bytes) // block_bytes,
+            kv_blocks=(self._config.sim_kv_memory_mb * 1024 * 1024 or kv_memory_bytes) // block_bytes,
             kv_block_bytes=block_bytes,
             max_context_tokens=info.max_context_tokens,
             max_sequences=self._config.max_sequences,
@@ -117,7 +126,8 @@ class SimRunner:
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Take as long as the model says, divided by the speed-up, and name the next tokens."""
         step_ns = self._profile.step_time.step_ns(batch.work)
-        await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
+        async with self._gpu.steps:
+            await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
         if any(chunk.sampling.guide or chunk.sampling.min_tokens for chunk in batch.chunks):
             sampled = await self._guided(batch)
         else:

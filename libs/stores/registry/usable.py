@@ -62,6 +62,8 @@ def faults(worker: Worker) -> Iterator[str]:
         yield f"address {worker.address[:80]!r} is no host:port"
     if max(worker.gpus, worker.nodes) > MAX_GPUS:
         yield f"{worker.gpus} GPUs on {worker.nodes} nodes"
+    if not 0 <= worker.gpu_share <= 1 or len(worker.gpu_uuids) > MAX_GPUS:
+        yield f"a share {worker.gpu_share} of {len(worker.gpu_uuids)} GPUs"
     assignment, can = worker.assignment, worker.capabilities
     for name, number, known in (
         ("role", assignment.role, Role.values()),

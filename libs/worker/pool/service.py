@@ -11,6 +11,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.engine.factory import import_heavy, make_engine
 from libs.engine.port import Engine
+from libs.engine.sim.gpu import SimGpu
 from libs.runtime import status
 from libs.runtime.net.rpc import abort_with
 from libs.runtime.service import Service
@@ -56,8 +57,9 @@ async def serve_pool(service: Service[SettingsT], make_ports: MakePorts) -> None
         stack.push_async_callback(registry.close)
         # Before anybody can ask for a model: what the first one took would be expected of all others.
         await asyncio.to_thread(import_heavy, settings.engine)
+        sim_gpu = SimGpu() if settings.gpu_share < 1 else None
         members = [
-            await _open(stack, service, settings.model_copy(update={"id": name}), registry, make_ports)
+            await _open(stack, service, settings.model_copy(update={"id": name}), registry, make_ports, sim_gpu=sim_gpu)
             for name in names
         ]
         await asyncio.gather(*(member.announced.wait() for member in members))
@@ -73,9 +75,12 @@ async def _open(
     settings: WorkerSettings,
     registry: RedisRegistry,
     make_ports: MakePorts,
+    *,
+    sim_gpu: SimGpu | None,
 ) -> PoolMember:
     def engine(own: WorkerSettings, model: str, size_bytes: int) -> Engine:
-        return make_engine(own.engine, own.engine_config(model, weights_bytes=size_bytes), service.clock)
+        config = own.engine_config(model, weights_bytes=size_bytes)
+        return make_engine(own.engine, config, service.clock, sim_gpu=sim_gpu)
 
     transport = SystemTransport(settings)
     member = PoolMember(

@@ -8,6 +8,7 @@ from libs.policy.reserve.following import Spread
 from libs.policy.reserve.placing import Eviction
 from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
 from services.planner.models.claims import minute_of
+from services.planner.models.gpus import devices
 from services.planner.models.keeper import ModelKeeper
 
 HORIZONS_S = (600, 3_600)
@@ -72,6 +73,7 @@ class EvictionAnswer:
 class CatalogueAnswer:
     """The catalogue, the pool that serves it, and what is expected.
 
+    `gpus` counts workers, each of which holds one model, `devices` the GPUs under them, which workers may share.
     `at_once` is of the most models in use at once in the window that runs, null before a first one has passed, as is
     `asked_within` of models in use or asked at some time within this many seconds. `reserve_gpus` holds with 99 % of
     windows; `kept_gpus` are kept now by floors, pins and reservations, `needed_gpus` have work now.
@@ -79,6 +81,7 @@ class CatalogueAnswer:
 
     models: list[CatalogueModel]
     gpus: int
+    devices: int
     needed_gpus: int
     kept_gpus: int
     reserve_gpus: int | None
@@ -101,6 +104,7 @@ def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
     return CatalogueAnswer(
         models=[_model(keeper, entry, now_ns) for entry in keeper.found.entries.values()],
         gpus=keeper.gpus,
+        devices=devices(keeper.workers),
         needed_gpus=active,
         kept_gpus=sum(kept.values()),
         reserve_gpus=ahead.reserve_gpus if ahead else None,

@@ -19,6 +19,7 @@ from libs.policy.reserve.placing import Worker as Standing
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, Uses
 from services.planner.models.claims import claims_of, minute_of
+from services.planner.models.gpus import gpu_of
 
 MS_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
@@ -296,29 +297,34 @@ class ModelKeeper:
         return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
 
     def _standing(self, worker: Worker, now_ns: int) -> Standing:
-        kept, memory = frozenset(each.model for each in worker.pool.asleep), worker.pool.memory_bytes
+        model, stage, can_take, left_s = worker.assignment.model, Stage.LEAVING, False, 0.0
+        since_s = max(now_ns - worker.pool.since_unix_ns, 0) / 1e9
         reported = self._ordered.get(worker.id)
-        if (
-            reported is not None
-            and now_ns - reported.at_ns > SHOWN_S * SECOND_NS
-            and worker.state != WORKER_STATE_DRAINING
-        ):
+        is_draining = worker.state == WORKER_STATE_DRAINING
+        if reported is not None and now_ns - reported.at_ns > SHOWN_S * SECOND_NS and not is_draining:
             del self._ordered[worker.id]
             reported = None
         if reported is not None:
-            stage = Stage.LOADING if reported.model else Stage.LEAVING
+            model, since_s = reported.model, 0.0
+            stage = Stage.LOADING if model else Stage.LEAVING
             left_s = max(reported.ready_ns - now_ns, 0) / 1e9
-            return Standing(worker.id, stage, reported.model, 0.0, left_s, kept, can_take=False, memory_bytes=memory)
-        model, since_ns = worker.assignment.model, worker.pool.since_unix_ns
-        since_s = max(now_ns - since_ns, 0) / 1e9
-        if worker.state == WORKER_STATE_READY:
-            return Standing(worker.id, Stage.SERVING, model, since_s, kept=kept, memory_bytes=memory)
-        if worker.state == WORKER_STATE_ASLEEP:
-            return Standing(worker.id, Stage.EMPTY, "", since_s, kept=kept, memory_bytes=memory)
-        if worker.state == WORKER_STATE_LOADING and model:
-            left_s = max(self._ready_ns(worker) - now_ns, 0) / 1e9
-            return Standing(worker.id, Stage.LOADING, model, since_s, left_s, kept, can_take=False, memory_bytes=memory)
-        return Standing(worker.id, Stage.LEAVING, model, since_s, kept=kept, can_take=False, memory_bytes=memory)
+        elif worker.state == WORKER_STATE_READY:
+            stage, can_take = Stage.SERVING, True
+        elif worker.state == WORKER_STATE_ASLEEP:
+            model, stage, can_take = "", Stage.EMPTY, True
+        elif worker.state == WORKER_STATE_LOADING and model:
+            stage, left_s = Stage.LOADING, max(self._ready_ns(worker) - now_ns, 0) / 1e9
+        return Standing(
+            worker.id,
+            stage,
+            model,
+            since_s,
+            left_s,
+            kept=frozenset(each.model for each in worker.pool.asleep),
+            can_take=can_take,
+            gpu=gpu_of(worker),
+            memory_bytes=worker.pool.memory_bytes,
+        )
 
     def _ready_ns(self, worker: Worker) -> int:
         """When a worker that loads a model is expected to serve it: as measured before, else as it says itself."""

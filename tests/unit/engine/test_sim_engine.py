@@ -15,12 +15,14 @@ from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
+from libs.engine.sim.gpu import SimGpu
 from libs.engine.sim.runner import Pacer, SimRunner
 from libs.engine.sim.tokens import TokenSource
 from libs.model.builtin import sim_tokenizer
 from load.chaos.loop import SimLoop
 
 CONFIG = EngineConfig(None, "sim")
+IDENTITY = EngineIdentity("worker", 1, "")
 PROMPT = list(b"what is the capital of France?")
 
 
@@ -128,3 +130,28 @@ def test_blocks_carry_no_bytes() -> None:
 def test_an_unknown_profile_is_refused_at_once() -> None:
     with pytest.raises(StartupError, match="instant"):
         SimRunner(replace(CONFIG, sim_profile="abacus"))
+
+
+async def test_runners_of_one_gpu_step_in_turns_and_copy_weights_one_after_another() -> None:
+    gpu = SimGpu()
+    fast = replace(CONFIG, sim_profile="instant", sim_weights_bytes=1, sim_load_overhead_s=0.0)
+    first, second = SimRunner(fast, gpu), SimRunner(fast, gpu)
+    for each in (first, second):
+        await each.load(IDENTITY, lambda stage, fraction: None)
+    async with gpu.steps:
+        waits = asyncio.create_task(second.run(Batch((chunk([*PROMPT, 97]),))))
+        await asyncio.sleep(0.05)
+        assert not waits.done(), "the GPU is another's for the time of a step"
+    await waits
+    async with gpu.link:
+        sleeps = asyncio.create_task(second.sleep())
+        await first.run(Batch((chunk([*PROMPT, 97]),)))  # steps go on beside a copy
+        await asyncio.sleep(0.05)
+        assert not sleeps.done()
+    await sleeps
+
+
+async def test_a_part_of_a_gpu_has_a_part_of_its_memory() -> None:
+    whole, half = (SimRunner(replace(CONFIG, sim_gpu_share=share)) for share in (1.0, 0.5))
+    blocks = [(await each.load(IDENTITY, lambda stage, fraction: None)).kv_blocks for each in (whole, half)]
+    assert abs(blocks[0] - 2 * blocks[1]) <= 1

@@ -1,6 +1,7 @@
 """Which processes make a suite, and what each is told."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,16 @@ async def test_the_bundled_model_is_converted_once(tmp_path: Path, monkeypatch: 
     assert calls == ["convert"]
     named = await resolve_model(model.path, engine="torch", helper=_no_helper)
     assert named == model
+
+
+def test_workers_of_a_pool_that_share_a_gpu_name_it_and_on_sim_share_a_process() -> None:
+    options = SuiteOptions(engine="sim", pool=5, workers_per_gpu=2, models=("a", "b"))
+    found = [each.env for each in make_plan(options, MODEL, PLACE).workers]
+    assert [json.loads(env.get("FULCRUM_WORKER_COMPANIONS", "[]")) for env in found] == [["pool-2"], ["pool-4"], []]
+    assert [json.loads(env["FULCRUM_WORKER_GPU_UUIDS"]) for env in found] == [["sim-0"], ["sim-1"], ["sim-2"]]
+    assert {env["FULCRUM_WORKER_GPU_SHARE"] for env in found} == {"0.500000"}
+    torch = SuiteOptions(engine="torch", pool=4, workers_per_gpu=2, models=("a", "b"))
+    found = [each.env for each in make_plan(torch, MODEL, replace(PLACE, gpus=("0", "1"))).workers]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0", "0", "1", "1"]
+    with pytest.raises(StartupError, match="--pool"):
+        SuiteOptions(workers_per_gpu=2).check()

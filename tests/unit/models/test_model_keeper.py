@@ -14,6 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelUse, Reservation
 from libs.stores.catalogue.port import Catalogued
+from services.planner.models.gpus import devices
 from services.planner.models.keeper import Call, Knobs, ModelKeeper
 
 GB, SECOND = 1_000_000_000, 1_000_000_000
@@ -153,3 +154,21 @@ def test_counts_of_gateways_add_up_and_one_that_starts_anew_takes_nothing_back()
     assert keeper.in_flight("a") == 3
     keeper.take_uses({"g": {"a": ModelUse(1, 2)}}, NOON + SECOND)
     assert keeper.in_flight("a") == 0 and keeper.last_use_ms("a") == 2
+
+
+def test_workers_of_one_gpu_count_as_one_gpu_and_models_go_where_neighbours_are_idle() -> None:
+    workers = [pool_worker("a0", "busy"), pool_worker("a1"), pool_worker("b0", "idle"), pool_worker("b1")]
+    for each in workers:
+        each.node, each.gpu_share = "n", 0.5
+        each.gpu_uuids.append(f"GPU-{each.id[0]}")
+    alone = pool_worker("c0", memory_bytes=10 * GB)
+    keeper = keeper_of(model("busy"), model("idle"), model("m"), workers=[*workers, alone], sleeps=False)
+    assert (len(keeper.workers), devices(keeper.workers)) == (5, 3)
+    runs = ModelUse(3, 1, 0, 0, 3)
+    assert asked(keeper, NOON, busy=runs, m=WAITS) == [("b1", "m")]
+
+
+def test_batch_lines_of_one_model_wait_behind_people_of_another() -> None:
+    lines = ModelUse(9, 1, 9, (NOON - 60 * SECOND) // 1_000_000, 9, lines_waiting=9, lines_in_flight=9)
+    keeper = keeper_of(model("a", priority=5), model("b"), workers=[pool_worker("w")])
+    assert asked(keeper, NOON, a=lines, b=WAITS) == [("w", "b")]

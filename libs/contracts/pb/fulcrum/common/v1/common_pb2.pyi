@@ -101,7 +101,7 @@ class Compute(_message.Message):
     def __init__(self, layer_parameters: _Optional[int] = ..., head_parameters: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention_width: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., peak_flops_per_s: _Optional[float] = ..., peak_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change", "protocol", "oldest_protocol", "pool")
+    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change", "protocol", "oldest_protocol", "pool", "gpu_uuids", "gpu_share")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,8 @@ class Worker(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    GPU_SHARE_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     node: str
@@ -138,7 +140,9 @@ class Worker(_message.Message):
     protocol: int
     oldest_protocol: int
     pool: PoolWorker
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ..., protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., pool: _Optional[_Union[PoolWorker, _Mapping]] = ...) -> None: ...
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    gpu_share: float
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ..., protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., pool: _Optional[_Union[PoolWorker, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_share: _Optional[float] = ...) -> None: ...
 
 class PoolWorker(_message.Message):
     __slots__ = ("address", "since_unix_ns", "asleep", "memory_bytes", "host_memory_bytes", "load_bytes_per_s", "wake_bytes_per_s", "overhead_s", "expected_ns", "last")
