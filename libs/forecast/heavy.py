@@ -112,12 +112,12 @@ def _arima(values: Floats, asked: BaselineTask) -> Floats:
 
 def _windowed_prophet(values: Floats, asked: BaselineTask) -> Floats:
     return np.stack([
-        _prophet(values[max(origin + 1 - PROPHET_WINDOW, 0) : origin + 1], asked.horizons, asked.history.step_s)
+        prophet_ahead(values[max(origin + 1 - PROPHET_WINDOW, 0) : origin + 1], asked.horizons, asked.history.step_s)
         for origin in asked.origins
     ])  # fmt: skip
 
 
-def _prophet(seen: Floats, horizons: Sequence[int], step_s: float) -> Floats:
+def prophet_ahead(seen: Floats, horizons: Sequence[int], step_s: float) -> Floats:
     """Of the bins after those seen."""
     pandas, prophet = import_module("pandas"), import_module("prophet")
     for name in ("prophet", "cmdstanpy"):
@@ -142,7 +142,7 @@ class _Prophet:
         if asked.fitted < 24:
             return None
         ahead = tuple(range(1, max(asked.origins) - asked.fitted + max(asked.horizons) + 2))
-        path = _prophet(asked.values[: asked.fitted], ahead, asked.history.step_s)
+        path = prophet_ahead(asked.values[: asked.fitted], ahead, asked.history.step_s)
         places = np.asarray(asked.origins)[:, None] + np.array(asked.horizons)[None] - asked.fitted
         return np.asarray(path[np.maximum(places, 0)])
 

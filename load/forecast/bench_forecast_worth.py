@@ -13,8 +13,8 @@ Knobs of each planner (headroom, hold, quantile) are the cheapest that keep the 
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,6 @@ from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, part_of
 from libs.capacity.tables import kept_tables
 from libs.forecast.demand_file import read_demand
 from libs.lab.hardware import resolve
-from libs.lab.rivals.dynamo_planner import MAX_REPLICA_CHANGE
-from libs.lab.rivals.dynamo_predictors import PredictorName, TrafficForecast
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.read import read_trace
@@ -37,6 +35,8 @@ from libs.policy.capacity.plan import PHASES, Phase, Whole
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 from libs.runtime.paths import cache_dir
+from load.forecast.worth_dynamo import DynamoPlanner, installed
+from load.forecast.worth_minutes import MinuteRule
 
 START_MIN: Final = 5
 OBJECTIVE: Final = 0.99
@@ -46,8 +46,12 @@ MOST_WORKERS: Final = 2000
 """Of a pool."""
 STRETCHES: Final = 2000
 """Of ten minutes, from which those of bins are drawn."""
-INTERVAL_MIN: Final = 3
-"""Of Dynamo's throughput planner."""
+NEAR_FULL: Final = (0.85, 0.88, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 1.0)
+"""Headroom of who knows what comes."""
+OVER: Final = (0.9, 1.0, 1.15, 1.3, 1.45, 1.6, 1.75, 1.9)
+"""Factors on a forecast's quantile."""
+LATE_PRICES: Final = tuple(round(30 * 1.1**step) for step in range(30))
+"""GPU-minutes for a mean minute's requests."""
 HEADROOM: Final = tuple(round(0.8 + 0.05 * step, 2) for step in range(33))
 WIDE: Final = tuple(round(0.8 + 0.2 * step, 1) for step in range(27))
 """Headroom of planners that hold nothing."""
@@ -76,6 +80,8 @@ class World:
     """[workers - 1] The most work that a pool takes, by its table."""
     ahead: dict[Phase, Floats]
     """[minutes, levels] Work that is forecast for the time at which a worker ordered now is there; nan: not known."""
+    start_min: int = START_MIN
+    """That workers take to start."""
 
     def needed(self, phase: Phase, work: Floats) -> Whole:
         """Workers that take so much; at least one."""
@@ -131,66 +137,51 @@ def forecast(world: World, headroom: float, hold_min: float, level: float, over:
     return found
 
 
-def dynamo(world: World, predictor: PredictorName, headroom: float) -> Wanted:
-    """One step ahead by requests and mean lengths of intervals of three minutes, at most 8 replicas more or less."""
-    predicted = TrafficForecast(predictor)
-    minutes = len(world.requests)
-    wanted: Wanted = {phase: np.ones(minutes, np.int64) for phase in PHASES}
-    current = {phase: int(world.needed(phase, world.work[phase][:1])[0]) for phase in PHASES}
-    for start in range(0, minutes, INTERVAL_MIN):
-        if start:
-            span = slice(start - INTERVAL_MIN, start)
-            requests = float(world.requests[span].sum()) * 60
-            means = [float(world.tokens[phase][span].sum()) * 60 / max(requests, 1e-9) for phase in PHASES]
-            predicted.add(requests, *means)
-            count, *lengths = predicted.next()
-            for phase, length in zip(PHASES, lengths, strict=True):
-                work = count * length / (INTERVAL_MIN * 60) * world.seconds_each[phase] * headroom
-                needed = int(world.needed(phase, np.array([work]))[0])
-                current[phase] = max(
-                    1, min(max(needed, current[phase] - MAX_REPLICA_CHANGE), current[phase] + MAX_REPLICA_CHANGE)
-                )
-        for phase in PHASES:
-            wanted[phase][start : start + INTERVAL_MIN] = current[phase]
-    return wanted
-
-
 def clairvoyant(world: World, headroom: float, opened_min: float) -> Wanted:
     """Demand is known; peaks shorter than `opened_min` may be given up. The best of these, not of all."""
     found: Wanted = {}
     for phase in PHASES:
         needed = world.needed(phase, headroom * world.work[phase])
         opened = past(coming(needed, int(opened_min), np.min), int(opened_min))
-        found[phase] = coming(opened, START_MIN + 1)
+        found[phase] = coming(opened, world.start_min + 1)
     return found
 
 
 def outcome(world: World, wanted: Wanted, knobs: tuple[float, ...], span: slice) -> Outcome:
     """Of `wanted` workers, of which those are active that were wanted all the time since they were ordered."""
-    active = {phase: past(wanted[phase], START_MIN + 1, np.min) for phase in PHASES}
+    active = {phase: past(wanted[phase], world.start_min + 1, np.min) for phase in PHASES}
     share, requests = world.in_time(active)[span], world.requests[span]
     hours = sum(float(wanted[phase][span].sum()) for phase in PHASES) / 60
     return Outcome(knobs, hours, float((share * requests).sum() / requests.sum()))
 
 
 Planner = Callable[..., Wanted]
-PLANNERS: Final[dict[str, tuple[Planner, Callable[[], Iterable[tuple[float, ...]]]]]] = {
-    "clairvoyant": (clairvoyant, lambda: product((0.85, 0.88, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 1.0), OPENED_MIN)),
-    "forecast + reactive": (
-        forecast,
-        lambda: product((0.0, 1.0, 1.15), (1, 5, 20), MEDIAN_90_95, (0.9, 1.0, 1.15, 1.3, 1.6)),
-    ),
-    "reactive": (reactive, lambda: product(HEADROOM, HOLD_MIN)),
-    "dynamo constant": (lambda world, headroom: dynamo(world, "constant", headroom), lambda: product(WIDE)),
-    "dynamo kalman": (lambda world, headroom: dynamo(world, "kalman", headroom), lambda: product(WIDE)),
-}
+Grid = Sequence[tuple[float, ...]]
+CLAIRVOYANT: Final = "clairvoyant"
+OURS: Final = "forecast + reactive"
 
 
-def best(world: World, name: str, spans: dict[str, slice]) -> dict[str, dict[str, Any] | None]:
+def planners(world: World, fitted: int) -> Iterator[tuple[str, World, Planner, Grid]]:
+    """(title, the world that it plans for, how, its knobs). fitted: minutes that rules of minutes may learn from."""
+    prices = [(each,) for each in LATE_PRICES]
+    yield CLAIRVOYANT, world, clairvoyant, list(product(NEAR_FULL, OPENED_MIN))
+    yield OURS, world, forecast, list(product((0.0, 1.0, 1.15), (1, 5, 20), MEDIAN_90_95, OVER))
+    yield "by minutes", world, MinuteRule(world, fitted), prices
+    yield "reactive", world, reactive, list(product(HEADROOM, HOLD_MIN))
+    for name in installed():
+        yield f"dynamo {name}", world, DynamoPlanner(world, name), list(product(WIDE))
+    yield "bins known, minutes not", world, MinuteRule(world, fitted, bins_known=True), prices
+    for start_min in (0, 2, 10):
+        other = replace(world, start_min=start_min)
+        yield f"reactive, {start_min} min to start", other, reactive, list(product(HEADROOM, HOLD_MIN))
+        yield f"by minutes, {start_min} min to start", other, MinuteRule(other, fitted), prices
+        yield f"clairvoyant, {start_min} min to start", other, clairvoyant, list(product(NEAR_FULL, OPENED_MIN))
+
+
+def best(world: World, planner: Planner, grid: Grid, spans: dict[str, slice]) -> dict[str, dict[str, Any] | None]:
     """The cheapest knobs in hindsight, and those that were it on the days before; None: no knobs keep the objective."""
-    planner, grid = PLANNERS[name]
     tried = []
-    for knobs in grid():
+    for knobs in grid:
         wanted = planner(world, *knobs)
         tried.append({which: outcome(world, wanted, knobs, span) for which, span in spans.items()})
     found: dict[str, dict[str, Any] | None] = {}
@@ -327,8 +318,8 @@ def main() -> None:
     world = make_world(history, bench, inside, 2 * asked.days, scale=asked.scale, seed=asked.seed)
     half = asked.days * DAY_MIN
     spans = {"training": slice(START_MIN, half), "scored": slice(half, 2 * half)}
-    found = {name: best(world, name, spans) for name in PLANNERS}
-    floor = found["clairvoyant"]["hindsight"]
+    found = {name: best(plans_for, planner, grid, spans) for name, plans_for, planner, grid in planners(world, half)}
+    floor = found[CLAIRVOYANT]["hindsight"]
     print("| planner | knobs | GPU-hours at 99 % | of clairvoyant | knobs of the days before: GPU-hours, in time |")
     print("|---|---|---|---|---|", flush=True)
     for name, row in found.items():
@@ -336,7 +327,7 @@ def main() -> None:
         ratio = f"{now['gpu_hours'] / floor['gpu_hours']:.2f}" if now and floor else "-"
         cells = [name, str(now["knobs"]) if now else "none", f"{now['gpu_hours']:,.0f}" if now else "-", ratio]
         print(f"| {' | '.join(cells)} | {'{gpu_hours:,.0f}, {in_time:.2%}'.format(**then) if then else '-'} |")
-    ours = found["forecast + reactive"]["hindsight"]
+    ours = found[OURS]["hindsight"]
     wanted = forecast(world, *ours["knobs"]) if ours else reactive(world, 1.2, 10)
     checked = lab_check(world, bench, wanted, spans["scored"], asked.samples)
     for each in checked:

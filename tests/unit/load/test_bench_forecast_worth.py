@@ -1,5 +1,6 @@
 """The bench that weighs planners by GPU-hours: what its minutes count, on demand that is made up."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ from load.forecast.bench_forecast_worth import (
     START_MIN,
     World,
     clairvoyant,
-    dynamo,
     forecast,
     outcome,
     reactive,
 )
+from load.forecast.worth_dynamo import DynamoPlanner
+from load.forecast.worth_minutes import MinuteRule
 
 ALL = slice(0, None)
 
@@ -65,7 +67,36 @@ def test_workers_that_start_cost_and_serve_nothing() -> None:
 
 
 def test_dynamo_moves_eight_replicas_an_interval_at_most() -> None:
-    wanted = dynamo(world_of(np.repeat([1.0, 40.0], 30)), "constant", 1.0)
+    world = world_of(np.repeat([1.0, 40.0], 30))
+    wanted = DynamoPlanner(world, "constant")(world, 1.0)
     moves = np.abs(np.diff(wanted["prefill"]))
     assert moves.max() == 8
     assert wanted["prefill"][-1] == 40
+
+
+def test_a_rule_of_minutes_knows_nothing_of_what_comes_and_pays_more_where_lateness_costs_more() -> None:
+    rng = np.random.default_rng(1)
+    work = np.exp(np.cumsum(rng.normal(0, 0.05, 1200)) * 0.3 + rng.normal(0, 0.15, 1200)) * 5
+    world = world_of(work, np.full(1200, np.nan))
+    found = [outcome(world, MinuteRule(world, 600)(world, price), (), slice(600, 1200)) for price in (30, 300)]
+    assert found[0].gpu_hours < found[1].gpu_hours and found[0].in_time < found[1].in_time
+    later = work.copy()
+    later[900:] *= 3
+    # Prices are by the mean rate of all minutes: it is kept the same.
+    other = replace(world_of(later, np.full(1200, np.nan)), requests=world.requests)
+    first, second = (MinuteRule(each, 600)(each, 100)["decode"] for each in (world, other))
+    assert np.array_equal(first[:900], second[:900]) and second[950] > first[950]
+
+
+def test_who_knows_the_bins_needs_fewer_than_who_does_not() -> None:
+    rng = np.random.default_rng(2)
+    bins = np.exp(rng.normal(1.5, 0.4, 240))
+    work = np.repeat(bins, 10) * np.exp(rng.normal(0, 0.1, 2400))
+    world = world_of(work, np.full(2400, np.nan))
+    span = slice(1200, 2400)
+    hours = []
+    for known in (True, False):
+        rule = MinuteRule(world, 1200, bins_known=known)
+        tried = [outcome(world, rule(world, price), (), span) for price in np.geomspace(10, 3000, 30)]
+        hours.append(min(each.gpu_hours for each in tried if each.in_time >= 0.98))
+    assert hours[0] < hours[1]
