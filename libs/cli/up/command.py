@@ -65,7 +65,9 @@ PoolSize = Annotated[
 ]
 WorkersPerGpu = Annotated[
     int,
-    typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --pool: N workers share each GPU, a model and a part each."),
+    typer.Option(
+        min=1, max=MAX_PER_KIND, metavar="N", help="Of --pool: N workers share each GPU, a model and a part each."
+    ),
 ]
 SimProfile = Annotated[
     str | None,
