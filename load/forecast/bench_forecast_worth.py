@@ -31,19 +31,17 @@ from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.read import read_trace
-from libs.policy.capacity.plan import PHASES, Phase, Whole
+from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 from libs.runtime.paths import cache_dir
 from load.forecast.worth_dynamo import DynamoPlanner, installed
 from load.forecast.worth_minutes import MinuteRule
+from load.forecast.worth_world import MOST_WORKERS, START_MIN, Wanted, World
 
-START_MIN: Final = 5
 OBJECTIVE: Final = 0.99
 BIN_MIN: Final = 10
 DAY_MIN: Final = 1440
-MOST_WORKERS: Final = 2000
-"""Of a pool."""
 STRETCHES: Final = 2000
 """Of ten minutes, from which those of bins are drawn."""
 NEAR_FULL: Final = (0.85, 0.88, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 1.0)
@@ -61,40 +59,6 @@ MEDIAN_90_95: Final = (3, 5, 6)
 OPENED_MIN: Final = (1, 2, 3, 4, 6, 8, 11, 15, 20, 30)
 
 Values = NDArray[Any]
-Wanted = dict[Phase, Whole]
-"""Workers that are ordered or there, [minutes]."""
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Minutes of demand, in workers' time."""
-
-    work: dict[Phase, Floats]
-    requests: Floats
-    """A second."""
-    tokens: dict[Phase, Floats]
-    """A second."""
-    seconds_each: dict[Phase, float]
-    """Of a worker, for a token."""
-    most: dict[Phase, Floats]
-    """[workers - 1] The most work that a pool takes, by its table."""
-    ahead: dict[Phase, Floats]
-    """[minutes, levels] Work that is forecast for the time at which a worker ordered now is there; nan: not known."""
-    start_min: int = START_MIN
-    """That workers take to start."""
-
-    def needed(self, phase: Phase, work: Floats) -> Whole:
-        """Workers that take so much; at least one."""
-        counts = np.searchsorted(self.most[phase], work - 1e-9) + 1
-        return np.asarray(np.minimum(counts, MOST_WORKERS), np.int64)
-
-    def in_time(self, active: Wanted) -> Floats:
-        """[minutes] Share of requests that these workers serve in time."""
-        shares = [
-            np.minimum(self.most[phase][active[phase] - 1] / np.maximum(self.work[phase], 1e-9), 1.0)
-            for phase in PHASES
-        ]
-        return np.asarray(np.minimum(*shares))
 
 
 @dataclass(frozen=True, slots=True)

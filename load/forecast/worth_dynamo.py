@@ -7,15 +7,16 @@ is fitted anew in each of the scored half, with as-now before it.
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from libs.forecast.heavy import PROPHET_WINDOW, prophet_ahead
 from libs.lab.rivals.dynamo_planner import MAX_REPLICA_CHANGE
 from libs.lab.rivals.dynamo_predictors import Constant, Kalman, Predictor
-from libs.policy.capacity.plan import PHASES, Phase, Whole
+from libs.policy.capacity.plan import PHASES
 from libs.policy.forecast.history import Floats
+from load.forecast.worth_world import Wanted, World
 
 INTERVAL_MIN: Final = 3
 DAY_INTERVALS: Final = 1440 // INTERVAL_MIN
@@ -23,23 +24,10 @@ NAMES: Final = ("constant", "kalman", "arima", "prophet")
 _LIBRARIES: Final = {"arima": "pmdarima", "prophet": "prophet"}
 
 
-class Served(Protocol):
-    """What it is asked of; see `bench_forecast_worth.World`."""
-
-    work: dict[Phase, Floats]
-    requests: Floats
-    tokens: dict[Phase, Floats]
-    seconds_each: dict[Phase, float]
-
-    def needed(self, phase: Phase, work: Floats) -> Whole:
-        """Workers that take so much."""
-        ...
-
-
 class DynamoPlanner:
     """One step ahead by requests and mean lengths of intervals of three minutes, at most 8 replicas more or less."""
 
-    def __init__(self, world: Served, name: str) -> None:
+    def __init__(self, world: World, name: str) -> None:
         minutes = len(world.requests)
         ends = range(INTERVAL_MIN, minutes, INTERVAL_MIN)
         requests = np.array([world.requests[end - INTERVAL_MIN : end].sum() for end in ends]) * 60
@@ -51,7 +39,7 @@ class DynamoPlanner:
         seconds = [length * world.seconds_each[phase] for phase, length in zip(PHASES, lengths, strict=True)]
         self._work = {phase: count * each / (INTERVAL_MIN * 60) for phase, each in zip(PHASES, seconds, strict=True)}
 
-    def __call__(self, world: Served, headroom: float) -> dict[Phase, Whole]:
+    def __call__(self, world: World, headroom: float) -> Wanted:
         """Workers that are wanted, by the minute."""
         minutes = len(world.requests)
         wanted = {}

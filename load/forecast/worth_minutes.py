@@ -7,13 +7,14 @@ With `bins_known` the mean of the coming ten-minute bin is known and its minutes
 """
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.policy.capacity.plan import PHASES, Phase, Whole
 from libs.policy.forecast.history import Floats
+from load.forecast.worth_world import Wanted, World
 
 HALF_LIVES_MIN: Final = (1, 2, 4, 8, 15, 30, 60, 180)
 SCALE_MIN: Final = (30, 240)
@@ -31,16 +32,6 @@ BIN_MIN: Final = 10
 WARM_MIN: Final = 10
 
 
-class Minutes(Protocol):
-    """What it is made of; see `bench_forecast_worth.World`."""
-
-    work: dict[Phase, Floats]
-    requests: Floats
-    most: dict[Phase, Floats]
-    ahead: dict[Phase, Floats]
-    start_min: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """Of one phase, so many minutes on: logarithms of work."""
@@ -54,12 +45,12 @@ class _Ahead:
 class MinuteRule:
     """Fitted on the first `fitted` minutes."""
 
-    def __init__(self, world: Minutes, fitted: int, *, bins_known: bool = False) -> None:
+    def __init__(self, world: World, fitted: int, *, bins_known: bool = False) -> None:
         self._fitted, self._bins_known = fitted, bins_known
         horizons = sorted({0, world.start_min})
         self._ahead = {phase: [self._fit(world, phase, ahead) for ahead in horizons] for phase in PHASES}
 
-    def __call__(self, world: Minutes, late_price: float) -> dict[Phase, Whole]:
+    def __call__(self, world: World, late_price: float) -> Wanted:
         """late_price: GPU-minutes that a mean minute's requests are worth, all of them in time or late."""
         rate = _level(_before(world.requests), 4) / float(world.requests.mean())
         return {
@@ -67,7 +58,7 @@ class MinuteRule:
             for phase, found in self._ahead.items()
         }
 
-    def _fit(self, world: Minutes, phase: Phase, ahead: int) -> _Ahead:
+    def _fit(self, world: World, phase: Phase, ahead: int) -> _Ahead:
         """As each minute begins, of the minute `ahead` later."""
         logs = {each: np.log(world.work[each] + SMALL) for each in PHASES}
         seen, requests = _before(logs[phase]), _before(np.log(world.requests + 1))
