@@ -15,6 +15,8 @@ RELEASE: Final = "fulcrum"
 OLDEST: Final = "1.30"
 """Kubernetes that the chart takes."""
 COMMAND_S: Final = 60.0
+STARTED_S: Final = 240.0
+"""Until a suite's pods are ready that are processes: their start takes cores that others may be using."""
 CHECK_EVERY_S: Final = 0.4
 
 
@@ -147,7 +149,7 @@ class Namespace:
 def _conditions(found: Any) -> str:
     return " ".join(
         f"{each['type']}={each['status']}{'/' + each['reason'] if each.get('reason') else ''}"
-        f"@{each.get('lastTransitionTime', '')[11:19]}"
+        f"@{(each.get('lastTransitionTime') or '')[11:19]}"
         for each in found["status"].get("conditions", ())
     )
 
