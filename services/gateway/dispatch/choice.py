@@ -119,8 +119,6 @@ class ChoiceText:
         self._ordered = ordered
         self.prompt = prompt
         self._echoes = prompt is not None and prompt.echo
-        self._score = 0.0
-        self._scored = 0
         self._piece = self._empty()
 
     def _empty(self) -> Piece:
@@ -128,11 +126,6 @@ class ChoiceText:
         if self.prompt is not None and self.prompt.ids:
             piece.token_ids = []
         return piece
-
-    @property
-    def mean_logprob(self) -> float:
-        """Of its tokens, where they have some."""
-        return self._score / max(self._scored, 1)
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -144,8 +137,6 @@ class ChoiceText:
         """Take a token; True when a stop string ended the text."""
         if self.prompt is not None and self._shown(self.prompt, token_id, logprob):
             return False
-        if logprob is not None:
-            self._score, self._scored = self._score + logprob.logprob, self._scored + 1
         self._tokens.append((token_id, logprob))
         if self._has_stops:
             self._decode()

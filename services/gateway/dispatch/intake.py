@@ -191,7 +191,7 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
 def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> PromptShown | None:
     """None where nothing of it is shown."""
     scored = asked.prompt_logprobs is not None
-    if not (asked.echo or scored or asked.token_ids):
+    if not (asked.echo or scored or asked.token_ids or asked.best):
         return None
     return PromptShown(
         prompt,

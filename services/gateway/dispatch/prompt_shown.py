@@ -22,13 +22,25 @@ class PromptShown:
     """Whether nothing is wanted beyond them: the one token that is generated is dropped."""
     ids: bool = False
     """Whether the ids of prompt and answer are shown."""
+    total_logprob: float = 0.0
+    """Of the answer's tokens so far."""
+    heard_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
     """Of the prompt's second to last token, once the first token of the answer is there."""
 
     def heard(self, logprob: Logprob | None) -> None:
         """A token came with this."""
-        if logprob is not None and logprob.prompt:
+        if logprob is None:
+            return
+        if logprob.prompt:
             self.logprobs = logprob.prompt
+        self.total_logprob += logprob.logprob
+        self.heard_tokens += 1
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the answer's tokens."""
+        return self.total_logprob / max(self.heard_tokens, 1)
 
     def pieces(self) -> list[str]:
         """Text of each token, which join to the prompt's; bytes of a character stand with the last of its tokens."""

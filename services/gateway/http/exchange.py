@@ -9,6 +9,7 @@ from msgspec import UNSET
 from starlette.types import Receive
 
 from services.gateway.dispatch.choice import Choice, first_error
+from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone
 from services.gateway.http.formats import Format, add_prompt, details, likeliest, usage, usage_so_far
@@ -131,34 +132,38 @@ class Exchange:
             piece = choice.text.take()
             if not piece:
                 continue
-            is_first = choice.index not in opened
-            if is_first:
+            prompt = None
+            if choice.index not in opened:
                 opened.add(choice.index)
+                prompt = choice.text.prompt
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    yield self._chunk(opening, choice, first=True)
-                    is_first = False
+                    yield self._chunk(opening, choice) if prompt is None else self._with(prompt, opening, choice)
+                    prompt = None
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
-            yield self._chunk(shown, choice, first=is_first, last=last)
+            yield self._chunk(shown, choice, last=last) if prompt is None else self._with(prompt, shown, choice)
 
-    def _chunk(
-        self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, first: bool = False, last: bool = False
-    ) -> bytes:
-        prompt = choice.text.prompt if first else None
-        detailed = last and self._frame.details
-        if not (self._frame.continuous_usage or detailed or prompt is not None):
-            before, after = self._around
-            return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
+    def _chunk(self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, last: bool = False) -> bytes:
+        if self._frame.continuous_usage:
+            envelope = self._envelope(self._format.chunk_object, [shown])
+            envelope.usage = usage_so_far(choice)
+            return sse.event(envelope)
+        if last and self._frame.details:
+            envelope = self._envelope(self._format.chunk_object, [shown])
+            self._add_details(envelope)
+            return sse.event(envelope)
+        before, after = self._around
+        return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
+
+    def _with(self, prompt: PromptShown, shown: ChatChunkChoice | CompletionChoice, choice: Choice) -> bytes:
+        """The first chunk of a choice, with what is asked of its prompt."""
         envelope = self._envelope(self._format.chunk_object, [shown])
         if self._frame.continuous_usage:
             envelope.usage = usage_so_far(choice)
         elif self._frame.include_usage:
             envelope.usage = None
-        if prompt is not None:
-            add_prompt(prompt, shown, envelope, scores=False)
-        if detailed:
-            self._add_details(envelope)
+        add_prompt(prompt, shown, envelope, scores=False)
         return sse.event(envelope)
 
     def _closing(self) -> bytes:

@@ -1,7 +1,7 @@
 """From pieces of choices to the objects of either route. Pure."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -32,6 +32,8 @@ from services.gateway.http.replies import (
     ToolCallOut,
     Usage,
 )
+
+_AnswerT = TypeVar("_AnswerT", ChatChoice, ChatChunkChoice, CompletionChoice)
 
 
 class Format(Protocol):
@@ -72,13 +74,14 @@ class ChatFormat:
     def chunk(self, index: int, piece: Piece) -> ChatChunkChoice:
         """A piece; the last one may have no text."""
         if piece.reasoning or piece.calls:
-            return ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece), _ids(piece))
+            return _with_ids(ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece)), piece)
         content = "".join(piece.text) if piece.text or not piece.finish else None
-        return ChatChunkChoice(index, Delta(content=content), self._shown(piece), _reason(piece), _ids(piece))
+        chunk = ChatChunkChoice(index, Delta(content=content), self._shown(piece), _reason(piece))
+        return chunk if piece.token_ids is None else _with_ids(chunk, piece)
 
     def whole(self, index: int, piece: Piece) -> ChatChoice:
         """All of a choice."""
-        return ChatChoice(index, _message(piece), self._shown(piece), _reason(piece), _ids(piece))
+        return _with_ids(ChatChoice(index, _message(piece), self._shown(piece), _reason(piece)), piece)
 
     def _shown(self, piece: Piece) -> ChatLogprobs | None:
         if not self._logprobs or not piece.logprobs:
@@ -113,7 +116,8 @@ class CompletionFormat:
 
     def chunk(self, index: int, piece: Piece) -> CompletionChoice:
         """A piece, or all of a choice."""
-        return CompletionChoice(index, "".join(piece.text), self._shown(piece), _reason(piece), _ids(piece))
+        chunk = CompletionChoice(index, "".join(piece.text), self._shown(piece), _reason(piece))
+        return chunk if piece.token_ids is None else _with_ids(chunk, piece)
 
     whole = chunk
 
@@ -196,13 +200,20 @@ def likeliest(choices: Sequence[Choice], n: int, best: int) -> list[Choice]:
     """The `best` of each prompt's `n` choices, by the mean logprob of their tokens."""
     found: list[Choice] = []
     for start in range(0, len(choices), n):
-        group = sorted(choices[start : start + n], key=lambda choice: -choice.text.mean_logprob)
-        found += group[:best]
+        found += sorted(choices[start : start + n], key=_likelihood, reverse=True)[:best]
     return found
 
 
-def _ids(piece: Piece) -> list[int] | UnsetType:
-    return UNSET if piece.token_ids is None else piece.token_ids
+def _likelihood(choice: Choice) -> float:
+    prompt = choice.text.prompt
+    return prompt.mean_logprob if prompt is not None else 0.0
+
+
+def _with_ids(answer: _AnswerT, piece: Piece) -> _AnswerT:
+    """With its tokens by id, where they are wanted."""
+    if piece.token_ids is not None:
+        answer.token_ids = piece.token_ids
+    return answer
 
 
 def _reason(piece: Piece) -> str | None:
