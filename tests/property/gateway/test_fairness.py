@@ -80,6 +80,28 @@ def test_of_tenants_that_always_wait_each_is_served_as_many_tokens(sizes: list[i
     assert max(served.values()) - min(served.values()) <= 2 * sum(sizes)
 
 
+@given(st.lists(st.tuples(st.integers(100, 500), st.integers(1, 9)), min_size=2, max_size=5))
+def test_of_tenants_that_always_wait_each_is_served_by_its_weight(asked: list[tuple[int, int]]) -> None:
+    turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(asked)), 0)
+
+    def ask(number: int, place: int) -> None:
+        size, weight = asked[number]
+        flow, turn = turns.came((str(number), ""), size, weight)
+        line.append((turn, place, flow, number))
+
+    for number in range(len(asked)):
+        for place in range(3):
+            ask(number, number + 10 * place)
+    for place in range(3000):
+        line.sort()
+        turn, _, flow, number = line.pop(0)
+        turns.left(flow, turn, bound=True)
+        served[number] += asked[number][0]
+        ask(number, place + 100)
+    by_weight = [served[number] / weight for number, (_, weight) in enumerate(asked)]
+    assert max(by_weight) <= 1.15 * min(by_weight)  # turns are whole numbers: up to 9 % of the shortest prompt
+
+
 def test_classes_of_one_tenant_get_no_more_than_one_of_another() -> None:
     turns = FairTurns()
     many = [turns.came(("many", f"class{number % 4}"), 100)[1] for number in range(40)]
