@@ -144,6 +144,9 @@ class Traffic(msgspec.Struct, frozen=True):
     ttft_p95_ms: float | None = None
     tpot_p50_ms: float | None = None
     tpot_p95_ms: float | None = None
+    batch_lines_per_s: float | None = None
+    batch_waiting: int | None = None
+    batch_at_workers: int | None = None
 
 
 class Status(msgspec.Struct, frozen=True):

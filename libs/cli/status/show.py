@@ -124,6 +124,11 @@ def _best(model: ModelStatus) -> str:
 
 def _traffic(traffic: Traffic) -> Iterator[Text]:
     window = f"last {span(traffic.window_ms)}"
+    if traffic.batch_waiting or traffic.batch_at_workers:
+        yield Text(
+            f"Batch jobs: {traffic.batch_waiting or 0:,} lines wait, {traffic.batch_at_workers or 0:,} at workers, "
+            f"{traffic.batch_lines_per_s or 0:.1f} end a second"
+        )
     if not traffic.requests_per_s:
         yield Text(f"No request has ended in the {window}.", "dim")
         return

@@ -52,6 +52,9 @@ class TrafficPoint:
     ttft_p95_ms: float | None
     tpot_p50_ms: float | None
     tpot_p95_ms: float | None
+    batch_lines_per_s: float | None
+    batch_waiting: float | None
+    batch_at_workers: float | None
 
 
 MODEL_FIELDS: Final = tuple(field.name for field in fields(ModelPoint))

@@ -5,6 +5,7 @@ from itertools import islice
 from sys import intern
 from typing import Final
 
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import NoWorkers, QueueFull
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
 from libs.policy.alerts.slo_attainment import JudgedRequest, missed_levels
@@ -93,6 +94,7 @@ class RequestLog:
 def _finished(event: RequestEvent) -> Finished:
     missed = missed_levels(_judged(event))
     deadline_ns = max(event.ttft_deadline_unix_ns - event.arrival_unix_ns, 0)
+    awaited = event.service_class != BATCH_CLASS  # nobody waits for a line of a batch job: its targets are no one's
     return Finished(
         id=event.request_id[:MAX_ID],
         prefill_worker=intern(event.prefill_worker),
@@ -106,8 +108,8 @@ def _finished(event: RequestEvent) -> Finished:
         queue_ns=event.queue_ns,
         ttft_ns=event.ttft_ns or None,
         tpot_ns=event.decode_ns // (event.output_tokens - 1) if event.output_tokens > 1 else None,
-        ttft_target_ns=deadline_ns if event.ttft_deadline_unix_ns else None,
-        tpot_target_ns=event.tpot_target_us * 1_000 or None,
+        ttft_target_ns=deadline_ns if event.ttft_deadline_unix_ns and awaited else None,
+        tpot_target_ns=(event.tpot_target_us * 1_000 or None) if awaited else None,
         ttft_missed=missed.ttft,
         tpot_missed=missed.tpot,
     )

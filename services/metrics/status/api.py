@@ -1,5 +1,7 @@
 """The route of the verdict."""
 
+from dataclasses import replace
+
 import msgspec
 from fastapi import APIRouter, Response
 
@@ -12,11 +14,18 @@ from services.metrics.status.report import ClusterStatus, cluster_status
 
 def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
     """What the evaluator has seen last, with how old that is."""
-    aged_ns, waiting = state.age_ns(now_ns), state.gateways.waiting(now_ns) or {}
+    aged_ns, heard = state.age_ns(now_ns), state.gateways.waiting(now_ns)
+    waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns)
+    if heard is not None:
+        traffic = replace(
+            traffic,
+            batch_waiting=sum(each.batch_requests for each in heard.values()),
+            batch_at_workers=sum(each.batch_bound for each in heard.values()),
+        )
     return cluster_status(
         verdicts.seen,
         verdicts.planner.status(now_ns),
-        verdicts.traffic.traffic(now_ns),
+        traffic,
         now_ns=now_ns,
         age_ms=None if aged_ns is None else aged_ns // MS_NS,
         not_live=state.not_live(now_ns),

@@ -33,9 +33,16 @@ class Traffic:
     cache_hit: float | None
     """Share of prompt tokens that were found cached; null without any."""
     ttft_p50_ms: float | None
+    """Of people's requests, as all four."""
     ttft_p95_ms: float | None
     tpot_p50_ms: float | None
     tpot_p95_ms: float | None
+    batch_lines_per_s: float
+    """Lines of batch jobs that ended; a part of `requests_per_s`."""
+    batch_waiting: int | None = None
+    """Lines that wait at gateways now; a job's further ones come as these go. Null while no gateway is heard."""
+    batch_at_workers: int | None = None
+    """Lines that workers have now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +106,10 @@ class TrafficLog:
             sums["failed"] += each.failed
             sums["rejected"] += each.rejected
             sums["too_many"] += each.too_many
-        ttfts = sorted(each.ttft_ns / 1e6 for each in found if each.ttft_ns)
-        tpots = sorted(each.tpot_ns / 1e6 for each in found if each.tpot_ns)
+            sums["batch"] += each.batch
+        people = [each for each in found if not each.batch]
+        ttfts = sorted(each.ttft_ns / 1e6 for each in people if each.ttft_ns)
+        tpots = sorted(each.tpot_ns / 1e6 for each in people if each.tpot_ns)
         return Traffic(
             window_ms=SPAN_NS // 1_000_000,
             requests_per_s=len(found) / seconds,
@@ -114,6 +123,7 @@ class TrafficLog:
             ttft_p95_ms=_rank(ttfts, 95),
             tpot_p50_ms=_rank(tpots, 50),
             tpot_p95_ms=_rank(tpots, 95),
+            batch_lines_per_s=sums["batch"] / seconds,
         )
 
     def cache_hit(self, model: str, now_ns: int) -> float:
@@ -134,9 +144,10 @@ class TrafficLog:
         return sum(tokens) * 1e9 / span_ns
 
     def targets_ns(self, model: str) -> tuple[int, int]:
-        """The usual TTFT limit and TPOT target of a model's requests, as last known; 0 where none is."""
+        """The usual TTFT limit and TPOT target of people's requests for a model, as last known; 0 where none is. Lines
+        of batch jobs may take hours."""
         limit_ns, tpot_ns = self._targets_ns.get(model, (0, 0))
-        own = [each for each in self._requests if each.model == model]
+        own = [each for each in self._requests if each.model == model and not each.batch]
         limits = [each.ttft_limit_ns for each in own if each.ttft_limit_ns]
         tpots = [each.tpot_target_ns for each in own if each.tpot_target_ns]
         found = round(median(limits)) if limits else limit_ns, round(median(tpots)) if tpots else tpot_ns

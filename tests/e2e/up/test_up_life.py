@@ -144,7 +144,7 @@ def test_a_signal_while_starting_ends_it_all_the_same(tmp_path: Path, env: dict[
     command = [sys.executable, "-m", "libs.cli.main", "up", "--engine", "sim", "--gateway-port", "0"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log, start_new_session=True)
-        until(lambda: pid_of(env, "FULCRUM_WORKER_ID", "decode-1"), RESTART_S, "a first worker")
+        until(lambda: pid_of(env, "FULCRUM_WORKER_ID", "gpu-1"), RESTART_S, "a first worker")
         process.terminate()
         assert process.wait(STOP_S) != 0
     assert not processes(env)

@@ -9,7 +9,7 @@ from services.metrics.past_status.rings import TIERS, Rings
 
 S_NS = 1_000_000_000
 BEGIN_NS = 1_800_000_000 // 60 * 60 * S_NS
-QUIET = TrafficPoint(*[None] * 11)
+QUIET = TrafficPoint(*[None] * 14)
 
 
 def point(pressure: float | None) -> ModelPoint:

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, MODE_ADVISORY, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_FAILED,
@@ -115,6 +116,18 @@ def test_targets_stay_known_when_the_requests_that_named_them_are_long_over():
     log.traffic(100 * S)
     assert log.targets_ns("m") == (4 * S, 50 * MS)
     assert log.targets_ns("other") == (0, 0)
+
+
+def test_lines_of_batch_jobs_say_nothing_of_peoples_targets_and_latencies():
+    log, people = TrafficLog(), {"model": "m", "arrival_unix_ns": S, "output_tokens": 11}
+    log.take(RequestEvent(ttft_deadline_unix_ns=5 * S, ttft_ns=200 * MS, decode_ns=100 * MS, **people), S)
+    for _ in range(9):
+        day = {"ttft_deadline_unix_ns": 86_400 * S, "tpot_target_us": 1_000_000, "service_class": BATCH_CLASS}
+        log.take(RequestEvent(ttft_ns=9 * S, decode_ns=9 * S, **day, **people), S)
+    found = log.traffic(2 * S)
+    assert log.targets_ns("m") == (4 * S, 0)
+    assert (found.ttft_p95_ms, found.tpot_p95_ms) == (200, 10)
+    assert (found.requests_per_s, found.batch_lines_per_s) == (1.0, 0.9)
 
 
 def steps(slow=1.0, count=10, batch=8, kv_tokens=4_000):

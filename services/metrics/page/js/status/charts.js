@@ -47,13 +47,20 @@ const sumOf = (field) => (row) => {
   return values.length ? values.reduce((sum, value) => sum + value, 0) : null;
 };
 
+const worstOf = (field) => (row) => {
+  const values = row ? Object.values(row.models).map((model) => model[field]).filter((value) => value != null) : [];
+  return values.length ? Math.max(...values) : null;
+};
+
 /** title, how values are written, and lines: [name, colour, value of a row, further options]. */
 const CHARTS = [
   ["requests/s", short, [["ended", "text", ofTraffic("requests_per_s")], ["429", "warning", ofTraffic("too_many_per_s")], ["errors", "accent", ofTraffic("errors_per_s")]]],
   ["tokens/s", short, [["prompt", "prefill", ofTraffic("prompt_tokens_per_s")], ["output", "decode", ofTraffic("output_tokens_per_s")]]],
   ["prompt tokens that wait", short, [["waiting", "prefill", sumOf("waiting_tokens")]]],
+  ["batch lines", short, [["wait", "faint", ofTraffic("batch_waiting")], ["at workers", "decode", ofTraffic("batch_at_workers")]]],
   ["TTFT", millis, [["p50", "prefill", ofTraffic("ttft_p50_ms")], ["p95", "faint", ofTraffic("ttft_p95_ms")]]],
   ["TPOT", millis, [["p50", "decode", ofTraffic("tpot_p50_ms")], ["p95", "faint", ofTraffic("tpot_p95_ms")]]],
+  ["what decode waits for", share, [["KV under way", "kv_wait", worstOf("kv_wait")], ["starved", "faint", worstOf("starved")]]],
   ["prompt tokens found cached", share, [["hits", "kv_wait", ofTraffic("cache_hit")]]],
 ];
 
@@ -75,7 +82,7 @@ export function makeTrafficCharts(host, shared) {
     const chart = makeChart(plot, {
       ...shared,
       height: 96,
-        scales: { y: { range: () => [0, top] } },
+      scales: { y: { range: () => [0, top] } },
       yAxis: { space: 26, values: (_, ticks) => ticks.map((tick) => write(tick)) },
       series: lines.map(([, color]) => line(color)),
     });
