@@ -56,7 +56,7 @@ def live_suite(*, seed: int, little_kv: bool) -> Iterator[tuple[Suite, DrawnSuit
             "FULCRUM_WORKER_SIM_FAULTS": str(faults),
             **{f"FULCRUM_GATEWAY_{name.upper()}": str(value) for name, value in drawn.targets().items()},
             **{f"FULCRUM_METRICS_{name.upper()}": str(value) for name, value in drawn.targets().items()},
-            "FULCRUM_PLANNER_MODE": "advisory",
+            **{f"FULCRUM_PLANNER_{name.upper()}": str(value) for name, value in drawn.planner().items()},
             "FULCRUM_WORKER_NAMES": "gpu",
             "FULCRUM_LOG_LEVEL": "warning",
         }

@@ -50,6 +50,10 @@ class DrawnSuite:
             "tpot_target_ms": self.device.tpot_ns / 1e6,
         }
 
+    def planner(self) -> dict[str, Any]:
+        """Of a planner that only advises, by the same target."""
+        return {"mode": "advisory", "tpot_target_ms": self.device.tpot_ns / 1e6}
+
     def link_gbps(self, isl: int, link_s: float) -> float:
         """Of a link that takes so long for the KV of a prompt."""
         return isl * self.kv_bytes * 8 / link_s / 1e9 / self.speedup

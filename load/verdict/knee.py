@@ -84,7 +84,7 @@ def _full_rate(drawn: DrawnSuite, prefill: int, isl: int, osl: int) -> float:
 def _at(drawn: DrawnSuite, prefill: int, load: Load, seed: int) -> AtRate:
     spec = SuiteSpec(
         roles=["prefill"] * prefill + ["decode"] * (WORKERS - prefill),
-        worker=drawn.worker(), gateway=drawn.targets(), planner={"mode": "advisory"}, metrics=drawn.targets(),
+        worker=drawn.worker(), gateway=drawn.targets(), planner=drawn.planner(), metrics=drawn.targets(),
     )  # fmt: skip
 
     async def play(suite: VirtualSuite) -> AtRate:

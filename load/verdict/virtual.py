@@ -52,7 +52,7 @@ def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = T
             roles=["prefill"] * planted.prefill + ["decode"] * (WORKERS - planted.prefill),
             worker={**drawn.worker(), "sim_faults": str(faults)},
             gateway=drawn.targets(),
-            planner={"mode": "advisory"},
+            planner=drawn.planner(),
             metrics=drawn.targets(),
             batch=BatchPorts(job, job) if planted.batch_lines else None,
         )
