@@ -59,6 +59,12 @@ def silence_line(silence: dict[str, Any], now_ms: int) -> str:
     return f"silent for {left} more, by {silence['actor']}{why} ({silence['id']})"
 
 
+def _reason(alert: dict[str, Any]) -> str:
+    """How it is now; of what is gone and not yet over, that too."""
+    now = str(alert.get("now") or alert["reason"])  # a service of before says neither
+    return f"clearing: {now}; when it fired: {alert['reason']}" if alert.get("clearing") else now
+
+
 def alert_line(alert: dict[str, Any], now_ms: int, *, silent: bool = False) -> Text:
     """Name, what it is about, since when, and why."""
     over = alert["ended_unix_ms"] is not None
@@ -74,5 +80,5 @@ def alert_line(alert: dict[str, Any], now_ms: int, *, silent: bool = False) -> T
         (alert["name"], style),
         f" {subject} " if subject else " ",
         (f"({when}): ", "dim"),
-        alert["ended_because"] or alert["reason"],
+        alert["ended_because"] or _reason(alert),
     )

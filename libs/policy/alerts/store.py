@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from libs.policy.alerts.rules import Condition, Labels, Severity
 from libs.policy.alerts.state_machine import Transition
+from libs.policy.grade import Grade
 
 MAX_RECENT: Final = 1_000
 MS_NS: Final = 1_000_000
@@ -33,6 +34,8 @@ class Alert:
     runbook_url: str
     now: str = ""
     """In numbers, at the last look, while it fires."""
+    clearing: bool = False
+    """It fires still, and what it fires for was gone at the last look."""
 
 
 class AlertStore:
@@ -58,8 +61,9 @@ class AlertStore:
             return
         for each in conditions:
             alert = self._firing.get(_id(each.name, each.labels)) if each.grade is not None else None
-            if alert is not None and alert.now != each.reason:
-                self._firing[alert.id] = replace(alert, now=each.reason)
+            clearing = each.grade is Grade.CLEAR
+            if alert is not None and (alert.now, alert.clearing) != (each.reason, clearing):
+                self._firing[alert.id] = replace(alert, now=each.reason, clearing=clearing)
 
     def firing(self) -> list[Alert]:
         """The longest firing first."""
@@ -93,6 +97,7 @@ class AlertStore:
                 fired,
                 number=alert.number,
                 state="resolved",
+                clearing=False,
                 ended_because=transition.reason,
                 ended_unix_ms=transition.ended_ns // MS_NS,
             )

@@ -142,9 +142,11 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     if grade is Grade.CLEAR or 2 * len(slow) > len(known):
         return
     slow.sort(key=lambda each: -(each.slowness or 0.0))
+    names, alone = [each.id for each in slow], len(slow) == 1
     sentence = (
-        f"Slow worker: steps of {listed([each.id for each in slow])} take {slow[0].slowness:.1f} times as long as the "
-        f"same steps take {'its' if len(slow) == 1 else 'their'} peers."
+        f"Slow worker: steps of {listed(names)} take {slow[0].slowness:.1f} times as long as the same steps take "
+        f"{'its peers; look at its machine' if alone else 'their peers; look at their machines'}, or take "
+        f"{'it' if alone else 'the first'} out: fulcrum role {names[0]} standby."
     )
     yield Cause(CauseCode.SLOW_WORKER, state.model, sentence, tuple(each.id for each in slow), grade=grade, rank=1)
 

@@ -20,9 +20,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.policy.alerts.burn import WINDOWS_S, burn_conditions, duration
 from libs.policy.alerts.pools import advice, amount
-from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
+from libs.policy.alerts.rules import ON_TELEMETRY, Condition, Name, make_rules
 from libs.policy.alerts.snapshot import Burn, PhasePool, RequestCount, Snapshot, WorkerReport
-from libs.policy.alerts.state_machine import AlertStateMachine
+from libs.policy.alerts.state_machine import AlertStateMachine, Transition
+from libs.policy.alerts.store import AlertStore
 from libs.policy.alerts.watch import every_ns
 from libs.policy.alerts.worker_silence import Hearing
 from libs.policy.grade import Grade
@@ -485,3 +486,15 @@ def test_the_more_workers_there_are_the_longer_it_is_to_the_next_look(workers, e
 def test_thresholds_that_do_not_stand_apart_are_refused():
     with pytest.raises(ValueError, match=r"FULCRUM_METRICS_ALERT_IDLE_CLEAR=0\.7 must be below"):
         MetricsSettings(alert_idle_clear=0.7)
+
+
+def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over():
+    store, labels = AlertStore(), (("model", "m"),)
+    store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 1.8", 1, None)])
+    for grade, reason, clearing in ((Grade.FIRE, "presses 2.1", False), (Grade.CLEAR, "presses 0.4", True)):
+        store.follow([Condition(Name.TOO_SMALL, labels, grade, reason)])
+        assert [(each.reason, each.now, each.clearing) for each in store.firing()] == [
+            ("presses 1.8", reason, clearing)
+        ]
+    over = store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 0.4", 1, 2)])
+    assert not over[0].clearing

@@ -27,10 +27,12 @@ export class Alerts {
     }
   }
 
-  /** Load what is silent by now: the stream does not say it. */
+  /** Load what is silent, and how what fires is by now: the stream does not say it. */
   async loadSilences() {
     try {
-      this.silences = (await (await ask("/v1/alerts?limit=0")).json()).silences ?? [];
+      const { firing, silences = [] } = await (await ask("/v1/alerts?limit=0")).json();
+      this.silences = silences;
+      for (const alert of firing) if (this.firing.has(alert.id)) this.firing.set(alert.id, alert);
     } catch {
       // What was known stands.
     }
@@ -83,7 +85,7 @@ export class AlertList {
 
   draw(alerts) {
     const firing = [...alerts.firing.values()].sort(worstFirst);
-    const shown = JSON.stringify([firing.map((alert) => alert.number), alerts.silences]);
+    const shown = JSON.stringify([firing.map(({ number, now, clearing }) => [number, now, clearing]), alerts.silences]);
     if (shown === this.#shown) return;
     this.#shown = shown;
     const quiet = new Map(firing.map((alert) => [alert, alerts.quietOf(alert)]));
@@ -148,10 +150,15 @@ function entryOf(alert, alike = [alert]) {
   const name = entry.appendChild(document.createElement("b"));
   name.textContent = alike.length > 1 ? `${wordsOf(alert)} × ${alike.length}` : nameOf(alert);
   const reason = entry.appendChild(document.createElement("span"));
-  reason.textContent = alike.length > 1 ? `${namesOf(alike)}; the last: ${alert.reason}` : alert.reason;
+  reason.textContent = alike.length > 1 ? `${namesOf(alike)}; the last: ${reasonOf(alert)}` : reasonOf(alert);
   const more = entry.appendChild(document.createElement("small"));
   more.append(`since ${clockText(Math.min(...alike.map((each) => each.started_unix_ms)) / 1000)} · `, linkOf(alert));
   return entry;
+}
+
+/** How it is now; of what is gone and not yet over, that too. */
+function reasonOf({ reason, now, clearing }) {
+  return clearing ? `Clearing: ${now}. When it fired: ${reason}` : now || reason;
 }
 
 function namesOf(alike) {
@@ -163,7 +170,7 @@ const aboutOf = (alert) => Object.entries(alert.labels).map(([name, value]) => `
 
 function wordsOf({ name }) {
   const words = name.replace(/^Fulcrum/, "").replace(/(?!^)([A-Z])/g, " $1").toLowerCase();
-  return words.replace("kv", "KV").replace("slo", "SLO");
+  return words.replace(/\bkv\b/, "KV").replace(/\bslo\b/, "SLO");
 }
 
 const subjectOf = ({ labels: { worker, phase, slo, model } }) => worker ?? phase ?? slo ?? model;
