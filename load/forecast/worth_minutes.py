@@ -6,13 +6,12 @@ late. Of that distribution the number of workers is taken that costs least: GPU-
 With `bins_known` the mean of the coming ten-minute bin is known and its minutes are not: a bound, and no planner.
 """
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.policy.capacity.plan import PHASES, Phase, Whole
+from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.forecast.history import Floats
 from load.forecast.worth_world import Wanted, World
 
@@ -22,7 +21,7 @@ SCALE_MIN: Final = (30, 240)
 SMALL: Final = 0.02
 """Work that is added before logarithms are taken."""
 RIDGE: Final = 3.0
-QUANTILES: Final = 200
+QUANTILES: Final = 100
 LEAST_SCALE: Final = 0.08
 MOST_TRIED: Final = 60
 """Workers of a pool."""
@@ -32,34 +31,27 @@ BIN_MIN: Final = 10
 WARM_MIN: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """Of one phase, so many minutes on: logarithms of work."""
-
-    mean: Floats
-    scale: Floats
-    errors: Floats
-    """[QUANTILES] In scales."""
-
-
 class MinuteRule:
     """Fitted on the first `fitted` minutes."""
 
     def __init__(self, world: World, fitted: int, *, bins_known: bool = False) -> None:
         self._fitted, self._bins_known = fitted, bins_known
         horizons = sorted({0, world.start_min})
-        self._ahead = {phase: [self._fit(world, phase, ahead) for ahead in horizons] for phase in PHASES}
+        self._late = {phase: [self._fit(world, phase, ahead) for ahead in horizons] for phase in PHASES}
 
     def __call__(self, world: World, late_price: float) -> Wanted:
         """late_price: GPU-minutes that a mean minute's requests are worth, all of them in time or late."""
         rate = _level(_before(world.requests), 4) / float(world.requests.mean())
+        counts = np.arange(1, MOST_TRIED + 1)
         return {
-            phase: np.maximum.reduce([_cheapest(world.most[phase], each, late_price * rate) for each in found])
-            for phase, found in self._ahead.items()
+            phase: np.maximum.reduce(
+                [(counts + late_price * rate[:, None] * each).argmin(axis=1) + 1 for each in found]
+            )
+            for phase, found in self._late.items()
         }
 
-    def _fit(self, world: World, phase: Phase, ahead: int) -> _Ahead:
-        """As each minute begins, of the minute `ahead` later."""
+    def _fit(self, world: World, phase: Phase, ahead: int) -> Floats:
+        """[minutes, workers] As each minute begins: the share that will be late in the minute `ahead` later."""
         logs = {each: np.log(world.work[each] + SMALL) for each in PHASES}
         seen, requests = _before(logs[phase]), _before(np.log(world.requests + 1))
         (other,) = (each for each in PHASES if each != phase)
@@ -82,7 +74,7 @@ class MinuteRule:
         sizes = np.stack([*(_level(late, each) for each in SCALE_MIN), mean, np.ones(len(mean))], axis=1)
         scale = np.maximum(sizes @ _ridge(sizes[learned], np.abs(errors[learned])), LEAST_SCALE)
         levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
-        return _Ahead(mean, scale, np.quantile(errors[learned] / scale[learned], levels))
+        return _late(world.most[phase], mean, scale, np.quantile(errors[learned] / scale[learned], levels))
 
 
 def _ridge(rows: Floats, outcome: Floats) -> NDArray[Any]:
@@ -92,15 +84,18 @@ def _ridge(rows: Floats, outcome: Floats) -> NDArray[Any]:
     return np.asarray(np.linalg.solve(rows.T @ rows + drawn, rows.T @ outcome))
 
 
-def _cheapest(most: Floats, ahead: _Ahead, price: Floats) -> Whole:
-    """[minutes] Workers."""
-    counts, takes = np.arange(1, MOST_TRIED + 1), most[:MOST_TRIED]
-    found = np.empty(len(price), np.int64)
-    for first in range(0, len(price), PART):
+def _late(most: Floats, mean: Floats, scale: Floats, errors: Floats) -> Floats:
+    """[minutes, workers] Share of work that is expected to be late, by how many serve.
+
+    mean, scale: of logarithms of work, [minutes]; errors: in scales, equally likely.
+    """
+    takes = most[:MOST_TRIED]
+    found = np.empty((len(mean), len(takes)))
+    for first in range(0, len(mean), PART):
         part = slice(first, first + PART)
-        work = np.exp(ahead.mean[part, None] + ahead.scale[part, None] * ahead.errors) - SMALL
-        late = np.stack([np.maximum(1 - each / np.maximum(work, 1e-6), 0.0).mean(axis=1) for each in takes], axis=1)
-        found[part] = (counts + price[part, None] * late).argmin(axis=1) + 1
+        work = np.exp(mean[part, None] + scale[part, None] * errors) - SMALL
+        for at, each in enumerate(takes):
+            found[part, at] = np.maximum(1 - each / np.maximum(work, 1e-6), 0.0).mean(axis=1)
     return found
 
 
