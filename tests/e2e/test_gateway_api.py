@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from libs.contracts.errors import StartupError
 from libs.model.info import load_model_info
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
@@ -432,3 +433,24 @@ async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.Async
     body = {"model": "sim", "prompt": "x", "max_tokens": len(worker.script)}
     answer = (await http.post("/v1/completions", json=body)).json()
     assert answer["choices"][0]["text"] == "analysisThink STOP.assistantfinalParis."
+
+
+def adapter_catalog(models: dict[str, str]) -> Catalog:
+    """The built-in model, and an adapter of it."""
+    return load_catalog(models, adapters={"sql": "sim"})
+
+
+@pytest.mark.parametrize("url", [adapter_catalog], indirect=True)
+async def test_an_adapter_goes_to_the_workers_of_its_model(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    for name, adapter in (("sim", ""), ("sql", "sql")):
+        answer = await http.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 2})
+        assert answer.status_code == 200 and answer.json()["model"] == name
+        assert (worker.submits[-1].model, worker.submits[-1].adapter) == ("sim", adapter)
+    listed = (await http.get("/v1/models")).json()["data"]
+    assert {model["id"]: model.get("parent") for model in listed} == {"sim": None, "sql": "sim"}
+    assert (await http.get("/readyz")).json() == {"ready": True, "models": {"sim": True, "sql": True}}
+
+
+def test_an_adapter_of_no_model_ends_the_start() -> None:
+    with pytest.raises(StartupError, match="FULCRUM_GATEWAY_ADAPTERS"):
+        load_catalog({"sim": "builtin:sim"}, adapters={"sql": "other"})
