@@ -1,10 +1,13 @@
-"""The chart on a real control plane, its pods as real processes: a question is answered, the planner's pool grows under
-load, an upgrade replaces every pod under load and no request fails. Clients find gateways in EndpointSlices.
+"""The chart on a real control plane, its pods as real processes: a question is answered, the planner has four workers
+decode in place of two under load and two again, an upgrade replaces every pod under load and no request fails. Clients
+find gateways in EndpointSlices.
 """
 
 import json
+import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,16 @@ import pytest
 
 from libs.testing.kube.clients import Load, Service, running_load
 from libs.testing.kube.kubelet import STAND_IN, TOLERATION, Kubelet, running_kubelet
-from libs.testing.kube.namespace import Namespace, namespace
+from libs.testing.kube.namespace import STARTED_S, Namespace, namespace
 from libs.testing.servers.stores import KafkaServer, RedisServer
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
+OLD = os.environ.get("FULCRUM_TEST_OLD_SOURCE", "")
+"""The source of another version, from which the upgrade begins; empty: both are this one."""
 GROWS_S = 180.0
 PACE = {"FULCRUM_PLANNER_START_UP_S": 5, "FULCRUM_PLANNER_SCALE_CALM_S": 4, "FULCRUM_PLANNER_SCALE_LINGER_S": 6}
 """Minutes in seconds: a minute of calm before each worker that stands by, two until it is ended."""
+DECODING = 4
 ROLLED_S = 300.0
 ANSWERS = 2_000
 """Asked for while every pod is replaced, and after it."""
@@ -38,8 +44,12 @@ def values(kafka: KafkaServer, redis: RedisServer) -> dict[str, Any]:
         "gateway": {**here, "env": {"FULCRUM_GATEWAY_NO_WORKERS_WAIT_MS": 60_000}},
         "metrics": here,
         "planner": {**here, "most": 2, "env": PACE},
-        "worker": {**here, "env": {"FULCRUM_WORKER_SIM_PROFILE": "llama-70b-tp4-h100"}},
-    }
+        # Few at once: two decode workers are full with as many clients as two cores carry.
+        "worker": {
+            **here, "env": {"FULCRUM_WORKER_SIM_PROFILE": "llama-70b-tp4-h100", "FULCRUM_WORKER_MAX_SEQUENCES": 4},
+        },
+        "pools": {"decode": {"role": "decode", "replicas": 2}},
+    }  # fmt: skip
 
 
 async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_request(
@@ -49,15 +59,16 @@ async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_requ
     file.write_text(json.dumps(values(embedded_kafka_server, embedded_redis_server)))
     async with namespace(tmp_path) as own:
         since_s = time.monotonic()
-        await own.helm("install", "--values", str(file))
+        await own.helm("install", "--values", str(file), "--set", "image.tag=old")
+        sources = {"old": Path(OLD)} if OLD else {}
         given = {"FULCRUM_PLANNER_ACTUATOR_URL": await own.account("fulcrum-planner")}
-        async with running_kubelet(f"stand-in-{own.name}", tmp_path / "pods", given) as kubelet:
+        async with running_kubelet(f"stand-in-{own.name}", tmp_path / "pods", given, sources=sources) as kubelet:
             for component in ("gateway", "planner", "metrics", "prefill", "decode"):
-                await own.until(f"{component} is ready", lambda of=component: own.ready_pods(of))
+                await own.until(f"{component} is ready", partial(own.ready_pods, component), timeout_s=STARTED_S)
             service = Service(own, "fulcrum-gateway")
             await answers(own, service)
             tell(f"a question is answered {time.monotonic() - since_s:.0f} s after the install")
-            async with running_load(service, clients=24, prompt="word " * 1500, max_tokens=4) as load:
+            async with running_load(service, clients=16, prompt="word " * 20, max_tokens=96) as load:
                 await grows(own, load)
             assert load.failed == []
             async with running_load(service, clients=1, prompt="word " * 20, max_tokens=4) as load:
@@ -81,13 +92,22 @@ async def answers(own: Namespace, service: Service) -> None:
     assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]
 
 
+async def decoding(own: Namespace) -> set[str]:
+    """Pods whose workers decode now, whatever their pools are called."""
+    found = await own.kubectl("get", "pods", "--selector", "fulcrum.dev/role=decode", "--output", "name")
+    ready = set[str]().union(*[await own.ready_pods(pool) for pool in ("prefill", "decode", "spare")])
+    return {name.removeprefix("pod/") for name in found.split()} & ready
+
+
 async def grows(own: Namespace, load: Load) -> None:
+    assert await decoding(own) == await own.ready_pods("decode")
+
     async def grown() -> bool:
-        return len(await own.ready_pods("spare")) == 2
+        return len(await decoding(own)) == DECODING
 
     since_s = time.monotonic()
-    await own.until("the planner's pool has two workers", grown, timeout_s=GROWS_S)
-    tell(f"2 to 4 workers in {time.monotonic() - since_s:.0f} s, {load.answered} answers")
+    await own.until("four workers decode", grown, timeout_s=GROWS_S)
+    tell(f"2 to 4 workers decode in {time.monotonic() - since_s:.0f} s, {load.answered} answers")
     assert "the planner wishes for" in await own.kubectl("describe", "deployment", "fulcrum-spare")
 
 
@@ -102,7 +122,8 @@ async def shrinks(own: Namespace, kubelet: Kubelet, load: Load) -> None:
         return not await own.ready_pods("spare")
 
     await own.until("the planner's pool is empty again", back, timeout_s=GROWS_S)
-    tell(f"4 to 2 workers in {time.monotonic() - since_s:.0f} s, {load.answered} answers")
+    await own.until("two workers decode", lambda: only(own, pools["decode"]), timeout_s=GROWS_S)
+    tell(f"4 to 2 workers decode in {time.monotonic() - since_s:.0f} s, {load.answered} answers")
     for pool in ("prefill", "decode"):
         assert await own.ready_pods(pool) == pools[pool]
     events = await own.get("events", "--field-selector", "reason=ScaledByPlanner")
@@ -111,10 +132,14 @@ async def shrinks(own: Namespace, kubelet: Kubelet, load: Load) -> None:
     assert pools["spare"] <= named, lowered
 
 
+async def only(own: Namespace, pods: set[str]) -> bool:
+    return await decoding(own) == pods
+
+
 async def is_replaced(own: Namespace, kubelet: Kubelet, load: Load, file: str) -> None:
     before, since_s = set(kubelet.pods), time.monotonic()
     usual = "planner.env.FULCRUM_PLANNER_SCALE_CALM_S=60,planner.env.FULCRUM_PLANNER_SCALE_LINGER_S=120"
-    await own.helm("upgrade", "--values", file, "--set", f"env.FULCRUM_LOG_LEVEL=warning,{usual}")
+    await own.helm("upgrade", "--values", file, "--set", f"image.tag=new,{usual}")
 
     async def rolled() -> bool:
         found = await own.get("deployments", "--selector", "app.kubernetes.io/name=fulcrum")

@@ -49,7 +49,9 @@ class Service:
             await asyncio.sleep(REFRESH_S)
 
     def url(self) -> str:
-        """Of one of them, by chance."""
+        """Of one of them, by chance. Raises ConnectError where there is none: kube-proxy refuses connections then."""
+        if not self.urls:
+            raise httpx.ConnectError(f"no endpoint of {self.name} is ready")
         return random.choice(self.urls)  # noqa: S311
 
 

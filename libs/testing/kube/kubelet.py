@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -26,6 +27,9 @@ RESTART_S: Final = 1.0
 RETRY_S: Final = 0.5
 AWAY: Final = (aiohttp.ClientError, TimeoutError, OSError)
 """What a server that is away makes of a call: pods go on as they are, and it is asked again."""
+BUSY: Final = 429
+BROKEN: Final = 500
+"""Answers from here on, and BUSY, are those of a server that is not there yet."""
 MAX_PODS: Final = 200
 MERGE: Final = "application/strategic-merge-patch+json"
 T = TypeVar("T")
@@ -40,9 +44,16 @@ class Kubelet:
     """Of one node."""
 
     def __init__(
-        self, api: client.ApiClient, node: str, folder: Path, given: Mapping[str, str], subnet: str = "10.99.0"
+        self,
+        api: client.ApiClient,
+        node: str,
+        folder: Path,
+        given: Mapping[str, str],
+        *,
+        subnet: str = "10.99.0",
+        sources: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """`subnet`: the first three bytes of its pods' addresses, another one for each node."""
+        """`subnet`: first three bytes of its pods' addresses, another one for each node. `sources`: of PodProcess."""
         self.node = node
         self.tasks = TaskOwner()
         self.pods: dict[str, PodProcess] = {}
@@ -50,8 +61,11 @@ class Kubelet:
         self._core = client.CoreV1Api(api)
         self._folder = folder
         self._given = given
+        self._sources = sources
         self._free = [f"{subnet}.{number}" for number in range(MAX_PODS, 0, -1)]
         self._ending: set[str] = set()
+        self._said: dict[str, tuple[bool, bool]] = {}
+        """What the server holds of each pod: whether it is ready, and has been."""
 
     async def register(self) -> None:
         """Make the node."""
@@ -99,6 +113,10 @@ class Kubelet:
                         self._take(event["type"], event["raw_object"])
                 except AWAY:
                     await asyncio.sleep(RETRY_S)
+                except ApiException as error:
+                    if not _is_away(error):
+                        raise
+                    await asyncio.sleep(RETRY_S)
 
     def _take(self, kind: str, pod: Mapping[str, Any]) -> None:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
@@ -106,9 +124,14 @@ class Kubelet:
         if known is None and kind != "DELETED":
             address = self._free.pop()
             secret = partial(self._secret, pod["metadata"]["namespace"])
-            known = self.pods[uid] = PodProcess(pod, address, secret, self._folder / name, self._given)
+            known = self.pods[uid] = PodProcess(
+                pod, address, secret, self._folder / name, self._given, sources=self._sources
+            )
             if "deletionTimestamp" not in pod["metadata"]:
                 self.tasks.spawn(f"run {name}", self._run(uid))
+        said = self._said.get(uid)
+        if said is not None and said[0] != _is_ready(pod):
+            del self._said[uid]  # the node controller took this node for lost meanwhile: it is said again
         if (
             known is not None
             and uid not in self._ending
@@ -121,11 +144,11 @@ class Kubelet:
         pod = self.pods[uid]
         while uid not in self._ending:
             await pod.start()
-            said: tuple[bool, bool] | None = None
+            self._said.pop(uid, None)
             while pod.runs and uid not in self._ending:
                 ready = await pod.ready()
-                if said != (ready, pod.started):
-                    said = (ready, pod.started)
+                if self._said.get(uid) != (ready, pod.started):
+                    self._said[uid] = (ready, pod.started)
                     await self._say(pod, ready=ready)
                 period_s = float(pod.container["readinessProbe"]["periodSeconds"]) if ready else PROBE_S
                 try:
@@ -135,6 +158,7 @@ class Kubelet:
                     continue
             if uid not in self._ending:
                 pod.restarts += 1
+                self._said[uid] = (False, pod.started)
                 await self._say(pod, ready=False)
                 await asyncio.sleep(RESTART_S)
 
@@ -144,6 +168,7 @@ class Kubelet:
         await self._gone(pod)
         self._free.insert(0, pod.pod_ip)
         del self.pods[uid]
+        self._said.pop(uid, None)
         self._ending.discard(uid)
 
     async def _gone(self, pod: PodProcess) -> None:
@@ -183,6 +208,16 @@ class Kubelet:
         return {"type": "Ready", "status": "True", "reason": "StandIn", "lastHeartbeatTime": now()}
 
 
+def _is_away(error: ApiException) -> bool:
+    return int(error.status) == BUSY or int(error.status) >= BROKEN
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    return any(
+        each["type"] == "Ready" and each["status"] == "True" for each in pod.get("status", {}).get("conditions", ())
+    )
+
+
 async def _asked(call: Callable[[], Awaitable[T]]) -> T:
     """Its answer, once the server is there."""
     while True:
@@ -190,18 +225,28 @@ async def _asked(call: Callable[[], Awaitable[T]]) -> T:
             return await call()
         except AWAY:
             await asyncio.sleep(RETRY_S)
+        except ApiException as error:
+            if not _is_away(error):
+                raise
+            await asyncio.sleep(RETRY_S)
 
 
 @asynccontextmanager
 async def running_kubelet(
-    node: str, folder: Path, given: Mapping[str, str], *, subnet: str = "10.99.0", kubeconfig: str | None = None
+    node: str,
+    folder: Path,
+    given: Mapping[str, str],
+    *,
+    subnet: str = "10.99.0",
+    kubeconfig: str | None = None,
+    sources: Mapping[str, Path] = MappingProxyType({}),
 ) -> AsyncIterator[Kubelet]:
     """In the cluster of `kubeconfig`, or of KUBECONFIG, while the context is open. `given`: environment beside that of
-    the pods."""
+    the pods; `sources`: trees of source by images' tags."""
     settings = client.Configuration()
     await config.load_kube_config(kubeconfig, client_configuration=settings)
     async with client.ApiClient(settings) as api:
-        kubelet = Kubelet(api, node, folder, given, subnet)
+        kubelet = Kubelet(api, node, folder, given, subnet=subnet, sources=sources)
         await kubelet.register()
         try:
             kubelet.tasks.spawn("heartbeat", kubelet.heartbeat())

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,9 +28,17 @@ class PodProcess:
     """One container, the first. `folder` takes what its volumes would."""
 
     def __init__(
-        self, pod: Mapping[str, Any], pod_ip: str, secret: Secret, folder: Path, given: Mapping[str, str]
+        self,
+        pod: Mapping[str, Any],
+        pod_ip: str,
+        secret: Secret,
+        folder: Path,
+        given: Mapping[str, str],
+        *,
+        sources: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """`given`: environment beside what the pod says, of what a real kubelet mounts."""
+        """`given`: environment beside what the pod says, of what a real kubelet mounts. `sources`: trees of source by
+        tag of the image; this one for others."""
         self.pod = pod
         self.pod_ip = pod_ip
         self.address = local_address(pod_ip)
@@ -39,6 +48,7 @@ class PodProcess:
         self._secret = secret
         self._folder = folder
         self._given = given
+        self._source = sources.get(str(self.container["image"]).rpartition(":")[2], ROOT)
         self._stopping = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -113,7 +123,7 @@ class PodProcess:
     async def _environment(self) -> dict[str, str]:
         mounts = [each["mountPath"] for each in self.container.get("volumeMounts", ())]
         found = {
-            "PATH": os.environ["PATH"], "HOME": str(self._folder), "PYTHONPATH": str(ROOT),
+            "PATH": os.environ["PATH"], "HOME": str(self._folder), "PYTHONPATH": str(self._source),
             "GRPC_EXPERIMENTS": GRPC_EXPERIMENTS, **self._given,
         }  # fmt: skip
         for each in self.container["env"]:
