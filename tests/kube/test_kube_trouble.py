@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from libs.testing.kube.clients import Load, Service, running_load
 from libs.testing.kube.kubelet import TOLERATION, Kubelet, running_kubelet
-from libs.testing.kube.namespace import CommandFailed, Namespace, namespace, run
+from libs.testing.kube.namespace import STARTED_S, CommandFailed, Namespace, namespace, run
 from libs.testing.servers.proxy import VanishingProxy, vanishing_proxy
 from libs.testing.servers.stores import KafkaServer, RedisServer
 
@@ -73,7 +74,7 @@ async def test_evictions_a_server_that_is_away_and_a_lost_node_fail_no_request(
         )
         far = await stack.enter_async_context(far_kubelet(own, tmp_path / "second"))
         for component in ("gateway", "planner", "metrics", "prefill", "decode", "far"):
-            await own.until(f"{component} is ready", lambda of=component: own.ready_pods(of))
+            await own.until(f"{component} is ready", partial(own.ready_pods, component), timeout_s=STARTED_S)
         service = Service(own, "fulcrum-gateway", kubeconfig)
         async with running_load(service, clients=8, prompt="word " * 20, max_tokens=16) as load:
             await load.until(ANSWERS, ANSWERS_S)
