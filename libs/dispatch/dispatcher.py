@@ -18,7 +18,7 @@ from libs.dispatch.ports import ColdModels, Demand, Link, Links
 from libs.dispatch.router import Router
 from libs.dispatch.sequence_moves import SequenceMoves
 from libs.dispatch.suspects import Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, equal, expired
+from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, equal, expired, whole
 from libs.dispatch.worker_news import (
     Failed,
     Finished,
@@ -76,8 +76,9 @@ class Dispatcher:
         suspects: Suspects,
         bounds: Bounds,
         weight: Callable[[str], int] = equal,
+        tenant_share: Callable[[], float] = whole,
     ) -> None:
-        """weight: of a tenant's turns in the queue, by its name."""
+        """weight: of a tenant's turns in the queue, by its name. tenant_share: of the queue, that one may take."""
         self.max_reroutes = bounds.max_reroutes
         self.suspects = suspects
         self._links = links
@@ -90,6 +91,7 @@ class Dispatcher:
         """Who knows of models that no worker serves; None: nobody."""
         self._experience = Experience()
         self._queue = WaitingQueue(bounds.max_waiting, weight)
+        self._queue.tenant_share = tenant_share
         self._moves = SequenceMoves()
         self._attempts = Attempts(links)
         self._arrivals = Arrivals()
@@ -153,8 +155,11 @@ class Dispatcher:
         self._queue.check_room(count, self._clock.now_ns())
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Take the choices of one request, all or none; raises as `check_room` does, and PoisonRequest."""
+        """Take the choices of one request, all or none; raises as `check_room` does, for its tenant too, and
+        PoisonRequest."""
         self.check_room(len(generations))
+        if generations and not generations[0].batch:
+            self._queue.check_tenant(generations[0].context.tenant, len(generations), self._clock.now_ns())
         self.suspects.admit(generations)
         for generation in generations:
             self._live[generation] = None

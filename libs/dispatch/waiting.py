@@ -27,6 +27,11 @@ def equal(_tenant: str) -> int:
     return 1
 
 
+def whole() -> float:
+    """One tenant may take all of it."""
+    return 1.0
+
+
 class WaitingQueue:
     """Bounded for new choices; one that lost its worker always finds its place again."""
 
@@ -34,6 +39,10 @@ class WaitingQueue:
         """weight: of a tenant's turns."""
         self._max_waiting = max_waiting
         self._weight = weight
+        self.tenant_share: Callable[[], float] = whole
+        """Of the bound, that one tenant's may take."""
+        self._of_tenant: Counter[str] = Counter()
+        """That wait and are no lines of batch jobs."""
         self._waiting: dict[int, Generation] = {}
         self._lines: dict[str, Line[Generation]] = {}
         """By model; those where nobody waits are none."""
@@ -90,6 +99,15 @@ class WaitingQueue:
             message = f"{self._max_waiting} requests are waiting already"
             raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
+    def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
+        """Raises QueueFull when `count` more of the tenant's would take all that another could wait in."""
+        if self.tenant_share is whole:
+            return
+        most = int(self._max_waiting * self.tenant_share())
+        if self._of_tenant[tenant] + count > most:
+            message = f"{most} requests of tenant {tenant} are waiting already"
+            raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
+
     def drain_s(self, now_ns: int) -> float:
         """When all that waits will have left, by the rate at which it has left so far."""
         return retry_after_s(self._tokens.total(), self._outflow.per_s(now_ns))
@@ -123,6 +141,11 @@ class WaitingQueue:
     def _count(self, generation: Generation, sign: int) -> None:
         model, tokens = generation.model, sign * generation.prompt_tokens
         self._tokens[model] += tokens
+        if not generation.batch and self.tenant_share is not whole:
+            tenant = generation.context.tenant
+            self._of_tenant[tenant] += sign
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
         if generation.batch:
             self.batch += sign
             self._batch[model] += sign

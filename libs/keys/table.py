@@ -76,6 +76,7 @@ class Caller:
         return named or self.service_class
 
 
+TENANT_QUEUE_SHARE: Final = 0.5
 NO_LIMITS: Final = TenantLimits()
 ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
@@ -113,6 +114,10 @@ class KeyTable:
     def limits_of(self, tenant: str) -> TenantLimits:
         """What it is held to; nothing where everybody is let in."""
         return (None if self.is_open else self.limits.get(tenant or DEFAULT_TENANT)) or NO_LIMITS
+
+    def queue_share(self) -> float:
+        """Of a gateway's queue, that one tenant's requests may take."""
+        return 1.0 if self.is_open else TENANT_QUEUE_SHARE
 
     def weight(self, tenant: str) -> int:
         """Of its turns, against 1 of others."""

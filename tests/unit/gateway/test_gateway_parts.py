@@ -262,6 +262,20 @@ def test_the_builtin_model_is_served_by_default() -> None:
     assert GatewaySettings.model_validate({}).models == {"sim": "builtin:sim"}
 
 
+def test_one_tenant_leaves_room_in_the_queue_for_others() -> None:
+    queue = WaitingQueue(10)
+    queue.tenant_share = lambda: 0.5
+    held = [generation(number) for number in range(1, 6)]
+    for each in held:
+        queue.check_tenant(each.context.tenant, 1, 0)
+        queue.add(each, 0)
+    with pytest.raises(QueueFull, match="5 requests of tenant"):
+        queue.check_tenant(held[0].context.tenant, 1, 0)
+    queue.check_tenant("another", 5, 0)
+    queue.remove(held[0])
+    queue.check_tenant(held[0].context.tenant, 1, 0)
+
+
 def test_who_asks_for_a_nearer_deadline_than_its_class_may_have_gets_the_classs() -> None:
     defaults = Defaults("g", 5000, 100, {"online": (300.0, 20.0), "*": (2000.0, 0.0)})
 
