@@ -1,4 +1,5 @@
-"""From the queue to workers and back: binds choices, has what workers say of them decided, carries it out.
+"""From the queue to workers and back: binds choices, passes workers' events to each choice's placement, carries out
+the effects that it returns.
 
 All sync: what is decided here leaves with the links' next frames. Where a choice is, its placement alone knows.
 """

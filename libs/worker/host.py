@@ -170,7 +170,7 @@ class WorkerHost:
         self._abort(link, frame.aborts)
         if frame.epoch:
             self.gateways.holds_epoch(link, frame.epoch)
-        self.gateways.bound(link)
+        self.gateways.close_if_unread(link)
         self.gateways.settle()
 
     def refresh_load(self) -> None:
@@ -270,7 +270,7 @@ class WorkerHost:
             self.gateways.settle()
             self._progress.set()
         for link in self.gateways:
-            self.gateways.bound(link)
+            self.gateways.close_if_unread(link)
 
     def _deliver(self, sequence: Hosted, output: SequenceOutput) -> None:
         link = sequence.link

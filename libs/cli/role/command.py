@@ -1,4 +1,7 @@
-"""`fulcrum role`: have workers do something else, at once and without losing anything."""
+"""`fulcrum role`: have workers do something else, at once and without losing anything.
+
+It calls each worker itself; the planner's `PUT /v1/workers/ID/role` is for the page.
+"""
 
 from typing import Annotated
 

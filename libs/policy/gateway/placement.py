@@ -182,8 +182,8 @@ class Placement:
     # ------------------------------------------------------------ moves
 
     def leaves(self, attempt: Attempt, sequence_id: int) -> bool:
-        """Its worker would hand it over, and says so again with every role that it takes until then; whether a place is
-        to be sought, under a new id. What has its place already is on its way."""
+        """The worker wants to hand this attempt over, and repeats it with each role change. Returns whether the gateway
+        should look for a place, under the new id; False where one is reserved."""
         runs = attempt in (self.prompt, self.decode) and self.blocks is None
         if not runs or self.reserved is not None or self.moves >= MAX_MOVES:
             return False

@@ -174,7 +174,7 @@ class Gateways:
                 due_s = min(due_s, link.sent_s + beat_s)
         return due_s
 
-    def bound(self, link: AttachedGateway) -> None:
+    def close_if_unread(self, link: AttachedGateway) -> None:
         """End the stream of one that does not read."""
         if link.outbox.overflowed and not link.closed.is_set():
             log.warning("gateway does not read its stream", gateway=link.waiting.name)

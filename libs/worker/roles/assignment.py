@@ -10,7 +10,6 @@ from libs.policy.worker.assignment import (
     first_assignment,
     leaves_decode,
     next_assignment,
-    refusal,
 )
 
 _ROLES = {
@@ -78,10 +77,6 @@ class AssignmentState:
     def leaves_decode(self) -> bool:
         """Whether sequences that still decode are work of a role that has been left."""
         return leaves_decode(self._current, draining=self.draining)
-
-    def refusal(self, phase: int) -> roles.Refusal | None:
-        """Why new work of `phase` is not taken, or None."""
-        return refusal(self._current, phase, draining=self.draining)
 
 
 def _error(reason: NotTaken, **facts: int | str) -> FulcrumError:

@@ -1,4 +1,4 @@
-"""The FastAPI app around the two hot routes: models, health, metrics, and errors in one shape."""
+"""The FastAPI app around the routes that generate: models, health, metrics, and errors in one shape."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

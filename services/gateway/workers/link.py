@@ -77,7 +77,7 @@ class WorkerLink:
         self._prompts: dict[int, bool] = {}
         """Running sequences whose prompt is computed here for another worker; the value: whether it is a batch line."""
         self._unheard: set[int] = set()
-        """Sequences sent while the worker's sign of life was overdue, which has not arrived since."""
+        """Sequences sent while the worker was silent; cleared by its next frame."""
         self.silent_ms = 0.0
         """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
         self.kv_kind = ""

@@ -15,6 +15,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob, SequenceOutput
+from libs.policy.worker.assignment import refusal
 from libs.policy.worker.slots import SlotFacts, prefill_slots
 from libs.runtime.settings import load_settings
 from libs.worker.gateways import outbox
@@ -61,9 +62,9 @@ def test_an_assignment_that_cannot_be_changes_nothing(role: int, budget_tokens: 
 
 def test_a_draining_worker_takes_neither_work_nor_roles() -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
-    assert state.refusal(pb.PHASE_PREFILL) is None
+    assert refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) is None
     state.draining = True
-    assert state.refusal(pb.PHASE_PREFILL) == pb.REFUSAL_CODE_DRAINING
+    assert refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) == pb.REFUSAL_CODE_DRAINING
     with pytest.raises(StaleRole):
         state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=0)
 
@@ -71,8 +72,8 @@ def test_a_draining_worker_takes_neither_work_nor_roles() -> None:
 def test_a_changed_epoch_bounces_no_work_that_still_fits() -> None:
     state = AssignmentState("m", ROLE_MIXED, 64)
     state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=0)
-    assert state.refusal(pb.PHASE_DECODE) is None
-    assert state.refusal(pb.PHASE_BOTH) == pb.REFUSAL_CODE_STALE_ROLE
+    assert refusal(state.current, pb.PHASE_DECODE, draining=state.draining) is None
+    assert refusal(state.current, pb.PHASE_BOTH, draining=state.draining) == pb.REFUSAL_CODE_STALE_ROLE
 
 
 def test_pending_output_leaves_in_frames_of_bounded_size_with_events_last(monkeypatch: pytest.MonkeyPatch) -> None:
