@@ -44,6 +44,8 @@ class Order:
     wanted: Assignment
     """Its epoch is one more than that of the assignment that the decision saw."""
     reason: str
+    own_budget_tokens: int = 0
+    """What the worker had by its start or a person's word: it publishes it, so that later planners know it."""
 
 
 Done = Callable[[Order, Assignment | None, bool], None]
@@ -98,9 +100,25 @@ class OrderExecutor:
             self._end(order, outcome, assignment, done)
 
     async def _set_role(self, order: Order) -> RoleMove:
-        return await self.ask(order.worker, order.wanted, actor=self._planner_id, reason=order.reason, wait_ms=0)
+        return await self.ask(
+            order.worker,
+            order.wanted,
+            actor=self._planner_id,
+            reason=order.reason,
+            wait_ms=0,
+            own_budget_tokens=order.own_budget_tokens,
+        )
 
-    async def ask(self, worker: Worker, wanted: Assignment, *, actor: str, reason: str, wait_ms: int) -> RoleMove:
+    async def ask(
+        self,
+        worker: Worker,
+        wanted: Assignment,
+        *,
+        actor: str,
+        reason: str,
+        wait_ms: int,
+        own_budget_tokens: int = 0,
+    ) -> RoleMove:
         """Have one worker take an assignment whose epoch follows the one that it is thought to have, and wait at most
         `wait_ms` until gateways hold it. Raises StaleRole where it has another one, NoWorkers where it does not
         answer, and StartupError where no token may be shown to it."""
@@ -123,6 +141,7 @@ class OrderExecutor:
                 actor=actor,
                 reason=reason,
                 wait_ms=wait_ms,
+                own_budget_tokens=own_budget_tokens,
             )
         finally:
             await channel.close()

@@ -149,7 +149,7 @@ class RolePlanner:
             epoch=min(known + 1, MAX_UINT64),
         )
         self._wanted[change.worker_id] = _Wanted(worker.incarnation, assignment)
-        return Order(worker, assignment, reason)
+        return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0))
 
     def done(self, order: Order, assignment: Assignment | None, *, failed: bool = False) -> None:
         """A call has ended; one that changed nothing leaves its worker to the next decision, as if it had not been.
@@ -169,6 +169,9 @@ class RolePlanner:
     def _standings(self, standings: Sequence[PlannedWorker], left: set[str]) -> Sequence[PlannedWorker]:
         """With what is remembered of them: the budgets that are their own, and who could not be asked."""
         own = self._own_budgets
+        for each in standings:
+            if each.own_budget_tokens:  # of a worker that an earlier planner changed
+                own.setdefault(each.id, each.own_budget_tokens)
         chosen = {each.id: each.budget_tokens for each in standings if each.budget_tokens and each.keeps_budget}
         if not (left or own or chosen):
             return standings

@@ -16,7 +16,7 @@ async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() 
 
     def order(worker: LocalWorker, epoch: int) -> Order:
         wanted = Assignment(model="sim", role=ROLE_MIXED, budget_tokens=512, epoch=epoch)
-        return Order(worker.host.worker(), wanted, "prompts press")
+        return Order(worker.host.worker(), wanted, "prompts press", own_budget_tokens=64)
 
     async with local_worker("a", "decode") as one, local_worker("b", "decode") as other:
         actor.carry_out([order(one, 2), order(other, 5)], lambda of, got, _failed: ended.update({of.worker.id: got}))
@@ -24,6 +24,7 @@ async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() 
         await eventually(lambda: len(ended) == 2)
         assert one.host.assignment.current.budget_tokens == 512
         assert one.host.worker().role_change.actor == "planner-0"
+        assert one.host.worker().role_change.own_budget_tokens == 64  # for a planner that comes after this one
         assert other.host.assignment.current.budget_tokens == 0
         assert ended["a"] == one.host.worker().assignment
         assert ended["b"] is None

@@ -15,7 +15,7 @@ from typing import Final
 
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.splits import best_split
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure.splits import KV_FILL, WorkerProfile, Workload, most_decodes, split
 
 SECOND_NS: Final = 1_000_000_000
 HOUR_S: Final = 3_600.0
@@ -179,6 +179,25 @@ def workers_needed(engine: WorkerProfile, work: Workload, serving: int, limits: 
         else:
             low = middle + 1
     return low
+
+
+def mixed_instead(engine: WorkerProfile, work: Workload, prefill: int, decode: int) -> int:
+    """Mixed workers that do what a plan counts `prefill` and `decode` workers for: prompts that fill the ones up to
+    `FULL`, beside as many sequences, of the length of those that decode now, as fill the others. Both together where
+    nothing decodes now: how much hides beside sequences of unknown length is unknown."""
+    whole = prefill + decode
+    if not (prefill and decode and work.decodes):
+        return whole
+    context = max(work.kv_tokens // work.decodes, 1)
+    most = most_decodes(engine, work.tpot_ns, context)
+    if engine.kv_tokens:
+        most = min(most, max(int(engine.kv_tokens * KV_FILL) // context, 1))
+    decodes = round(decode * most * FULL)
+    planned = Workload(prefill * FULL, decodes, decodes * context, work.tpot_ns)
+    for count in range(max(prefill, decode), whole):
+        if split(engine, planned, 0, count).cost <= FULL:
+            return count
+    return whole
 
 
 def charged(memory: ScaleMemory, pool: Pool, now_ns: int) -> ScaleMemory:

@@ -57,8 +57,10 @@ class WorkerAdmin:
         actor: str,
         reason: str,
         wait_ms: int = 1000,
+        own_budget_tokens: int = 0,
     ) -> RoleMove:
-        """Compare-and-set the role; then wait, at most `wait_ms`, until the gateways hold it."""
+        """Compare-and-set the role; then wait, at most `wait_ms`, until the gateways hold it. `own_budget_tokens`: of
+        a planner, what the worker had before planners changed it."""
         request = pb.SetRoleRequest(
             expected_epoch=expected_epoch,
             incarnation=incarnation,
@@ -67,6 +69,7 @@ class WorkerAdmin:
             actor=actor,
             reason=reason,
             wait_ms=wait_ms,
+            own_budget_tokens=own_budget_tokens,
         )
         start_s = time.monotonic()
         answer: pb.SetRoleResponse = await self._call(self._stub.SetRole, request, CALL_TIMEOUT_S + wait_ms / 1000)

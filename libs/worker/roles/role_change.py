@@ -5,6 +5,7 @@ from collections import deque
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
 from libs.engine.port import EngineEvent, StepReport
+from libs.policy.roles import MAX_BUDGET_TOKENS
 
 MAX_CHANGES = 16
 """Changes whose times are kept: more than happen while one step runs and is reported."""
@@ -26,7 +27,12 @@ class LastChange:
 
     def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
         """The worker takes an assignment now, as it was asked to."""
-        self.message = RoleChange(actor=request.actor, reason=request.reason, unix_ns=now_ns)
+        self.message = RoleChange(
+            actor=request.actor,
+            reason=request.reason,
+            unix_ns=now_ns,
+            own_budget_tokens=min(request.own_budget_tokens, MAX_BUDGET_TOKENS),
+        )
         self.first_step_ns = None
         self._assignment = assignment
         self._changed_ns.append(now_ns)

@@ -137,7 +137,7 @@ def _unheard(ready: Bools, fresh: Bools) -> str:
 
 
 def _standings(view: FleetView, places: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:
-    roster = view.roster
+    roster, own = view.roster, view.roster.own_budgets
     movable = columns.fresh & roster.paired & roster.ready
     reported = (
         [roster.ids[place] for place in places.tolist()],
@@ -148,7 +148,7 @@ def _standings(view: FleetView, places: Ints, columns: _Columns, pinned: Bools) 
         columns.kv_tokens[places].tolist(),
         pinned[places].tolist(),
         roster.keeps_budget[places].tolist(),
-        [0] * len(places),  # own budgets are unknown
+        [own.get(roster.ids[place], 0) for place in places.tolist()] if own else [0] * len(places),
     )
     return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # a third of the time of calling it
 

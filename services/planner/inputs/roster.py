@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Worker
-from libs.policy.roles import Role
+from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 
 Ints = NDArray[np.int64]
 Uints = NDArray[np.uint64]
@@ -48,6 +48,12 @@ class Roster:
         by_planners = [by_planner(each, planner_id) for each in workers]
         self.keeps_budget: Bools = ~_bools(by_planners)
         """What it has, somebody chose, or it was started with."""
+        self.own_budgets: dict[str, int] = {
+            each.id: min(each.role_change.own_budget_tokens, MAX_BUDGET_TOKENS)
+            for each, ours in zip(workers, by_planners, strict=True)
+            if ours and each.role_change.own_budget_tokens
+        }
+        """By worker, what it had before planners changed it, as it says itself."""
         self._hand_until_ns: Uints = _uints(
             0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
             for each, ours in zip(workers, by_planners, strict=True)

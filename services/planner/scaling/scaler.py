@@ -28,7 +28,17 @@ from libs.contracts.roles import role_name
 from libs.contracts.topics import DECISIONS
 from libs.policy.capacity.plan import CapacityPlan, CapacityPlans, Phase, wishes
 from libs.policy.planner.calling import Wish
-from libs.policy.planner.scaling import CALM_NS, DAY_NS, LINGER_NS, Code, Pool, Scaled, ScaleMemory, scale
+from libs.policy.planner.scaling import (
+    CALM_NS,
+    DAY_NS,
+    LINGER_NS,
+    Code,
+    Pool,
+    Scaled,
+    ScaleMemory,
+    mixed_instead,
+    scale,
+)
 from libs.policy.planner.start_up import StartUp
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
@@ -229,7 +239,7 @@ class Scaler:
             memory=self._memories.get(observed.model, ScaleMemory()),
             now_ns=now_ns,
             start_up_ns=start_up_ns,
-            forecast=sum(forecast.values()),
+            forecast=forecast_workers(plan, forecast),
             calm_ns=self._settings.calm_ns,
             linger_ns=self._settings.linger_ns,
         )
@@ -346,6 +356,19 @@ def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
         return {str(model): {day: float(spent)} for model, spent in list(found["gpu_s"].items())[:MAX_MODELS]}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def forecast_workers(plan: ModelPlan, forecast: Mapping[Phase, int]) -> int:
+    """Workers that a capacity plan asks for: its two pools, or fewer where all of the model's workers are mixed."""
+    whole = sum(forecast.values())
+    serving = [each for each in plan.observed.standings if each.role is not Role.STANDBY]
+    if not whole or plan.observed.engine is None or any(each.role is Role.PREFILL for each in serving):
+        return whole
+    if not any(each.budget_tokens for each in serving):
+        return whole
+    return mixed_instead(
+        plan.observed.engine, plan.observed.work, forecast.get("prefill", 0), forecast.get("decode", 0)
+    )
 
 
 def shown_role(worker: Worker, planner_id: str) -> str:

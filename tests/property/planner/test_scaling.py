@@ -18,9 +18,10 @@ from libs.policy.planner.scaling import (
     Pool,
     Scaled,
     ScaleMemory,
+    mixed_instead,
     scale,
 )
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure.splits import WorkerProfile, Workload, split
 from libs.policy.step_time import StepTimeModel
 
 MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)
@@ -145,3 +146,22 @@ def test_what_is_spent_is_spent_on_the_day_that_it_was_and_outlives_a_restart(st
     before = ScaleMemory(spent_gpu_s={START_NS // DAY_NS: spent_h * HOUR_S}, charged_ns=START_NS + DAY_NS - 10**9)
     found = scale(ENGINE, QUIET, pool, ModelLimits(), memory=before, now_ns=START_NS + DAY_NS + 10**9, start_up_ns=0)
     assert dict(found.memory.spent_gpu_s) == {START_NS // DAY_NS + 1: float(started)}
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 400), st.floats(0, 1))
+def test_mixed_workers_for_a_plan_are_no_more_than_its_pools_and_have_room_for_what_fills_them(
+    prefill: int, decode: int, decodes: int, interference: float
+) -> None:
+    engine = replace(ENGINE, step_time=replace(MODEL, interference=interference))
+    count = mixed_instead(engine, work(0.0, decodes), prefill, decode)
+    assert max(prefill, decode) <= count <= prefill + decode
+    if count < prefill + decode:
+        most = max(split(engine, work(0.0, each), 0, 1).decode_pressure <= 1 and each for each in range(1, 257))
+        planned = work(prefill * FULL, round(decode * most * FULL))
+        assert split(engine, planned, 0, count).cost <= 1.0
+
+
+def test_where_prompts_hide_beside_decodes_fewer_mixed_workers_are_wished_than_two_pools_count() -> None:
+    hides = replace(ENGINE, step_time=replace(MODEL, interference=0.0))
+    assert mixed_instead(hides, work(0.0, 100), 4, 8) < 12
+    assert mixed_instead(hides, work(0.0, 0), 4, 8) == 12, "how long sequences will be is not known"

@@ -11,10 +11,12 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_ADVISORY,
     MODE_OFF,
 )
-from libs.policy.planner.role_planning import CALM_NS
+from libs.policy.planner.role_planning import CALM_NS, Change
+from libs.policy.roles import Role
 from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step_batch
 from services.planner.http.api import PlannerCollector
+from services.planner.state import Decided
 from tests.planner_rig import CHUNK, STEP_TIME, WINDOW_MS, Cluster, actions
 
 
@@ -147,6 +149,21 @@ def test_a_worker_that_was_started_mixed_and_moved_to_prefill_and_back_gets_its_
     decided = [cluster.decide() for _ in range(CALM_NS // MS // WINDOW_MS + 2)]
     changes = [change for each in decided for told in each.decisions for change in told.changes]
     assert {(each.worker_id, each.assignment.budget_tokens) for each in changes} == {("m", 64), ("n", 64)}
+
+
+def test_a_planner_that_starts_anew_gives_a_worker_the_budget_that_it_had_before_any_planner() -> None:
+    cluster = Cluster(m="mixed", p="prefill")
+    cluster.workers["m"].assignment.budget_tokens = 64
+    cluster.decide()
+    change = Change("m", Role.MIXED, CHUNK)
+    order = cluster.state._role_planner.order(change, cluster.state.view, "prompts press")
+    assert order.own_budget_tokens == 64
+    cluster.carry_out(Decided((), (order,)))
+    heir = Cluster(m="mixed", p="prefill")
+    heir.workers = cluster.workers
+    decided = [heir.decide() for _ in range(CALM_NS // MS // WINDOW_MS + 2)]
+    changes = [change for each in decided for told in each.decisions for change in told.changes]
+    assert [(each.worker_id, each.assignment.budget_tokens) for each in changes] == [("m", 64)]
 
 
 def test_while_the_mode_is_off_pressures_are_those_of_now() -> None:

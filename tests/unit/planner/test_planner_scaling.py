@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_RECOMMEND,
@@ -229,6 +230,18 @@ async def test_workers_are_started_before_the_work_comes_that_a_plan_forecasts()
     (scale,) = [each for each in town.told if each.action == ACTION_SCALE]
     assert scale.reason_code == "forecast" and "4 are wished, 2 prefill and 2 decode" in scale.reason
     assert town.scaler.forecast["sim"] == {"prefill": 2, "decode": 2}
+
+
+async def test_mixed_workers_are_wished_as_one_pool() -> None:
+    town = Town(most=8)
+    for name in "pd":
+        town.cluster.workers[name] = registered(name, "mixed")
+    town.plans.take(day_ahead(at(0) / 1e9, [(3, 3)]))
+    town.cluster.queue(0)
+    town.cluster.decide(Load(free_kv_blocks=800, running=8))
+    await town.scaler.look()
+    assert town.scaler.forecast["sim"] == {"prefill": 3, "decode": 3}
+    assert 1 <= len(town.actuator.worker_ids) < 4, "together with the two that are there, fewer than six"
 
 
 async def test_limits_hold_for_what_is_forecast_and_advisory_only_says_it() -> None:

@@ -191,14 +191,16 @@ class ModelMove(_message.Message):
     def __init__(self, model: _Optional[str] = ..., from_host: _Optional[bool] = ..., took_ns: _Optional[int] = ..., error: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
 
 class RoleChange(_message.Message):
-    __slots__ = ("actor", "reason", "unix_ns")
+    __slots__ = ("actor", "reason", "unix_ns", "own_budget_tokens")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    OWN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     actor: str
     reason: str
     unix_ns: int
-    def __init__(self, actor: _Optional[str] = ..., reason: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
+    own_budget_tokens: int
+    def __init__(self, actor: _Optional[str] = ..., reason: _Optional[str] = ..., unix_ns: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ...) -> None: ...
 
 class StepTime(_message.Message):
     __slots__ = ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns", "decode_sequence_ns", "decode_kv_token_ns", "interference", "prefill", "decode", "mixed", "decode_matrix_ns")

@@ -507,7 +507,7 @@ class Integrity(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ..., pool_faults: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "wait_ms")
+    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "own_budget_tokens", "wait_ms")
     EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +515,7 @@ class SetRoleRequest(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OWN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     expected_epoch: int
     role: _common_pb2.Role
@@ -523,8 +524,9 @@ class SetRoleRequest(_message.Message):
     reason: str
     actor: str
     incarnation: int
+    own_budget_tokens: int
     wait_ms: int
-    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("assignment", "gateways_behind", "waited_ns", "running")
