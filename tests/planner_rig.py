@@ -74,9 +74,7 @@ class Cluster:
         """As workers do that answer, and tell the registry."""
         for order in decided.orders:
             self.workers[order.worker.id].assignment.CopyFrom(order.wanted)
-            changed = RoleChange(
-                actor="planner-0", unix_ns=at(self.ms), own_budget_tokens=order.own_budget_tokens
-            )
+            changed = RoleChange(actor="planner-0", unix_ns=at(self.ms), own_budget_tokens=order.own_budget_tokens)
             self.workers[order.worker.id].role_change.CopyFrom(changed)
             self.state.done(order, order.wanted)
         self.register()

@@ -149,19 +149,26 @@ class Dispatcher:
         """Whether it takes no more."""
         return self._on_idle is not None
 
-    def check_room(self, count: int) -> None:
-        """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops."""
+    @property
+    def wants_keys(self) -> bool:
+        """Whether `check_room` and `submit` are to know which request comes: while the queue is full, or has been."""
+        return self._queue.wants_keys
+
+    def check_room(self, count: int, key: bytes = b"") -> None:
+        """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops. `key`:
+        by which the request is known when it comes again as it was asked to."""
         if self.draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
-        self._queue.check_room(count, self._clock.now_ns())
+        self._queue.check_room(count, self._clock.now_ns(), key)
 
-    def submit(self, generations: Sequence[Generation]) -> None:
+    def submit(self, generations: Sequence[Generation], key: bytes = b"") -> None:
         """Take the choices of one request, all or none; raises as `check_room` does, for its tenant too, and
         PoisonRequest."""
-        self.check_room(len(generations))
+        self.check_room(len(generations), key)
         if generations and not generations[0].batch:
             self._queue.check_tenant(generations[0].context.tenant, len(generations), self._clock.now_ns())
         self.suspects.admit(generations)
+        self._queue.kept(key)
         for generation in generations:
             self._live[generation] = None
             self._arrivals.came(generation)

@@ -13,6 +13,7 @@ from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Line, hopeless_from_ns
 from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.prediction import fastest_speed
+from libs.policy.gateway.promises import NEWCOMERS, Promises
 from libs.policy.gateway.view import WorkerView, serves, why_not
 from libs.policy.speed import Speed
 
@@ -55,6 +56,7 @@ class WaitingQueue:
         self._batch: Counter[str] = Counter()
         self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()
+        self._promises = Promises()
         self.batch = 0
         """Waiting lines of batch jobs."""
 
@@ -93,11 +95,35 @@ class WaitingQueue:
         """Of those that wait for one model, lines of batch jobs, and tokens of their prompts."""
         return self._batch[model], self._batch_tokens[model]
 
-    def check_room(self, count: int, now_ns: int) -> None:
-        """Raises QueueFull when `count` more would pass the bound."""
-        if len(self._waiting) + count > self._max_waiting:
-            message = f"{self._max_waiting} requests are waiting already"
-            raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
+    @property
+    def wants_keys(self) -> bool:
+        """Whether it matters which request comes: some are refused, or were asked to come back."""
+        return bool(self._promises) or len(self._waiting) >= self._max_waiting
+
+    def check_room(self, count: int, now_ns: int, key: bytes = b"") -> None:
+        """Raises QueueFull when `count` more would pass the bound, which is lower for newcomers while others were asked
+        to come back. `key`: by which a request is known when it comes again; empty: it is not."""
+        most = self._max_waiting
+        if self._promises:
+            self._promises.forget(now_ns)
+            if self._promises and not self._promises.holds(key, now_ns):
+                most = max(int(most * NEWCOMERS), 1)
+        if len(self._waiting) + count > most:
+            message = f"{len(self._waiting)} requests are waiting already"
+            raise QueueFull(message, retry_after_s=self._come_back_s(key, count, now_ns))
+
+    def kept(self, key: bytes) -> None:
+        """A request was let in that may have been asked to come back."""
+        self._promises.kept(key)
+
+    def _come_back_s(self, key: bytes, count: int, now_ns: int) -> float:
+        drain_s, waiting = self.drain_s(now_ns), len(self._waiting)
+        tokens_per_s, tokens = self._outflow.per_s(now_ns), self._tokens.total()
+        if not (key and tokens_per_s and tokens and waiting):
+            return drain_s
+        per_s = tokens_per_s * waiting / tokens
+        room_in_s = max(waiting - self._max_waiting * NEWCOMERS, 0.0) / per_s
+        return self._promises.make(key, count, room_in_s=room_in_s, per_s=per_s, now_ns=now_ns) or drain_s
 
     def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more of the tenant's would take all that another could wait in."""

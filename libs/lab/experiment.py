@@ -308,6 +308,7 @@ def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int, wrong: Wrong) -> 
             borrowed=borrowed,
             late_last=policy.late_last,
             wrong=wrong,
+            on_look=policy.on_look,
             lookup_ns=lookup_ns,
         )
     return lambda workers, virtual: PushGateway(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.planner import OnLook
 from libs.lab.rivals.catalog import RIVALS, rival
 from libs.lab.rivals.orders import late_last
 from libs.lab.rivals.port import Cluster, MoveCost, PromptOrder, Rival
@@ -50,6 +51,8 @@ class Policy:
     """Whether requests that can no longer be in time wait behind those that can."""
     prompt_order: PromptOrder | None = None
     """Of the prompts in a rival's workers; None: as they came."""
+    on_look: OnLook | None = None
+    """Called with each decision of the planner, where it is `planned`."""
 
 
 def policy_named(name: str, workers: int) -> Policy:

@@ -31,12 +31,9 @@ from load.planner.bench_spike import (
     SPEEDUP,
     TTFT_MS,
     Policy,
-    Story,
-    flipflop,
-    flood,
-    made,
     run,
 )
+from load.planner.stories import Story, flipflop, flood, made
 
 NEVER_MS: Final = 86_400_000
 """A TTFT that no request misses: with it nobody is ever late, and all are served first come, first served."""

@@ -16,23 +16,27 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
+from libs.lab.rivals.port import Cluster, Slo
 from libs.lab.slo import SloSpec, parse_slo
-from libs.lab.traces.generate import generate
-from libs.lab.traces.request import Trace, TraceRequest
+from libs.lab.traces.request import Trace
 from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.testing.suites.suite import Suite, running_suite
 from load.lab.fidelity import Place, prompt_ids
 from load.lab.fidelity_live import Answer, play, settings, sim_settings
+from load.planner.bench_role import tiny_model
+from load.planner.dynamo_live import DynamoLive
+from load.planner.spike_worth import judged
+from load.planner.stories import STORIES, Story, made, torch_bursts
 
 PROFILE: Final = "llama-70b-tp4-h100"
 CHUNK_TOKENS: Final = 2048
@@ -46,76 +50,16 @@ SPEEDUP: Final = 0.4
 TTFT_MS: Final = 5_000
 TPOT_MS: Final = 120
 SLO: Final = f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms"
+TORCH: Final = {
+    "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "256",
+    "FULCRUM_WORKER_MAX_SEQUENCES": "8",
+    "FULCRUM_WORKER_THREADS": "1",
+    "FULCRUM_WORKER_KV_MEMORY_MB": "96",
+    "FULCRUM_LOG_LEVEL": "warning",
+}
+TORCH_WORKERS: Final = 4
 TURN_S: Final = 3.0
 """A move later than this after a turn answers something else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Story:
-    """A made trace, and when its mix turns to which phase."""
-
-    spec: str
-    turns: Sequence[tuple[float, str]]
-    """(s from its beginning, prefill or decode)"""
-    burst: tuple[int, int] = (0, 0)
-    """(prompts, tokens of each) that come at each turn."""
-
-
-def flipflop(rate: float, seconds: int, period: int) -> Story:
-    """Prefill-heavy and decode-heavy in turns."""
-    spec = f"flipflop:rate={rate},isl=1200,osl=150,spread=0.3,seconds={seconds},period={period},swing=4"
-    halves = [(each, "decode" if number % 2 else "prefill") for number, each in enumerate(_range(period / 2, seconds))]
-    return Story(spec, [turn for turn in halves if turn[0]])
-
-
-def flood(rate: float, seconds: int) -> Story:
-    """A chat, flooded with long prompts from the middle on for a quarter of the time."""
-    spec = (
-        f"chat-flood:rate={rate},isl=500,osl=100,spread=0.25,seconds={seconds},"
-        f"flood_rate={rate * 2},flood_isl=5000,flood_at=0.4,flood_seconds={seconds // 4}"
-    )
-    return Story(spec, [(seconds * 0.4, "prefill")])
-
-
-def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_000) -> Story:
-    """A chat, into which `prompts` long prompts fall within a tenth of a second, again and again."""
-    at_s = [float(each) for each in range(every_s // 2, seconds - 2, every_s)]
-    return Story(
-        f"poisson:rate=4,isl=500,osl=100,spread=0.25,seconds={seconds}",
-        [(each, "prefill") for each in at_s],
-        burst=(prompts, tokens),
-    )
-
-
-def steady(rate: float, seconds: int) -> Story:
-    """Nothing turns: whatever moves here is for nothing."""
-    return Story(f"poisson:rate={rate},isl=2000,osl=150,spread=0.4,seconds={seconds}", [])
-
-
-STORIES: Final[Mapping[str, Callable[[int], Story]]] = {
-    "flipflop": lambda seconds: flipflop(7, seconds, 10),
-    "flood": lambda seconds: flood(5, seconds),
-    "bursts": bursts,
-    "steady": lambda seconds: steady(8, seconds),
-}
-MOST_TOKENS: Final = 8_192
-"""Of the simulated model's context: what is longer is left out."""
-BURST_S: Final = 0.1
-
-
-def made(story: Story, seed: int) -> Trace:
-    """The requests of a story, in order of arrival."""
-    trace = generate(story.spec, seed=seed)
-    requests = [each for each in trace.requests if each.input_tokens + each.output_tokens < MOST_TOKENS]
-    count, tokens = story.burst
-    for at_s, _ in story.turns if count else ():
-        gap_ns = round(BURST_S * 1e9 / count)
-        requests += [
-            TraceRequest(0, round(at_s * 1e9) + number * gap_ns, tokens, 16, service_class="burst")
-            for number in range(count)
-        ]
-    requests.sort(key=lambda each: each.arrival_ns)
-    return replace(trace, requests=[replace(each, number=number) for number, each in enumerate(requests)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +71,8 @@ class Policy:
     decode: int
     mixed: int
     mode: str
+    dynamo: bool = False
+    """Whether Dynamo's load policy restarts workers."""
 
 
 def policies(workers: int) -> list[Policy]:
@@ -136,6 +82,7 @@ def policies(workers: int) -> list[Policy]:
         Policy("auto", half, workers - half, 0, "auto"),
         Policy(f"static {half}:{workers - half}", half, workers - half, 0, "advisory"),
         Policy("aggregated", 0, 0, workers, "advisory"),
+        Policy("dynamo-load", half, workers - half, 0, "advisory", dynamo=True),
     ]
 
 
@@ -147,6 +94,10 @@ class Seen:
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     """By worker and epoch, when it took it by its own clock."""
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    """At the last look."""
+    restarts: list[tuple[int, str, str]] = field(default_factory=list)
+    """Of Dynamo's policy: (Unix ns, worker, its role to be)"""
     looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
 
@@ -156,7 +107,7 @@ async def watch(suite: Suite, seen: Seen) -> None:
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
         while True:
-            workers = (await http.get(f"{url}/v1/workers")).json()
+            workers = seen.workers = (await http.get(f"{url}/v1/workers")).json()
             for worker in workers:
                 seen.changed_ns[worker["id"], worker["epoch"]] = worker["moved_unix_ns"]
             roles = Counter(worker["role"] for worker in workers)
@@ -171,35 +122,42 @@ async def watch(suite: Suite, seen: Seen) -> None:
 
 
 async def serve(
-    suite: Suite, trace: Trace, prompts: Sequence[Sequence[int]]
+    suite: Suite, trace: Trace, prompts: Sequence[Sequence[int]], policy: Policy, cluster: Cluster
 ) -> tuple[dict[int, Answer], list[str], Seen]:
     """The whole trace, and what was seen meanwhile."""
     seen, failed = Seen(), list[str]()
-    watching = asyncio.create_task(watch(suite, seen))
+    dynamo = DynamoLive(suite, cluster) if policy.dynamo else None
+    watching = [asyncio.create_task(watch(suite, seen))]
+    watching += [asyncio.create_task(dynamo.run())] if dynamo else []
     seen.start_unix_ns = time.time_ns()
     begun_ns = time.monotonic_ns()
     try:
-        answers = await play(suite.gateway, "sim", trace, prompts, failed)
+        answers = await play(suite.gateway, suite.ready["model"], trace, prompts, failed)
+        for each in watching:
+            if each.done():
+                each.result()  # it never ends by itself: raise what ended it
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for each in watching:
+            each.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+    seen.restarts = dynamo.restarts if dynamo else []
     # Times of answers count from the first request's due time, which `play` sets after its preparations.
     first = min(answers.values(), key=lambda each: each.served.arrival_ns)
     seen.start_unix_ns += first.begun_ns - begun_ns
     return answers, failed, seen
 
 
-def is_good(answer: Answer, trace: Trace, speed: Speed, slo: SloSpec) -> bool:
-    """By the client's clock for TTFT."""
-    request = trace.requests[answer.number]
-    isolated_ns = speed.prompt_ns(request.input_tokens, request.input_tokens**2)
+def is_good(answer: Answer, trace: Trace, speed: Speed | None, slo: SloSpec) -> bool:
+    """By the client's clock for TTFT. `speed` None: what a prompt takes alone is not known, and allows nothing more."""
+    tokens = trace.requests[answer.number].input_tokens
+    isolated_ns = speed.prompt_ns(tokens, tokens**2) if speed is not None else 0.0
     return answer.client_ttft_ns <= slo.ttft_limit_ns(isolated_ns) and answer.served.tpot_ns <= slo.tpot_ns
 
 
-def moves(story: Story, trace: Trace, seen: Seen) -> dict[str, Any]:
-    """How soon decisions came after turns, and changes after decisions."""
-    changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
-    changes.sort(key=lambda each: each["decided_unix_ns"])
+def moves(story: Story, trace: Trace, seen: Seen, useful: Mapping[str, bool] | None) -> dict[str, Any]:
+    """How soon decisions came after turns, and changes after decisions. `useful`: by decision, as the lab says; None
+    where nothing is known of that, and each decision counts that its reason code fits."""
+    changes = changing(seen)
     useful_ms = []
     for at_s, phase in story.turns:
         arrivals = [each.arrival_ns for each in trace.requests if each.arrival_ns >= at_s * 1e9]
@@ -207,7 +165,8 @@ def moves(story: Story, trace: Trace, seen: Seen) -> dict[str, Any]:
             continue
         turn_ns = seen.start_unix_ns + arrivals[0]
         code = "prompts_press" if phase == "prefill" else "decodes_press"
-        after_ns = [each["decided_unix_ns"] - turn_ns for each in changes if each["reason_code"] == code]
+        fits = [each for each in changes if each["reason_code"] == code and (useful is None or useful.get(each["id"]))]
+        after_ns = [each["decided_unix_ns"] - turn_ns for each in fits]
         soonest = min((each for each in after_ns if 0 <= each < TURN_S * 1e9), default=None)
         useful_ms.append(None if soonest is None else soonest / 1e6)
     effects_ms = [
@@ -218,6 +177,7 @@ def moves(story: Story, trace: Trace, seen: Seen) -> dict[str, Any]:
     ]
     return {
         "decisions": len(changes),
+        "useful": None if useful is None else [sum(useful.values()), len(useful)],
         "moves": sum(len(each["workers"]) for each in changes if each["action"] == "set_role"),
         "budgets": sum(len(each["workers"]) for each in changes if each["action"] == "set_budget"),
         "turns": len(useful_ms),
@@ -225,6 +185,12 @@ def moves(story: Story, trace: Trace, seen: Seen) -> dict[str, Any]:
         "first_useful_move_ms": percentiles([each for each in useful_ms if each is not None]),
         "effect_ms": percentiles(effects_ms),
     }
+
+
+def changing(seen: Seen) -> list[dict[str, Any]]:
+    """Decisions that changed workers, in their order."""
+    found = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
+    return sorted(found, key=lambda each: (each["decided_unix_ns"], each["sequence"]))
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
@@ -235,38 +201,53 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
 
 
-def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS) -> dict[str, Any]:
+def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS, torch: bool = False) -> dict[str, Any]:
     """One policy on one story. `ttft_ms`: what the gateway takes requests to want; they are scored by `SLO`."""
     trace = made(story, seed)
     place = Place(profile(PROFILE), [(Role.PREFILL, 0)], CHUNK_TOKENS, MAX_SEQUENCES, LINK_GBPS)
     prompts = prompt_ids(trace, seed=seed)
-    asked = ("--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed))
-    env = settings(place, trace) | sim_settings(place)
-    env |= {"FULCRUM_PLANNER_MODE": policy.mode, "FULCRUM_GATEWAY_TTFT_DEADLINE_MS": str(ttft_ms)}
+    slo, speed = parse_slo(SLO), Speed(place.profile.step_time.scaled(1 / SPEEDUP), CHUNK_TOKENS)
+    cluster = Cluster(
+        policy.prefill + policy.decode + policy.mixed, speed, MAX_SEQUENCES, 1_000, 64,
+        Slo(slo.ttft_limit_ns(0), slo.tpot_ns),
+    )  # fmt: skip
+    asked = ["--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed)]
+    env = {"FULCRUM_PLANNER_MODE": policy.mode, "FULCRUM_GATEWAY_TTFT_DEADLINE_MS": str(ttft_ms)}
     env |= {"FULCRUM_GATEWAY_TPOT_TARGET_MS": str(TPOT_MS), "FULCRUM_PLANNER_TPOT_TARGET_MS": str(TPOT_MS)}
-    env |= {"FULCRUM_WORKER_SIM_SPEEDUP": str(SPEEDUP)}
     with tempfile.TemporaryDirectory() as folder:
         env["FULCRUM_CACHE"] = f"{folder}/cache"
-        arguments = ("--engine", "sim", *asked, "--workers-per-process", str(PER_PROCESS))
-        with running_suite(Path(folder), *arguments, env=env) as suite:
+        if torch:
+            asked += ["--engine", "torch", "--model", str(tiny_model(Path(folder) / "tiny"))]
+            env |= TORCH
+        else:
+            asked += ["--engine", "sim", "--workers-per-process", str(PER_PROCESS)]
+            env |= settings(place, trace) | sim_settings(place) | {"FULCRUM_WORKER_SIM_SPEEDUP": str(SPEEDUP)}
+        with running_suite(Path(folder), *asked, env=env) as suite:
             gc.collect()
             gc.disable()
             try:
-                answers, failed, seen = asyncio.run(serve(suite, trace, prompts))
+                answers, failed, seen = asyncio.run(serve(suite, trace, prompts, policy, cluster))
             finally:
                 gc.enable()
-    slo, speed = parse_slo(SLO), Speed(place.profile.step_time.scaled(1 / SPEEDUP), CHUNK_TOKENS)
-    good = sum(is_good(each, trace, speed, slo) for each in answers.values())
+    useful = None
+    if policy.mode == "auto" and not torch:
+        useful = judged(
+            changing(seen), seen.workers, trace=trace, place=place, speedup=SPEEDUP, slo=SLO,
+            start_unix_ns=seen.start_unix_ns,
+        )  # fmt: skip
+    good = sum(is_good(each, trace, None if torch else speed, slo) for each in answers.values())
     return {
         "policy": policy.name,
         "requests": len(trace.requests),
         "good": good / len(trace.requests),
         "failed": len(failed),
+        "refused": len(trace.requests) - len(answers) - len(failed),
         "errors": failed[:3],
         "ttft_ms": percentiles([each.client_ttft_ns / 1e6 for each in answers.values()]),
         "tpot_ms": percentiles([each.served.tpot_ns / 1e6 for each in answers.values() if each.served.tpot_ns]),
         "client_late_ms": max(each.late_ns for each in answers.values()) / 1e6,
-        **(moves(story, trace, seen) if policy.mode == "auto" else {}),
+        "restarts": len(seen.restarts),
+        **(moves(story, trace, seen, useful) if policy.mode == "auto" else {}),
         "timeline": timeline(seen, answers, trace),
     }
 
@@ -274,6 +255,7 @@ def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS) -> d
 def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
     """For a picture: each request's arrival and TTFT, and each change with its reason."""
     changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
+    restarts = [[(at - seen.start_unix_ns) / 1e9, "restart", [who], to] for at, who, to in seen.restarts]
     return {
         "requests": [
             [trace.requests[number].arrival_ns / 1e9, each.client_ttft_ns / 1e6, each.served.tpot_ns / 1e6]
@@ -283,12 +265,9 @@ def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, 
         "changes": [
             [(each["decided_unix_ns"] - seen.start_unix_ns) / 1e9, each["action"], each["workers"], each["reason"]]
             for each in sorted(changes, key=lambda each: int(each["decided_unix_ns"]))
-        ],
+        ]
+        + restarts,
     }
-
-
-def _range(step: float, end: float) -> list[float]:
-    return [step * number for number in range(int(end / step))]
 
 
 def print_row(found: dict[str, Any]) -> str:
@@ -323,8 +302,9 @@ def main() -> None:
     """Print a table a story, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
-    parser.add_argument("--policies", nargs="+", help="of auto, static, aggregated; all by default")
+    parser.add_argument("--policies", nargs="+", help="of auto, static, aggregated, dynamo-load; all by default")
     parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--torch", action="store_true", help="four workers of a tiny model on torch, bursts alone")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="timelines as JSON")
@@ -332,14 +312,15 @@ def main() -> None:
     asked = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     began = datetime.now()
-    for name in asked.stories:
-        story = STORIES[name](asked.seconds)
-        print(f"\n{name}: {story.spec}, {asked.workers} workers of {PROFILE}, SLO {SLO}\n{HEAD}")
-        for policy in policies(asked.workers):
+    workers = TORCH_WORKERS if asked.torch else asked.workers
+    for name in ["torch-bursts"] if asked.torch else asked.stories:
+        story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds)
+        print(f"\n{name}: {story.spec}, {workers} workers of {'torch' if asked.torch else PROFILE}, SLO {SLO}\n{HEAD}")
+        for policy in policies(workers)[: 3 if asked.torch else None]:
             if asked.policies and policy.name.split()[0] not in asked.policies:
                 continue
             print(f"{policy.name} serves {name} ...", file=sys.stderr, flush=True)
-            row = run(policy, story, seed=asked.seed)
+            row = run(policy, story, seed=asked.seed, torch=asked.torch)
             found.setdefault(name, []).append(row)
             print(print_row(row), flush=True)
             for error in row["errors"]:
@@ -355,7 +336,7 @@ def main() -> None:
     took_s = (datetime.now() - began).total_seconds()
     for row in (each for rows in found.values() for each in rows):
         del row["timeline"]
-    print(json.dumps({"workers": asked.workers, "seconds": asked.seconds, "took_s": took_s, "stories": found}))
+    print(json.dumps({"workers": workers, "seconds": asked.seconds, "took_s": took_s, "stories": found}))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from load.planner.bench_spike import (
     PROFILE,
     SPEEDUP,
     TPOT_MS,
-    Story,
     policies,
     print_row,
     run,
 )
+from load.planner.stories import Story
 
 ISL, OSL = 2_000, 150
 LEVELS: Final = (0.3, 0.6, 0.9)

@@ -81,7 +81,12 @@ def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) 
 def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
     """As workers are asked for them."""
     return [
-        WorkerChange(worker_id=each.worker.id, worker_incarnation=each.worker.incarnation, assignment=each.wanted)
+        WorkerChange(
+            worker_id=each.worker.id,
+            worker_incarnation=each.worker.incarnation,
+            assignment=each.wanted,
+            before=each.before or each.worker.assignment,
+        )
         for each in orders
     ]
 

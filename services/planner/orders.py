@@ -46,6 +46,8 @@ class Order:
     reason: str
     own_budget_tokens: int = 0
     """What the worker had by its start or a person's word: it publishes it, so that later planners know it."""
+    before: Assignment | None = None
+    """What it was asked for last, where its registration does not show that yet."""
 
 
 Done = Callable[[Order, Assignment | None, bool], None]

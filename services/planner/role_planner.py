@@ -149,7 +149,8 @@ class RolePlanner:
             epoch=min(known + 1, MAX_UINT64),
         )
         self._wanted[change.worker_id] = _Wanted(worker.incarnation, assignment)
-        return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0))
+        before = asked.assignment if asked and asked.assignment.epoch > worker.assignment.epoch else None
+        return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0), before)
 
     def done(self, order: Order, assignment: Assignment | None, *, failed: bool = False) -> None:
         """A call has ended; one that changed nothing leaves its worker to the next decision, as if it had not been.

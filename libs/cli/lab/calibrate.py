@@ -65,10 +65,9 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
     suite = find_one_suite(ready_file)
     if not suite.kafka:
         raise StartupError("no suite runs here: start one with `fulcrum up`, or name its ready file with --ready")
-    listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     with noting() as notes_shown:
-        notes_shown.doing(f"asking {len(listed)} workers")
-        workers = asyncio.run(_learned(suite, listed))
+        notes_shown.doing("asking the workers")
+        workers = learned_of_suite(suite)
     if worker is not None:
         like = next((each.kind for each in workers if each.worker_id == worker), None)
         if like is None:
@@ -85,6 +84,12 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
         print(json.dumps({"file": str(path), **json.loads(path.read_text())}))
     else:
         print(_words(hardware, workers, notes, path))
+
+
+def learned_of_suite(suite: Ready) -> list[Learned]:
+    """Of each worker that answers. Raises StartupError where none does."""
+    listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
+    return asyncio.run(_learned(suite, listed))
 
 
 async def read_reported(

@@ -113,6 +113,11 @@ async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note
             return
 
 
+async def read_all(broker: Broker, recording: Recording) -> None:
+    """All that the broker holds now. Raises StartupError where it does not answer."""
+    await _read(broker, recording, 0.0, lambda line: None)
+
+
 async def _read(broker: Broker, recording: Recording, seconds: float, note: Note) -> None:
     from libs.bus.live import KafkaLiveBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 

@@ -59,16 +59,20 @@ def decisions(
     planner_decisions(limit, follow=follow, keeps=keeps or json, ready_file=ready, as_json=json)
 
 
-@planner.command(epilog="Example: fulcrum planner explain 17")
+@planner.command(epilog="Example: fulcrum planner explain 17 --lab")
 def explain(
     decision: Annotated[str, typer.Argument(help="Its id or its number, of `fulcrum planner decisions`.")],
+    lab: Annotated[
+        bool,
+        typer.Option("--lab", metavar="", help="Replay the demand around it in the lab, with it and without it."),
+    ] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
     """One decision: why, what was weighed, what was predicted, and what was seen afterwards."""
     from libs.cli.planner.decisions import planner_explain  # noqa: PLC0415 (what only this command needs)
 
-    planner_explain(decision, ready_file=ready, as_json=json)
+    planner_explain(decision, lab=lab, ready_file=ready, as_json=json)
 
 
 @planner.command(epilog="Example: fulcrum planner advice")

@@ -108,11 +108,16 @@ def _print(console: Console, decision: dict[str, Any], *, as_json: bool) -> None
         console.print(_line(decision), soft_wrap=True)
 
 
-def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) -> None:
-    """Print one decision. Raises StartupError where it is not kept."""
+def planner_explain(decision: str, *, lab: bool, ready_file: Path | None, as_json: bool) -> None:
+    """Print one decision, with `lab` beside what the lab makes of it. Raises StartupError where it is not kept."""
     found: dict[str, Any] = get_json(find_suite(ready_file).planner, f"/v1/decisions/{quote(decision, safe='')}")
+    replayed = None
+    if lab:
+        from libs.cli.planner.in_lab import replayed_in_lab  # noqa: PLC0415 (what only this option needs)
+
+        replayed = replayed_in_lab(found, ready_file)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found if replayed is None else {**found, "lab": replayed}))
         return
     console = make_console()
     console.print(_line(found), soft_wrap=True)
@@ -129,6 +134,8 @@ def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) ->
             f"\nSeen before, and {found['measured']['after_ms'] / 1000:.1f} s after (other things happened too):"
         )
         console.print(_seen(found["measured"]))
+    if replayed is not None:
+        console.print(_in_lab(replayed))
 
 
 def _wanted(decisions: Iterable[dict[str, Any]], *, keeps: bool) -> list[dict[str, Any]]:
@@ -206,6 +213,21 @@ def _counterfactual(found: dict[str, Any]) -> str:
         f" simulated): TTFT {without['ttft_ms'] / 1000:.2f} and {with_it['ttft_ms'] / 1000:.2f} s, served in time"
         f" {without['served']:.0%} and {with_it['served']:.0%}"
     )
+
+
+def _in_lab(found: dict[str, Any]) -> Table:
+    table = plain_table("in the lab", "requests", "in time", "TTFT mean", "p90", "TPOT mean", left=("in the lab",))
+    for name, lived in (("without it", found["without"]), ("with it", found["with_it"])):
+        ttft_ms, tpot_ms = lived["ttft_ms"], lived["tpot_ms"]
+        table.add_row(
+            name,
+            str(lived["requests"]),
+            f"{lived['good']:.0%}",
+            f"{ttft_ms.get('mean', 0) / 1000:.2f} s",
+            f"{ttft_ms.get('p90', 0) / 1000:.2f} s",
+            f"{tpot_ms.get('mean', 0):.0f} ms",
+        )
+    return table
 
 
 def _pressure(value: float) -> Text:

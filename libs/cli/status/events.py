@@ -22,6 +22,7 @@ STYLES: Final = {
     "set_role": "bold cyan",
     "set_budget": "cyan",
     "recommend": "yellow",
+    "effect": "dim",
     "set_mode": "magenta",
     "set_limits": "magenta",
     "alert": "bold yellow",

@@ -13,7 +13,7 @@ from libs.lab.cluster.books import Answer
 from libs.lab.cluster.borrowed import BorrowedMover
 from libs.lab.cluster.frames import Coasted, ToGateway
 from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
-from libs.lab.cluster.planner import LabPlanner
+from libs.lab.cluster.planner import LabPlanner, OnLook
 from libs.lab.cluster.sequence import CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
@@ -62,9 +62,10 @@ class LabGateway:
         lookup_ns: int = 0,
         late_last: bool = True,
         wrong: Wrong | None = None,
+        on_look: OnLook | None = None,
     ) -> None:
         """`tpot_ns`: what requests want. `planned`: whether a planner assigns roles, which else stand still, or move as
-        a rival would have them.
+        a rival would have them. `on_look`: called with each of its decisions.
         `late_last`: whether the dispatcher knows by when they want their first token.
         `lookup_ns`: from a request's arrival until the block index has answered, where there is a choice of workers."""
         self._tpot_ns = tpot_ns
@@ -97,6 +98,7 @@ class LabGateway:
                 lambda: dispatcher.hopeful_tokens,
                 tpot_ns,
                 later_ns=round(self._wrong.telemetry_ms * 1e6),
+                on_look=on_look,
             )
             if planned
             else None

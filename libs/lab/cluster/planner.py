@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
@@ -17,6 +18,8 @@ TOLD_LATER_NS: Final = 100_000_000
 """From what is so at a worker until what was decided from it is there: telemetry, the decision, the call."""
 WINDOW: Final = 10
 """Periods over which what was computed is averaged."""
+OnLook = Callable[[int, Workload, RolePlan], None]
+"""Takes the time in ns, the work that was seen, and what was decided."""
 
 
 class LabPlanner:
@@ -30,9 +33,11 @@ class LabPlanner:
         tpot_ns: int,
         *,
         later_ns: int = 0,
+        on_look: OnLook | None = None,
     ) -> None:
         """`waiting_tokens`: of prompts in the gateway that can still be in time. `later_ns`: by which what is seen is
-        older than usual."""
+        older than usual. `on_look`: called with each decision."""
+        self._on_look = on_look
         self._delay_ps = (TOLD_LATER_NS + later_ns) * PS_PER_NS
         shape = workers[0].shape
         self._workers = workers
@@ -43,6 +48,7 @@ class LabPlanner:
             shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
         )
         self._memory = Memory()
+        self._waiting_ns = 0.0
         self._computed_ns: deque[float] = deque(maxlen=WINDOW)
 
     def start(self) -> None:
@@ -52,8 +58,11 @@ class LabPlanner:
         self._look()
 
     def _look(self) -> None:
-        assigned = assign(self._engine, self._work(), self._standing(), self._memory, self._time.now_ns())
+        work = self._work()
+        assigned = assign(self._engine, work, self._standing(), self._memory, self._time.now_ns())
         self._memory = assigned.memory
+        if self._on_look is not None:
+            self._on_look(self._time.now_ns(), replace(work, waiting_ns=self._waiting_ns), assigned)
         if assigned.changes:
             self._time.at_ps(self._time.now_ps + self._delay_ps, lambda: self._apply(assigned))
         self._time.at_ps(self._time.now_ps + PERIOD_NS * PS_PER_NS, self._look)
@@ -98,5 +107,6 @@ class LabPlanner:
         self._computed_ns.append(computed_ns)
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
         waiting_tokens += self._waiting_tokens()
-        prompts = prompts_wanted(served, waiting_tokens / self._engine.chunk_speed())
+        self._waiting_ns = waiting_tokens / self._engine.chunk_speed()
+        prompts = prompts_wanted(served, self._waiting_ns)
         return Workload(prompts, decodes, kv_tokens, self._tpot_ns)

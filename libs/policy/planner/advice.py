@@ -1,7 +1,8 @@
 """What somebody may do that the planner may not, and what it is expected to bring, as a range. Pure.
 
-The effect is the change of pressure with demand as it is, and with as much less and more of it as it varies: the range
-spans what comes of those. It is an estimate of first order; what came of an advice that was taken stands beside it.
+The effect is the change of pressure from now: with demand as it is and with as much less and more of it as it varies,
+and with what waits now computed by then or not. The range spans what comes of those; `make bench-advice` holds it
+against the lab, and what came of an advice that was taken stands beside it.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from libs.policy.planner.demand import HORIZON_NS
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import FULL
 from libs.policy.planner.splits import best_split
@@ -25,7 +27,9 @@ CHUNK_STEP: Final = 32
 SHORT_SHARE: Final = 0.3
 """Prompts are short where they are this much of a worker's time beside its decodes, or less."""
 LIKELY: Final = 0.8
-"""That the effect is meant to lie in its range: the aim, which has not been held against the lab."""
+"""That the effect lies in its range: the aim."""
+MOST_PRESSURE: Final = 1e3
+"""Of a phase that nobody serves."""
 
 
 class Kind(Enum):
@@ -50,6 +54,27 @@ class Advice:
     high: float
     """Its change, from the least to the most."""
     confidence: float = LIKELY
+
+
+def mean_of(looks: Sequence[tuple[Workload, Split]]) -> tuple[Workload, Split]:
+    """Of at least one look, one second apart, at a model whose roles did not change: single ones are too noisy to
+    promise by."""
+    count = len(looks)
+    work, now = looks[-1]
+    return (
+        replace(
+            work,
+            prompts=sum(each.prompts for each, _ in looks) / count,
+            decodes=round(sum(each.decodes for each, _ in looks) / count),
+            kv_tokens=round(sum(each.kv_tokens for each, _ in looks) / count),
+            waiting_ns=sum(each.waiting_ns for each, _ in looks) / count,
+        ),
+        replace(
+            now,
+            prompt_pressure=sum(min(each.prompt_pressure, MOST_PRESSURE) for _, each in looks) / count,
+            decode_pressure=sum(min(each.decode_pressure, MOST_PRESSURE) for _, each in looks) / count,
+        ),
+    )
 
 
 def advise(
@@ -104,23 +129,26 @@ def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: flo
 
 
 def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, spread: float) -> tuple[float, float]:
-    """How much less the phase presses that is worse off, least and most, over demand as it may be."""
-    reliefs = []
+    """By how much the pressure of now will have changed, from the least to the most: over demand as it may be, and
+    over what waits now having been computed by then, or as much waiting still."""
+    now = min(before.pressure, MOST_PRESSURE)
+    found = []
     for factor in (1 - spread, 1.0, 1 + spread):
-        at = _times(work, factor)
-        here = split(engine, at, before.prefill, before.mixed).pressure
-        there = split(engine, at, after.prefill, after.mixed).pressure
-        reliefs.append(min(here, 1e3) - min(there, 1e3))
-    return -max(reliefs), -min(reliefs)
+        for waiting in (0.0, 1.0):
+            at = _changed(work, factor, waiting)
+            found.append(min(split(engine, at, after.prefill, after.mixed).pressure, MOST_PRESSURE) - now)
+    return min(found), max(found)
 
 
-def _times(work: Workload, factor: float) -> Workload:
+def _changed(work: Workload, factor: float, waiting: float) -> Workload:
+    """With `factor` times the demand, and the share `waiting` of what waits now."""
+    queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
     return replace(
         work,
-        prompts=work.prompts * factor,
+        prompts=(work.prompts - queued) * factor + queued * waiting,
         decodes=round(work.decodes * factor),
         kv_tokens=round(work.kv_tokens * factor),
-        waiting_ns=work.waiting_ns * factor,
+        waiting_ns=work.waiting_ns * waiting,
     )
 
 

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -146,9 +147,12 @@ class CompletionEndpoint:
             with self._stalls.watched() as patience:
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
                 wire = sse.Wire(send, patience)
-                # No name for body and request here: they may be large, and an answer may take long.
-                asked, answer = await self._reader.read(visit.read(await self._read(receive, raw, patience)), arrival)
-                serving = self._serve(asked, answer, arrival, receive=receive, wire=wire, visit=visit)
+                # Body and request lose their names before the answer: they may be large, and it may take long.
+                body = visit.read(await self._read(receive, raw, patience))
+                key = request_key(headers.tenant, body) if self._dispatcher.wants_keys else b""
+                asked, answer = await self._reader.read(body, arrival)
+                serving = self._serve(asked, answer, arrival, key=key, receive=receive, wire=wire, visit=visit)
+                del body
                 del asked
                 await serving
             status = 200
@@ -169,12 +173,20 @@ class CompletionEndpoint:
         return await read_body(receive, headers, self._max_body_bytes, patience, self._stalls)
 
     async def _serve(
-        self, asked: Asked, answer: Answer, arrival: Arrival, *, receive: Receive, wire: sse.Wire, visit: Visit
+        self,
+        asked: Asked,
+        answer: Answer,
+        arrival: Arrival,
+        *,
+        key: bytes,
+        receive: Receive,
+        wire: sse.Wire,
+        visit: Visit,
     ) -> None:
         model = self._intake.model(asked, arrival.models)
         visit.model, visit.choices = model.routed, asked.choices
         with nullcontext(0.0) if self._models is None else self._models.asked(model.routed) as wait_s:
-            self._dispatcher.check_room(asked.choices)  # before the work of tokenising
+            self._dispatcher.check_room(asked.choices, key)  # before the work of tokenising
             news = News()
             choices = await self._intake.choices(asked, model, arrival, news.changed)
             await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: asked.n]))
@@ -184,7 +196,7 @@ class CompletionEndpoint:
             watch = self._tasks.spawn("client watch", news.watch(receive))
             try:
                 generations = [choice.generation for choice in choices]
-                self._dispatcher.submit(generations)
+                self._dispatcher.submit(generations, key)
                 visit.admitted(generations)
                 await (exchange.stream(wire) if streamed else exchange.whole(wire))
             finally:
@@ -196,6 +208,11 @@ class CompletionEndpoint:
                 arrival.allowance.output(sum(len(choice.generation.output) for choice in choices))
                 for choice in choices:
                     self._dispatcher.cancel(choice.generation, error)
+
+
+def request_key(tenant: str, body: bytes) -> bytes:
+    """The same whenever a client sends the same again."""
+    return blake2b(tenant.encode() + b"\0" + body, digest_size=16).digest()
 
 
 def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:

@@ -13,6 +13,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_SET_ROLE,
     Action,
     Decision,
+    Measured,
 )
 from libs.contracts.roles import role_name
 from services.metrics.cluster_events.lives import Life
@@ -22,6 +23,9 @@ MAX_TEXT: Final = 500
 """Characters of a reason or a name that are kept."""
 ENTERED: Final = frozenset((ACTION_ROLE_MOVED, ACTION_SET_MODE, ACTION_SET_LIMITS, ACTION_SET_ROLE, ACTION_SET_BUDGET))
 """Decisions to leave everything as it is are no events."""
+CHANGES: Final = frozenset((ACTION_SET_ROLE, ACTION_SET_BUDGET))
+"""Of workers, which are looked at again after a while."""
+EFFECT: Final = "effect"
 MAX_NAMED: Final = 8
 """Workers of one decision that an event names; how many more there are it says too."""
 
@@ -34,8 +38,9 @@ class Event:
     """Grows by one an event since this service started."""
     unix_ms: int
     action: str
-    """role_moved (seen, whoever did it), set_role and set_budget (decided), set_mode or set_limits; worker_started,
-    worker_restarted, worker_left, worker_lost (silent) or worker_back."""
+    """role_moved (seen, whoever did it), set_role and set_budget (decided), effect (what was seen a while after one of
+    those, which is no proof), set_mode or set_limits; worker_started, worker_restarted, worker_left, worker_lost
+    (silent) or worker_back."""
     worker: str
     """Empty where it is about none; several are named with commas between them."""
     role: str
@@ -53,10 +58,11 @@ class EventLog:
         self.count = 0
 
     def add(self, decision: Decision) -> Event | None:
-        """Enter a decision; None when it is no event or has come before."""
+        """Enter a decision, and once more when it comes with what was seen after it; None when it is no event or has
+        come before."""
         identity = (decision.planner_id, decision.incarnation, decision.sequence)
         if decision.action not in ENTERED or identity in self._known:
-            return None
+            return self._add_effect(decision)
         self.count += 1
         event = Event(
             number=self.count,
@@ -66,6 +72,26 @@ class EventLog:
             role=_role(decision),
             actor=decision.actor[:MAX_TEXT],
             reason=decision.reason[:MAX_TEXT],
+            planner=decision.planner_id[:MAX_TEXT],
+        )
+        self._enter(identity, event)
+        return event
+
+    def _add_effect(self, decision: Decision) -> Event | None:
+        identity = (f"{EFFECT} {decision.planner_id}", decision.incarnation, decision.sequence)
+        if identity in self._known or decision.action not in CHANGES or not decision.HasField("measured"):
+            return None
+        self.count += 1
+        measured = decision.measured
+        event = Event(
+            number=self.count,
+            unix_ms=decision.decided_unix_ns // 1_000_000 + measured.after_ms,
+            action=EFFECT,
+            worker=_named(decision)[:MAX_TEXT],
+            role=_role(decision),
+            actor="",
+            reason=f"{measured.after_ms / 1e3:.1f} s later prompts press {_change(measured, 'prompt_pressure')} and"
+            f" decodes {_change(measured, 'decode_pressure')}",
             planner=decision.planner_id[:MAX_TEXT],
         )
         self._enter(identity, event)
@@ -101,6 +127,11 @@ class EventLog:
     def newest(self, limit: int) -> list[Event]:
         """At most `limit`, the newest first."""
         return [event for _, event in reversed(self._log)][:limit]
+
+
+def _change(measured: Measured, field: str) -> str:
+    """As "1.80 → 0.90"."""
+    return f"{getattr(measured.before, field):.2f} → {getattr(measured.after, field):.2f}"
 
 
 def _named(decision: Decision) -> str:

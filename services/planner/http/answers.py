@@ -54,6 +54,9 @@ class ChangeAnswer:
     role: str
     budget_tokens: int
     epoch: int
+    before: str = ""
+    """Its role when that was decided; empty where nobody was asked."""
+    before_budget_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +297,15 @@ def _model(plan: ModelPlan) -> ModelAnswer:
 
 
 def _change(change: WorkerChange) -> ChangeAnswer:
-    assignment = change.assignment
-    return ChangeAnswer(change.worker_id, role_name(assignment), assignment.budget_tokens, assignment.epoch)
+    assignment, before = change.assignment, change.before
+    return ChangeAnswer(
+        change.worker_id,
+        role_name(assignment),
+        assignment.budget_tokens,
+        assignment.epoch,
+        role_name(before) if change.HasField("before") else "",
+        before.budget_tokens,
+    )
 
 
 def _fields(answer: type[_Answer], message: Message) -> _Answer:

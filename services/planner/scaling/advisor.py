@@ -1,14 +1,16 @@
 """Advice about what the planner may not do itself: given once it has stood for a while, and what came of it. Pure."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Advice as AdviceMessage
-from libs.policy.planner.advice import Advice, Kind, advise
+from libs.policy.planner.advice import Advice, Kind, advise, mean_of
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import workers_needed
+from libs.policy.pressure.splits import Split, Workload
 from services.planner.role_planner import ModelPlan
 
 STOOD_NS: Final = 5_000_000_000
@@ -17,6 +19,8 @@ CAME_NS: Final = 10_000_000_000
 """After it was taken, what it brought is looked at."""
 EXPIRES_NS: Final = 60_000_000_000
 """Advice that no longer holds is given up after so long; until then it counts as open."""
+LOOKS: Final = 5
+"""Of a model, whose mean is promised by and held against what was promised."""
 MAX_OPEN: Final = 256
 
 
@@ -37,6 +41,7 @@ class Advisor:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, Kind], _Open] = {}
+        self._looks: dict[str, deque[tuple[Workload, Split]]] = {}
 
     def look(self, plan: ModelPlan, limits: ModelLimits, now_ns: int) -> Iterator[tuple[Decision, bool]]:
         """Decisions to report about one model, and whether each is new; the others carry what came of them."""
@@ -44,22 +49,32 @@ class Advisor:
         if engine is None or assigned is None:
             return
         workers = assigned.now.prefill + assigned.now.mixed
-        needed = workers_needed(engine, plan.observed.work, workers, limits)
-        for each in advise(model, engine, plan.observed.work, assigned.now, limits, needed=needed):
+        work, now = self._mean(model, plan.observed.work, assigned.now)
+        needed = workers_needed(engine, work, workers, limits)
+        for each in advise(model, engine, work, now, limits, needed=needed):
             key = model, each.kind
             known = self._open.get(key)
             if known is None and len(self._open) < MAX_OPEN:
-                self._open[key] = _Open(
-                    each, now_ns, now_ns, assigned.now.pressure, engine.chunk_speed() * 1e9, workers
-                )
+                self._open[key] = _Open(each, now_ns, now_ns, now.pressure, engine.chunk_speed() * 1e9, workers)
             elif known is not None and not known.applied_ns:
                 known.held_ns = now_ns
                 if known.decision is None and now_ns - known.since_ns >= STOOD_NS:
+                    known.advice, known.pressure = each, now.pressure
                     known.decision = _decision(model, each)
                     yield known.decision, True
-        yield from self._follow(plan, workers, now_ns)
+        yield from self._follow(plan, now, workers, now_ns)
 
-    def _follow(self, plan: ModelPlan, workers: int, now_ns: int) -> Iterator[tuple[Decision, bool]]:
+    def _mean(self, model: str, work: Workload, now: Split) -> tuple[Workload, Split]:
+        """Over the last looks with as many workers in each role."""
+        looks = self._looks.setdefault(model, deque(maxlen=LOOKS))
+        if looks and (looks[-1][1].prefill, looks[-1][1].mixed) != (now.prefill, now.mixed):
+            looks.clear()
+        looks.append((work, now))
+        while len(self._looks) > MAX_OPEN:
+            del self._looks[next(iter(self._looks))]
+        return mean_of(looks)
+
+    def _follow(self, plan: ModelPlan, now: Split, workers: int, now_ns: int) -> Iterator[tuple[Decision, bool]]:
         engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
         assert engine is not None and assigned is not None
         for key, known in [(key, each) for key, each in self._open.items() if key[0] == model]:
@@ -75,7 +90,7 @@ class Advisor:
                 known.applied_ns = now_ns
             elif known.applied_ns and now_ns - known.applied_ns >= CAME_NS:
                 after = engine.chunk_speed() * 1e9 - known.chunk_speed
-                came = after if key[1] is Kind.CHUNK else min(assigned.now.pressure, 1e3) - min(known.pressure, 1e3)
+                came = after if key[1] is Kind.CHUNK else now.pressure - known.pressure
                 yield self._close(key, "applied", came), False
             elif not known.applied_ns and now_ns - known.held_ns > EXPIRES_NS:
                 yield self._close(key, "expired", 0.0), False

@@ -1,6 +1,7 @@
 """The answer first on the page: verdict, pressure, what happened, what was decided; in a real Chromium."""
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 import pytest
 from playwright.async_api import Page, Route, expect
@@ -20,6 +21,9 @@ from libs.contracts.topics import DECISIONS
 from libs.testing.suites.browser import PHONE
 from tests.e2e.page.page_rig import SECOND_NS, WAIT_MS, Worker, figures, half_busy, looking, role_moved, serving
 from tests.status_rig import answer
+
+POLL_S: Final = 3.2
+"""A little more than the page takes between two looks at decisions without word of any."""
 
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
@@ -110,6 +114,32 @@ async def test_what_happened_and_what_was_decided_are_listed_with_what_came_of_i
         await expect(decisions).to_contain_text("1.80 → 0.90, seen 0.95")
         await decisions.get_by_role("button").click()
         await expect(page.locator("#move dl")).to_contain_text("it is no proof")
+
+
+async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_the_stream_brings_word_of_them() -> None:
+    async with serving(*half_busy()) as service, looking(service) as page:
+        await expect(page.locator("#decisions-note")).to_contain_text("none that changes", timeout=WAIT_MS)
+        # From here on no timer of the page fires but those that are as short as a frame or so.
+        await page.evaluate("""() => {
+            const later = window.setTimeout;
+            window.setTimeout = (call, ms, ...more) => (ms > 500 ? 0 : later(call, ms, ...more));
+        }""")
+        await asyncio.sleep(POLL_S)  # the poll under way is over, and the next one never comes
+        role, _ = role_from_name("prefill")
+        decided = Decision(
+            planner_id="planner", incarnation=1, sequence=7, decided_unix_ns=service.clock.now_ns(),
+            action=ACTION_SET_ROLE, mode=MODE_AUTO, reason="prompts press", model="sim",
+            changes=[WorkerChange(worker_id="decode-0", assignment=Assignment(model="sim", role=role))],
+            candidates=[Candidate(prefill=2, decode=1, prompt_pressure=0.9, decode_pressure=0.4)],
+        )  # fmt: skip
+        service.take(DECISIONS, decided)
+        row = page.locator("#decisions tr")
+        await expect(row).to_contain_text("prompts press", timeout=WAIT_MS)
+        seen = Measured(before=Seen(prompt_pressure=1.8), after=Seen(prompt_pressure=0.95), after_ms=2000)
+        decided.measured.CopyFrom(seen)
+        service.take(DECISIONS, decided)
+        await expect(row).to_contain_text("1.80 → 0.90, seen 0.95", timeout=WAIT_MS)
+        await expect(page.locator("#events")).to_contain_text("2.0 s later prompts press 1.80 → 0.95")
 
 
 async def test_the_toolbar_of_a_phone_is_one_row_and_nothing_runs_over_the_edge() -> None:

@@ -30,16 +30,18 @@ def test_nothing_is_advised_where_nothing_presses() -> None:
     assert advice(work(0.3, 10), 2, 2) == {}
 
 
-@given(st.floats(5, 30), st.floats(1 - DEMAND_SPREAD, 1 + DEMAND_SPREAD))
-def test_workers_that_are_added_relieve_by_what_was_promised_whatever_demand_does_within_its_spread(
-    prompts: float, factor: float
+@given(st.floats(5, 30), st.floats(0, 1), st.floats(0, 1), st.floats(1 - DEMAND_SPREAD, 1 + DEMAND_SPREAD))
+def test_workers_that_are_added_relieve_by_what_was_promised_whatever_demand_and_queue_do(
+    prompts: float, queued: float, left: float, factor: float
 ) -> None:
-    found = advice(work(prompts), 2, 2).get(Kind.ADD_WORKERS)
+    pressing = replace(work(prompts), waiting_ns=queued * prompts * 1e9)
+    found = advice(pressing, 2, 2).get(Kind.ADD_WORKERS)
     assert found is not None and found.low <= found.high <= 0
     added = int(found.what.split()[1])
-    here = split(ENGINE, work(prompts * factor), 2, 2).pressure
+    here = split(ENGINE, pressing, 2, 2).pressure
+    then = work(prompts * (1 - queued) * factor + prompts * queued * left)
     prefill = 2 + int(found.what.split("(")[1].split()[0]) if "to prefill" in found.what else 2
-    there = split(ENGINE, work(prompts * factor), prefill, 4 + added - prefill).pressure
+    there = split(ENGINE, then, prefill, 4 + added - prefill).pressure
     assert found.low - 1e-6 <= there - here <= found.high + 1e-6
     assert found.high - found.low <= -found.low, "no wider than the effect"
 

@@ -142,3 +142,19 @@ def test_decisions_are_bounded(numbers: Iterable[int] = range(1, MAX_DECISIONS +
     told = log.newest(10 * MAX_DECISIONS)
     assert len(told) == MAX_DECISIONS
     assert told[0].id.endswith(f".{MAX_DECISIONS + 39}")
+
+
+def test_what_was_seen_after_a_decision_is_an_event_of_its_own_and_comes_once() -> None:
+    log = EventLog()
+    change = WorkerChange(worker_id="d", assignment=Assignment(model="sim", role=ROLE_PREFILL))
+    decided = Decision(
+        planner_id="p", incarnation=1, sequence=3, decided_unix_ns=BEGIN_NS, action=ACTION_SET_ROLE, changes=[change]
+    )
+    assert log.add(decided) is not None and log.add(decided) is None
+    before, after = Seen(prompt_pressure=1.8, decode_pressure=0.25), Seen(prompt_pressure=0.9, decode_pressure=0.5)
+    decided.measured.CopyFrom(Measured(before=before, after=after, after_ms=2_000))
+    effect = log.add(decided)
+    assert effect is not None and log.add(decided) is None
+    assert (effect.action, effect.worker, effect.unix_ms) == ("effect", "d", BEGIN_NS // 1_000_000 + 2_000)
+    assert effect.reason == "2.0 s later prompts press 1.80 → 0.90 and decodes 0.25 → 0.50"
+    assert [each.action for each in log.after(0)] == ["set_role", "effect"]

@@ -246,6 +246,7 @@ export class Feed extends EventTarget {
   #addEvent(event) {
     if (this.events.some((known) => known.number === event.number && known.unix_ms === event.unix_ms)) return;
     this.events.push(event);
+    if (event.planner) this.dispatchEvent(new Event("decision"));
     if (this.events.length > MAX_EVENTS) this.events.shift();
   }
 

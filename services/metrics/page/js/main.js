@@ -120,7 +120,9 @@ new ResizeObserver(redraw).observe($("heat"));
 feed.start(view.rangeOf, view.endMs);
 status.start();
 new Poll(() => feed.alerts.loadSilences().then(redraw), SILENCES_MS).start();
-new Decisions($("decisions").tBodies[0], $("decisions-note"), $("move")).follow();
+const decisions = new Decisions($("decisions").tBodies[0], $("decisions-note"), $("move"));
+feed.addEventListener("decision", () => decisions.ask());
+decisions.follow();
 steps.follow(() => stepsOf);
 followLatency($("latency"), $("latency-note"), () => view.endMs);
 

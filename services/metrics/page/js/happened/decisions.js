@@ -5,6 +5,7 @@ import { clockText } from "../chart.js";
 import { pressureText } from "../status/words.js";
 
 const POLL_MS = 3000;
+const GATHER_MS = 50; // decisions that come together are asked for once
 const MAX_ROWS = 100;
 const SEEN = "role_moved"; // tells that it was done, and stands in the list of what happened
 const MAX_NAMED = 4;
@@ -12,6 +13,8 @@ const MAX_NAMED = 4;
 export class Decisions {
   #decisions = [];
   #shown = "";
+  #news = false; // of a decision that was not asked for yet
+  #wake = () => {};
 
   constructor(body, note, dialog) {
     Object.assign(this, { body, note, dialog });
@@ -22,9 +25,16 @@ export class Decisions {
     });
   }
 
+  /** The stream has brought word of one: ask now. */
+  ask() {
+    this.#news = true;
+    this.#wake();
+  }
+
   /** Poll for as long as the page lives. */
   async follow() {
     for (;;) {
+      this.#news = false;
       if (!document.hidden) {
         try {
           const answer = await ask(`/v1/decisions?limit=${MAX_ROWS}`);
@@ -34,7 +44,13 @@ export class Decisions {
           this.note.textContent = "not known now";
         }
       }
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, this.#news ? GATHER_MS : POLL_MS);
+        this.#wake = () => {
+          clearTimeout(timer);
+          setTimeout(resolve, GATHER_MS);
+        };
+      });
     }
   }
 

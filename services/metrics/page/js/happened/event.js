@@ -3,18 +3,19 @@
 import { markOf, titleOf } from "../alerts.js";
 import { PHASE_NAMES } from "../phases.js";
 
-const ACTIONS = { role_moved: "moved to", set_role: "is to be", set_budget: "takes prompts as", recommend: "would become" };
+const ACTIONS = { role_moved: "moved to", set_role: "is to be", set_budget: "takes prompts as", recommend: "would become", effect: "as" };
 const WORDS = {
   set_mode: "the planner's mode was changed",
   set_limits: "the planner's limits were changed",
 };
 const OF_WORKERS = { worker_started: "started", worker_restarted: "restarted", worker_left: "left in good order", worker_lost: "fell silent", worker_back: "is heard again" };
-const SIGNS = { set_mode: "M", set_limits: "L", set_role: "▽", set_budget: "▽", recommend: "▽", worker_started: "+", worker_restarted: "↻", worker_left: "–", worker_lost: "✕", worker_back: "✓" };
+const SIGNS = { set_mode: "M", set_limits: "L", set_role: "▽", set_budget: "▽", recommend: "▽", effect: "≈", worker_started: "+", worker_restarted: "↻", worker_left: "–", worker_lost: "✕", worker_back: "✓" };
 
 /** What the signs on the time axis mean, for the legend. */
 export const LEGEND = [
   ["▼", "a worker changed role, in the colour of the new one"],
   ["▽", "the planner decided"],
+  ["≈", "what was seen after it"],
   ["▲", "an alert fires"],
   ["△", "it is over"],
   ["↻", "a worker restarted"],

@@ -150,14 +150,16 @@ class Advice(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., figure: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., confidence: _Optional[float] = ..., command: _Optional[str] = ..., outcome: _Optional[str] = ..., came: _Optional[float] = ...) -> None: ...
 
 class WorkerChange(_message.Message):
-    __slots__ = ("worker_id", "worker_incarnation", "assignment")
+    __slots__ = ("worker_id", "worker_incarnation", "assignment", "before")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     worker_incarnation: int
     assignment: _common_pb2.Assignment
-    def __init__(self, worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ...) -> None: ...
+    before: _common_pb2.Assignment
+    def __init__(self, worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., before: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("prefill", "decode", "prompt_pressure", "decode_pressure", "ttft_ms", "tpot_ms", "served")

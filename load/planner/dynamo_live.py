@@ -1,0 +1,146 @@
+"""Dynamo's load policy on a live suite: its decisions, from the telemetry of our workers, as restarts.
+
+A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. What ran there
+moves with its KV or ends in place, where Dynamo's own restart aborts it: the suite does better by this policy than
+Dynamo would. Prompts that wait in our gateways count as queued at prefill workers, evenly.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import httpx
+
+from libs.bus.kafka import KafkaBus
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.step_row import StepRow, step_rows
+from libs.contracts.topics import STEPS
+from libs.lab.rivals.dynamo import START_S, DynamoMover
+from libs.lab.rivals.port import Cluster, Interval, Move, Seen, SeenWorker
+from libs.policy.roles import Role
+from libs.policy.step_time import StepWork
+from libs.testing.suites.suite import Suite
+
+ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.MIXED, "mixed": Role.MIXED, "standby": Role.STANDBY}
+ACTOR: Final = "dynamo-load"
+MAX_STEPS: Final = 256
+"""Of a worker that are kept between two looks, the newest."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """One worker's telemetry since the last look."""
+
+    batch: StepBatch
+    steps: list[tuple[StepWork, int]] = field(default_factory=list)
+
+    def take(self, batch: StepBatch) -> None:
+        """The next batch."""
+        self.batch = batch
+        self.steps = [*self.steps, *(_timed(each) for each in step_rows(batch.steps))][-MAX_STEPS:]
+
+
+class DynamoLive:
+    """Looks every `DynamoMover.every_ns` and restarts workers, until cancelled."""
+
+    def __init__(self, suite: Suite, cluster: Cluster, start_s: float = START_S) -> None:
+        self._suite = suite
+        self._cluster = cluster
+        self._start_s = start_s
+        self._mover = DynamoMover(cluster, "load", "kalman")
+        self._heard: dict[str, Heard] = {}
+        self._starting: set[str] = set()
+        self.restarts: list[tuple[int, str, str]] = []
+        """(Unix ns, worker, the role that it is to have)"""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        headers = {"authorization": f"Bearer {self._suite.ready['token']}"}
+        url = self._suite.ready["planner"]
+        async with (
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=10) as http,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(self._listen(), name="steps")
+            while True:
+                await asyncio.sleep(self._mover.every_ns / 1e9)
+                listed = (await http.get("/v1/workers")).json()
+                models = (await http.get("/v1/planner")).json()["models"]
+                waiting_ms = sum(model["now"]["waiting_ms"] for model in models if model["now"])
+                names = sorted(each["id"] for each in listed)
+                for move in self._decide(names, {each["id"]: each for each in listed}, waiting_ms):
+                    tasks.create_task(self._restart(http, names[move.index], move), name=f"restart {move.index}")
+
+    def _decide(self, names: Sequence[str], listed: Mapping[str, Any], waiting_ms: float) -> Sequence[Move]:
+        """`waiting_ms`: that one worker would take for all prompts that wait."""
+        chunk, prefill = self._cluster.speed.chunk_tokens, sum(each["role"] == "prefill" for each in listed.values())
+        tokens = round(waiting_ms * 1e6 * chunk / self._cluster.speed.prompt_ns(chunk, chunk**2) / max(prefill, 1))
+        workers = [self._seen(index, name, listed[name], tokens) for index, name in enumerate(names)]
+        for heard in self._heard.values():
+            heard.steps = []
+        if any(worker is None for worker in workers):
+            return ()  # one has sent nothing yet
+        seen = Seen(time.time_ns(), [each for each in workers if each is not None], Interval(), self._cluster.slo)
+        return self._mover.moves(seen)
+
+    def _seen(self, index: int, name: str, listed: Mapping[str, Any], waiting_tokens: int) -> SeenWorker | None:
+        heard = self._heard.get(name)
+        if heard is None:
+            return None
+        load, role = heard.batch.load, ROLES[listed["role"]]
+        decodes = load.running if role is Role.MIXED else 0
+        return SeenWorker(
+            index=index,
+            role=role,
+            budget_tokens=listed["budget_tokens"],
+            ready=name not in self._starting and role is not Role.STANDBY,
+            speed=self._cluster.speed,
+            max_sequences=self._cluster.max_sequences,
+            kv_blocks=heard.batch.kv_blocks,
+            block_tokens=max(heard.batch.block_size_tokens, 1),
+            prompts=load.waiting,
+            prompt_tokens=waiting_tokens if role is Role.PREFILL else 0,
+            decodes=decodes,
+            queued_decodes=load.awaiting_kv,
+            kv_tokens=(heard.batch.kv_blocks - load.free_kv_blocks) * heard.batch.block_size_tokens,
+            free_blocks=load.free_kv_blocks,
+            steps=heard.steps,
+        )
+
+    async def _restart(self, http: httpx.AsyncClient, name: str, move: Move) -> None:
+        role = "prefill" if move.role is Role.PREFILL else "decode"
+        self._starting.add(name)
+        self.restarts.append((time.time_ns(), name, role))
+        try:
+            for wanted in ("standby", role):
+                body = {"role": wanted, "actor": ACTOR, "reason": "rebalance"}
+                (await http.put(f"/v1/workers/{name}/role", json=body)).raise_for_status()
+                if wanted == "standby":
+                    await asyncio.sleep(self._start_s)
+        finally:
+            self._starting.discard(name)
+
+    async def _listen(self) -> None:
+        bus = KafkaBus(self._suite.ready["kafka"], self._suite.ready["cluster"], "dynamo-live")
+        try:
+            async with aclosing(cast(Any, bus.subscribe([STEPS]))) as records:
+                async for record in records:
+                    batch = cast(StepBatch, record.value)
+                    self._heard.setdefault(batch.worker_id, Heard(batch)).take(batch)
+        finally:
+            await bus.close()
+
+
+def _timed(row: StepRow) -> tuple[StepWork, int]:
+    work = StepWork(
+        row.prefill_tokens,
+        row.prefill_sequences,
+        row.prefill_context_tokens,
+        row.decode_sequences,
+        row.decode_kv_tokens,
+        row.prefill_squared_tokens,
+    )
+    return work, row.end_unix_ns - row.start_unix_ns

@@ -1,0 +1,60 @@
+"""Which decisions of a planner on a live suite were useful: the same demand in the lab, with and without each."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from libs.cli.planner.in_lab import standing_before
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.roles import role_from_name
+from libs.lab.counterfactual import Standing, counterfactual
+from libs.lab.experiment import Experiment
+from libs.lab.hardware import Hardware
+from libs.lab.slo import parse_slo
+from libs.lab.traces.request import Trace
+from libs.policy.roles import Role
+from load.lab.fidelity import Place
+
+MOST: Final = 64
+"""Decisions of a run that are judged, the first ones: each takes two runs of the lab."""
+
+
+def judged(
+    decisions: list[dict[str, Any]],
+    workers: list[dict[str, Any]],
+    *,
+    trace: Trace,
+    place: Place,
+    speedup: float,
+    slo: str,
+    start_unix_ns: int,
+) -> dict[str, bool]:
+    """By id, whether what the trace's requests met would have been worse without a decision. `workers`: as they stood
+    after all `decisions`."""
+    profile = replace(place.profile, step_time=place.profile.step_time.scaled(1 / speedup))
+    experiment = Experiment(
+        trace=trace,
+        hardware=Hardware(profile, mixed_measured=True),
+        workers=len(workers),
+        slo=parse_slo(slo),
+        link_gbps=place.link_gbps / profile.gpus,
+        chunk_tokens=place.chunk_tokens,
+        max_sequences=place.max_sequences,
+    )
+    found: dict[str, bool] = {}
+    for decision in decisions[:MOST]:
+        standing = standing_before(decision, workers, decisions)
+        names = sorted(standing)
+        changes = {names.index(each["worker"]): _standing(each) for each in decision["changes"]}
+        at_s = (decision["decided_unix_ns"] - start_unix_ns) / 1e9
+        try:
+            roles = [standing[name] for name in names]
+            found[decision["id"]] = counterfactual(experiment, roles, changes, at_s).useful
+        except InvalidRequest:
+            continue  # nothing came after it
+    return found
+
+
+def _standing(change: Mapping[str, Any]) -> Standing:
+    number, budget = role_from_name(change["role"], change["budget_tokens"])
+    return Standing(Role(number), budget)
