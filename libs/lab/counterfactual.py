@@ -35,7 +35,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What requests met that came within `AFTER_S` of the change."""
+    """What requests met that waited at the change, or came within `AFTER_S` of it."""
 
     requests: int
     good: float
@@ -64,15 +64,19 @@ def counterfactual(
     experiment: Experiment, standing: Sequence[Standing], changes: Mapping[int, Standing], at_s: float
 ) -> Counterfactual:
     """`experiment`: with the whole demand, its trace beginning at 0 s. `standing`: each worker's role before the
-    change, at `at_s`; `changes`: roles by worker after it. Raises InvalidRequest where no request came after it."""
+    change, at `at_s`; `changes`: roles by worker after it. Raises InvalidRequest where no request waited or came."""
     begin_s = max(at_s - LEAD_S, 0.0)
     around = replace(experiment, trace=_between(experiment.trace, begin_s, at_s + AFTER_S), workers=len(standing))
     moves = tuple(RoleMove(at_s - begin_s, index, to.role, to.budget_tokens) for index, to in changes.items())
     roles = [(each.role, each.budget_tokens) for each in standing]
     policy = Policy("as it stood", lambda _: list(roles))
     after_ns = round((at_s - begin_s) * 1e9)
-    without, with_it = (_lived(run(replace(around, moves=each), policy)[1].answers, after_ns) for each in ((), moves))
-    return Counterfactual(without, with_it)
+    without, with_it = (run(replace(around, moves=each), policy)[1].answers for each in ((), moves))
+    # Until the change the two are one: whoever had a first token by then it can neither help nor hurt.
+    numbers = _open_at(without, after_ns)
+    if not numbers:
+        raise InvalidRequest("no request waited at the decision, and none came after it")
+    return Counterfactual(_lived(without, numbers), _lived(with_it, numbers))
 
 
 def _between(trace: Trace, begin_s: float, end_s: float) -> Trace:
@@ -88,16 +92,21 @@ def _between(trace: Trace, begin_s: float, end_s: float) -> Trace:
     )
 
 
-def _lived(answers: Sequence[Answer], after_ns: int) -> Lived:
-    counted = [each for each in answers if each.request.arrival_ns >= after_ns]
-    if not counted:
-        raise InvalidRequest("no request came after the decision")
+def _open_at(answers: Sequence[Answer], after_ns: int) -> frozenset[int]:
+    """Numbers of requests that had no first token by then."""
+    return frozenset(
+        each.request.number
+        for each in answers
+        if each.outcome is not Outcome.COMPLETED or each.request.arrival_ns + each.ttft_ns >= after_ns
+    )
+
+
+def _lived(answers: Sequence[Answer], numbers: frozenset[int]) -> Lived:
+    counted = [each for each in answers if each.request.number in numbers]
     done = [each for each in counted if each.outcome is Outcome.COMPLETED]
-    ttft_ms = [each.ttft_ns / 1e6 for each in done]
-    tpot_ms = [each.tpot_ns / 1e6 for each in done if each.tpot_ns]
     return Lived(
         len(counted),
         sum(map(is_good, counted)) / len(counted),
-        quantiles(ttft_ms),
-        quantiles(tpot_ms),
+        quantiles(each.ttft_ns / 1e6 for each in done),
+        quantiles(each.tpot_ns / 1e6 for each in done if each.tpot_ns),
     )

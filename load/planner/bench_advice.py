@@ -21,7 +21,7 @@ from libs.lab.policies import Policy
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.generate import generate
-from libs.policy.planner.advice import Advice, Kind, advise, mean_of
+from libs.policy.planner.advice import Advice, Kind, advise, mean_of, settled
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import RolePlan
 from libs.policy.planner.scaling import workers_needed
@@ -33,7 +33,9 @@ PROFILE: Final = "llama-70b-tp4-h100"
 SLO: Final = "ttft=5s,tpot=100ms"
 AT_S: Final = 40.0
 """When the advice is taken: the situation has stood for long."""
-SECONDS: Final = 60
+SECONDS: Final = 52
+MAX_SEQUENCES: Final = 32
+"""Of a worker: so few that decodes can press at rates that are quickly simulated."""
 AIM: Final = 0.8
 Looks = list[tuple[int, Workload, RolePlan]]
 
@@ -53,10 +55,10 @@ def _split(prefill: int, mixed: int, budget: int = 0) -> list[tuple[Role, int]]:
 
 
 SITUATIONS: Final = (
-    Situation(Kind.ADD_WORKERS, f"poisson:rate=11,isl=4000,osl=120,spread=0.4,seconds={SECONDS}", _split(4, 4)),
-    Situation(Kind.ADD_WORKERS, f"poisson:rate=30,isl=1000,osl=300,spread=0.4,seconds={SECONDS}", _split(4, 4)),
-    Situation(Kind.CHUNK, f"poisson:rate=6,isl=2000,osl=20,spread=0.4,seconds={SECONDS}", _split(4, 4), 128),
-    Situation(Kind.AGGREGATE, f"poisson:rate=40,isl=120,osl=400,spread=0.4,seconds={SECONDS}", _split(3, 3)),
+    Situation(Kind.ADD_WORKERS, f"poisson:rate=14,isl=4000,osl=20,spread=0.4,seconds={SECONDS}", _split(2, 2)),
+    Situation(Kind.ADD_WORKERS, f"poisson:rate=18,isl=400,osl=300,spread=0.4,seconds={SECONDS}", _split(2, 2)),
+    Situation(Kind.CHUNK, f"poisson:rate=4,isl=2000,osl=10,spread=0.4,seconds={SECONDS}", _split(2, 2), 128),
+    Situation(Kind.AGGREGATE, f"poisson:rate=15,isl=100,osl=300,spread=0.4,seconds={SECONDS}", _split(1, 3)),
 )
 
 
@@ -93,6 +95,7 @@ def experiment(situation: Situation, seed: int) -> Experiment:
         slo=parse_slo(SLO),
         seed=seed,
         chunk_tokens=situation.chunk_tokens,
+        max_sequences=MAX_SEQUENCES,
         overtime_s=30.0,
     )
 
@@ -124,7 +127,7 @@ def advice_of(situation: Situation, asked: Experiment, looks: Looks) -> tuple[Ad
     kv_tokens = shape.kv_blocks * shape.block_tokens
     engine = WorkerProfile(shape.step_time, shape.chunk_tokens, shape.max_sequences, kv_tokens)
     work, now = around(looks, AT_S)
-    needed = workers_needed(engine, work, now.prefill + now.mixed, ModelLimits())
+    needed = workers_needed(engine, settled(work), now.prefill + now.mixed, ModelLimits())
     advised = advise("m", engine, work, now, ModelLimits(), needed=needed)
     found = next((each for each in advised if each.kind is situation.kind), None)
     return (found, now.pressure) if found else None
@@ -142,6 +145,7 @@ def taken(situation: Situation, asked: Experiment, advice: Advice) -> tuple[Look
     words = advice.what.replace("(", "").replace(")", "").replace(":", "").split()
     more = int(words[1])
     prefill = next((int(words[at - 2]) for at, word in enumerate(words) if word == "prefill"), 0)
+    prefill = min(prefill, more)
     new = _split(prefill, more - prefill)
     # Until then they are not there: dead from the start, and back with their roles.
     losses = tuple(Loss(0.0, asked.workers + index, AT_S) for index in range(more))

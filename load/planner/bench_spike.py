@@ -58,6 +58,8 @@ TORCH: Final = {
     "FULCRUM_LOG_LEVEL": "warning",
 }
 TORCH_WORKERS: Final = 4
+DYNAMO_START_S: Final = 10.0
+"""Until a worker that Dynamo's policy restarts serves again: a third of what the lab gives it, kind to it."""
 TURN_S: Final = 3.0
 """A move later than this after a turn answers something else."""
 
@@ -126,7 +128,7 @@ async def serve(
 ) -> tuple[dict[int, Answer], list[str], Seen]:
     """The whole trace, and what was seen meanwhile."""
     seen, failed = Seen(), list[str]()
-    dynamo = DynamoLive(suite, cluster) if policy.dynamo else None
+    dynamo = DynamoLive(suite, cluster, DYNAMO_START_S) if policy.dynamo else None
     watching = [asyncio.create_task(watch(suite, seen))]
     watching += [asyncio.create_task(dynamo.run())] if dynamo else []
     seen.start_unix_ns = time.time_ns()

@@ -28,6 +28,7 @@ SHORT_SHARE: Final = 0.3
 """Prompts are short where they are this much of a worker's time beside its decodes, or less."""
 LIKELY: Final = 0.8
 """That the effect lies in its range: the aim."""
+DRAIN_S: Final = 10.0
 MOST_PRESSURE: Final = 1e3
 """Of a phase that nobody serves."""
 
@@ -54,6 +55,13 @@ class Advice:
     high: float
     """Its change, from the least to the most."""
     confidence: float = LIKELY
+
+
+def settled(work: Workload) -> Workload:
+    """What workers are needed for in the long run: what waits computed within `DRAIN_S`, not within a second, which
+    would take many times the workers for as long as it lasts."""
+    queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
+    return replace(work, prompts=work.prompts - queued * (1 - 1 / DRAIN_S))
 
 
 def mean_of(looks: Sequence[tuple[Workload, Split]]) -> tuple[Workload, Split]:

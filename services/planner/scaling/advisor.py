@@ -7,7 +7,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Advice as AdviceMessage
-from libs.policy.planner.advice import Advice, Kind, advise, mean_of
+from libs.policy.planner.advice import Advice, Kind, advise, mean_of, settled
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import workers_needed
 from libs.policy.pressure.splits import Split, Workload
@@ -50,7 +50,7 @@ class Advisor:
             return
         workers = assigned.now.prefill + assigned.now.mixed
         work, now = self._mean(model, plan.observed.work, assigned.now)
-        needed = workers_needed(engine, work, workers, limits)
+        needed = workers_needed(engine, settled(work), workers, limits)
         for each in advise(model, engine, work, now, limits, needed=needed):
             key = model, each.kind
             known = self._open.get(key)

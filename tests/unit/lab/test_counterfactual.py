@@ -43,7 +43,7 @@ def test_without_a_request_around_it_there_is_nothing_to_compare() -> None:
     early = experiment("poisson:rate=5,isl=200,osl=8,spread=0.1,seconds=4")
     with pytest.raises(InvalidRequest, match="no request"):
         counterfactual(early, SPLIT, {1: LENT}, at_s=60.0)
-    with pytest.raises(InvalidRequest, match="after the decision"):
+    with pytest.raises(InvalidRequest, match="none came after it"):
         counterfactual(early, SPLIT, {1: LENT}, at_s=5.0)
     assert replace(early, workers=4) == early
 
