@@ -151,7 +151,7 @@ bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw soc
 bench-first-hour: setup-dev ## whether CPU, coverage and freshness wear out, idle and loaded (80 minutes); ARGS="--hour"
 	@$(BIN)/python -m load.metrics.bench_first_hour $(ARGS)
 
-bench-overload: setup-dev ## a suite at 1x and 10x of its capacity: refusals, Retry-After, memory over time
+bench-overload: setup-dev ## a suite at 1x, 3x and 10x of its capacity: goodput, Retry-After and whether it holds, memory
 	@$(BIN)/python -m load.gateway.bench_overload $(ARGS)
 
 bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, against no cache and simpler policies
@@ -178,7 +178,10 @@ bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by 
 bench-kube: setup-dev ## what following and scaling 1,000 pods costs a planner, on the cluster of KUBECONFIG with KWOK (minutes)
 	@PATH="$$PATH:$(TOOLS)" $(BIN)/python -m load.planner.bench_kube $(ARGS)
 
-bench-spike: setup-dev ## stories whose mix turns, on live suites of 16 simulated GPUs: planner, static, aggregated (minutes)
+bench-advice: setup-dev ## what the planner's advice promises against what it brings in the lab, over seeds (minutes)
+	@$(BIN)/python -m load.planner.bench_advice $(ARGS)
+
+bench-spike: setup-dev ## stories whose mix turns, live: planner, static, aggregated, Dynamo's load policy (minutes); ARGS=--torch
 	@$(BIN)/python -m load.planner.bench_spike $(ARGS)
 bench-planner: setup-dev ## what the planner costs with 100 and 1,000 workers: CPU share, time of a decision
 	@$(BIN)/python -m load.planner.bench_planner $(ARGS)

@@ -37,6 +37,17 @@ def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
             assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"], name
 
 
+def test_the_planner_may_be_given_the_engines_socket() -> None:
+    files = ["-f", "compose.yaml", "-f", "compose/spares.yaml", "--profile", "cpu"]
+    command = ["docker", "compose", *files, "config", "--format", "json"]
+    environment = {**os.environ, "FULCRUM_DOCKER_GROUP": "998"}
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
+    planner = json.loads(done.stdout)["services"]["planner"]
+    assert planner["environment"]["FULCRUM_PLANNER_ACTUATOR"] == "docker"
+    assert planner["group_add"] == ["998"] and planner["read_only"]
+    assert any(each["source"] == "/var/run/docker.sock" for each in planner["volumes"])
+
+
 async def test_no_request_fails_whatever_is_scaled_killed_or_restarted() -> None:
     tell("building and starting")
     started_s = time.monotonic()

@@ -29,6 +29,13 @@ SHORT_SHARE: Final = 0.3
 LIKELY: Final = 0.8
 """That the effect lies in its range: the aim."""
 DRAIN_S: Final = 10.0
+LEAST_GB_PER_S: Final = 1.0
+"""That any way between GPUs brings, shared memory and a slow network card included."""
+SLOW_LINK: Final = 1 / 3
+"""Of the others' speed: so much slower is no chance."""
+MAX_NAMED: Final = 4
+MAYBE: Final = 0.5
+"""Where there is no faster link to promise by."""
 MOST_PRESSURE: Final = 1e3
 """Of a phase that nobody serves."""
 
@@ -39,6 +46,17 @@ class Kind(Enum):
     ADD_WORKERS = "add_workers"
     CHUNK = "chunk"
     AGGREGATE = "aggregate"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast KV comes to a worker, at best."""
+
+    worker_id: str
+    gb_per_s: float
+    gpu: bool
+    """Whether it has one: between CPUs what is sent is small, and says little of the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,23 @@ def _add(
     what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
     return Advice(Kind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
                   "pressure", low, high)  # fmt: skip
+
+
+def advise_links(links: Sequence[Link]) -> Advice | None:
+    """Where KV comes to workers at a fraction of what others of their model get, or of what any link of a GPU brings.
+    At most as fast as to the others is promised, at least half of that."""
+    fastest = max((each.gb_per_s for each in links), default=0.0)
+    others = fastest >= LEAST_GB_PER_S or not any(each.gpu for each in links)
+    wanted = fastest if others else 2 * LEAST_GB_PER_S
+    slow = [each for each in links if each.gb_per_s < wanted * SLOW_LINK and (each.gpu or fastest >= LEAST_GB_PER_S)]
+    if not slow:
+        return None
+    slowest = min(each.gb_per_s for each in slow)
+    names = ", ".join(each.worker_id for each in slow[:MAX_NAMED]) + ("…" if len(slow) > MAX_NAMED else "")
+    beside = f", to others at {fastest:.1f}" if others else ""
+    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}: that is not the link's, check shared memory and RDMA"
+    return Advice(Kind.LINK, what, "fulcrum doctor", "kv_gb_per_s", wanted / 2 - slowest, wanted - slowest,
+                  LIKELY if others else MAYBE)  # fmt: skip
 
 
 def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: float) -> Advice | None:

@@ -84,12 +84,14 @@ class TelemetryPublisher:
         """Publish what has gathered; `last` says that the worker leaves."""
         load = self._host.engine.load()
         said = self._say(load)
+        step_time = step_time_message(self._step_times.fitted)
+        step_time.kv_token_ns = self._host.speed.speed.kv_token_ns
         batch = self._builder.cut(
             self._clock.now_ns(),
             load,
             said.assignment,
             dropped_batches=said.dropped_batches,
-            step_time=step_time_message(self._step_times.fitted),
+            step_time=step_time,
             gpu_readings=self._gpus.take(),
             last=last,
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, StepTime, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.perfmodel.learner import FittedModel, StepKind
-from libs.perfmodel.wire import fitted_model
+from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
 from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
 from services.planner.inputs.roster import Bools, Ints, Roster, Uints
 
@@ -54,6 +54,8 @@ class FleetView:
         self.step_times: list[FittedModel | None] = []
         self.seen_steps: Ints = np.zeros((len(StepKind), 0), np.int64)
         """[kinds, workers]: one more than the steps that each has fitted its step time to; 0 where it reported none."""
+        self.kv_token_ns: NDArray[np.float64] = np.zeros(0)
+        """[workers] To receive one token's KV; 0: not known."""
         self.revision = 0
         """Grows with every change of a step time."""
         self._step_bytes: list[bytes] = []
@@ -82,6 +84,9 @@ class FleetView:
         times[:, stays] = self._times[:, olds]
         seen = np.zeros((len(StepKind), count), np.int64)
         seen[:, stays] = self.seen_steps[:, olds]
+        kv_token_ns = np.zeros(count)
+        kv_token_ns[stays] = self.kv_token_ns[olds]
+        self.kv_token_ns = kv_token_ns
         models: list[FittedModel | None] = [None] * count
         raw = [b""] * count
         for new, old in zip(np.flatnonzero(stays).tolist(), olds.tolist(), strict=True):
@@ -190,6 +195,8 @@ class FleetView:
         if raw != self._step_bytes[place]:
             fitted = fitted_model(message)
             self._step_bytes[place], self.step_times[place] = raw, fitted
+            known = 0.0 < message.kv_token_ns < MAX_COEFFICIENT_NS
+            self.kv_token_ns[place] = message.kv_token_ns if known else 0.0
             for number, kind in enumerate(StepKind):
                 steps = getattr(fitted, kind.value).steps if fitted is not None else -1
                 self.seen_steps[number, place] = min(steps, MOST_COUNTED) + 1

@@ -9,6 +9,7 @@ import numpy as np
 from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.perfmodel.learner import FittedModel, StepKind, combine
+from libs.policy.planner.advice import Link
 from libs.policy.planner.demand import decodes_to_come, pressing_tokens, prompts_wanted
 from libs.policy.planner.role_planning import PlannedWorker
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
@@ -36,6 +37,8 @@ class ObservedModel:
     standings: Sequence[PlannedWorker]
     unknown: str = ""
     gpus: int = 0
+    links: Sequence[Link] = ()
+    """Of workers to which KV has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,9 @@ class Observer:
             at_gateways = (look.waiting or {}).get(model, Waiting())
             engine, work = found, _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns)
         standings = _standings(self._view, places, columns, look.pinned)
-        return ObservedModel(model, engine, work, standings, unknown, int(roster.gpus[places].sum()))
+        return ObservedModel(
+            model, engine, work, standings, unknown, int(roster.gpus[places].sum()), _links(self._view, places)
+        )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
         """That of the weakest in each respect, or what is missing: a change must not ask too much of anyone."""
@@ -129,6 +134,15 @@ class Observer:
         engine = _engine(self._view, heard)
         self._engines[model] = self._view.revision, key, engine
         return engine
+
+
+def _links(view: FleetView, places: Ints) -> list[Link]:
+    roster = view.roster
+    known = places[view.kv_token_ns[places] > 0]
+    return [
+        Link(roster.ids[at], float(roster.kv_token_bytes[at] / view.kv_token_ns[at]), roster.workers[at].gpus > 0)
+        for at in known.tolist()
+    ]
 
 
 def _unheard(ready: Bools, fresh: Bools) -> str:

@@ -21,6 +21,7 @@ HAND_NS: Final = 60_000_000_000
 """A worker keeps the role that a person gave it for so long; longer where it is pinned."""
 
 
+MAX_TOKEN_BYTES: Final = 2**32
 MAX_BLOCK_TOKENS: Final = 2**16
 """More is nonsense; with it sums of KV tokens over all workers fit 64 bits."""
 
@@ -40,6 +41,10 @@ class Roster:
         self.ready: Bools = _bools(each.state == WORKER_STATE_READY for each in workers)
         self.kv_blocks: Ints = _ints(each.capabilities.kv_blocks for each in workers)
         self.block_tokens: Ints = _ints(min(each.capabilities.block_size_tokens, MAX_BLOCK_TOKENS) for each in workers)
+        self.kv_token_bytes: Ints = _ints(
+            min(each.capabilities.kv_block_bytes // max(each.capabilities.block_size_tokens, 1), MAX_TOKEN_BYTES)
+            for each in workers
+        )
         self.chunk_tokens: Ints = _ints(each.capabilities.chunk_tokens for each in workers)
         self.max_sequences: Ints = _ints(each.capabilities.max_sequences for each in workers)
         self.alone: dict[str, Unpaired] = unpaired(workers)

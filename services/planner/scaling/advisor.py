@@ -7,7 +7,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Advice as AdviceMessage
-from libs.policy.planner.advice import Advice, Kind, advise, mean_of, settled
+from libs.policy.planner.advice import Advice, Kind, advise, advise_links, mean_of, settled
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import workers_needed
 from libs.policy.pressure.splits import Split, Workload
@@ -32,6 +32,8 @@ class _Open:
     pressure: float
     chunk_speed: float
     workers: int
+    gb_per_s: float
+    """Of the slowest link."""
     applied_ns: int = 0
     decision: Decision | None = None
 
@@ -51,11 +53,15 @@ class Advisor:
         workers = assigned.now.prefill + assigned.now.mixed
         work, now = self._mean(model, plan.observed.work, assigned.now)
         needed = workers_needed(engine, settled(work), workers, limits)
-        for each in advise(model, engine, work, now, limits, needed=needed):
+        advised = advise(model, engine, work, now, limits, needed=needed)
+        slow = advise_links(plan.observed.links)
+        slowest = min((each.gb_per_s for each in plan.observed.links), default=0.0)
+        for each in (*advised, *((slow,) if slow is not None else ())):
             key = model, each.kind
             known = self._open.get(key)
             if known is None and len(self._open) < MAX_OPEN:
-                self._open[key] = _Open(each, now_ns, now_ns, now.pressure, engine.chunk_speed() * 1e9, workers)
+                speed = engine.chunk_speed() * 1e9
+                self._open[key] = _Open(each, now_ns, now_ns, now.pressure, speed, workers, slowest)
             elif known is not None and not known.applied_ns:
                 known.held_ns = now_ns
                 if known.decision is None and now_ns - known.since_ns >= STOOD_NS:
@@ -76,12 +82,14 @@ class Advisor:
 
     def _follow(self, plan: ModelPlan, now: Split, workers: int, now_ns: int) -> Iterator[tuple[Decision, bool]]:
         engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
+        slowest = min((each.gb_per_s for each in plan.observed.links), default=0.0)
         assert engine is not None and assigned is not None
         for key, known in [(key, each) for key, each in self._open.items() if key[0] == model]:
             taken = {
                 Kind.ADD_WORKERS: workers > known.workers,
                 Kind.CHUNK: engine.chunk_speed() * 1e9 > known.chunk_speed * 1.01,
                 Kind.AGGREGATE: not assigned.now.prefill,
+                Kind.LINK: slowest >= known.gb_per_s + max(known.advice.low, 0.0),
             }[key[1]]
             if known.decision is None:
                 if now_ns - known.held_ns > STOOD_NS:
@@ -89,8 +97,10 @@ class Advisor:
             elif taken and not known.applied_ns:
                 known.applied_ns = now_ns
             elif known.applied_ns and now_ns - known.applied_ns >= CAME_NS:
-                after = engine.chunk_speed() * 1e9 - known.chunk_speed
-                came = after if key[1] is Kind.CHUNK else now.pressure - known.pressure
+                came = {
+                    Kind.CHUNK: engine.chunk_speed() * 1e9 - known.chunk_speed,
+                    Kind.LINK: slowest - known.gb_per_s,
+                }.get(key[1], now.pressure - known.pressure)
                 yield self._close(key, "applied", came), False
             elif not known.applied_ns and now_ns - known.held_ns > EXPIRES_NS:
                 yield self._close(key, "expired", 0.0), False

@@ -5,7 +5,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.planner.advice import DEMAND_SPREAD, Advice, Kind, advise, best_chunk
+from libs.policy.planner.advice import (
+    DEMAND_SPREAD,
+    LEAST_GB_PER_S,
+    Advice,
+    Kind,
+    Link,
+    advise,
+    advise_links,
+    best_chunk,
+)
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import FULL, workers_needed
 from libs.policy.pressure.splits import WorkerProfile, Workload, split
@@ -62,3 +71,18 @@ def test_a_model_of_short_prompts_whose_decodes_press_is_better_aggregated() -> 
     assert now.pressure > FULL
     found = advice(pressed, 2, 2, hides)[Kind.AGGREGATE]
     assert "hide beside decodes" in found.what and found.high <= 0
+
+
+def test_a_link_that_is_a_fraction_of_the_others_is_named_and_may_become_as_fast_as_they_are() -> None:
+    found = advise_links([Link("a", 12.0, True), Link("b", 11.0, True), Link("c", 0.6, True)])
+    assert found is not None and found.kind is Kind.LINK
+    assert "KV comes to c at 0.6 GB/s, to others at 12.0" in found.what
+    assert (found.low, found.high) == (6.0 - 0.6, 12.0 - 0.6)
+
+
+def test_links_that_are_alike_are_no_matter_unless_they_are_slower_than_any_of_a_gpu() -> None:
+    assert advise_links([]) is None
+    assert advise_links([Link("a", 12.0, True), Link("b", 7.0, True)]) is None
+    assert advise_links([Link("a", 0.3, False), Link("b", 0.05, False)]) is None, "CPUs send little at a time"
+    found = advise_links([Link("a", 0.3, True)])
+    assert found is not None and 0 < found.low < found.high <= 2 * LEAST_GB_PER_S

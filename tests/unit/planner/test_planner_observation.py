@@ -21,12 +21,15 @@ from libs.contracts.roles import role_from_name
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
+from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import Memory, assign
 from libs.telemetry.gateways import Waiting
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.inputs.fleet_view import FleetView, Taken
 from services.planner.inputs.models import Look, ObservedModel, Observer
 from services.planner.inputs.roster import Roster
+from services.planner.scaling.advisor import STOOD_NS, Advisor
+from tests.planner_rig import Cluster
 
 WINDOW_MS = 1_000
 NOW_NS = at(WINDOW_MS)
@@ -231,3 +234,29 @@ def test_what_workers_say_is_decided_upon_or_not_known(
     assigned = assign(found.engine, found.work, found.standings, Memory(), NOW_NS)
     assert not math.isnan(assigned.now.pressure)
     assert {each.worker_id for each in assigned.changes} <= {each.id for each in found.standings if each.movable}
+
+
+def test_how_fast_kv_comes_to_workers_is_known_and_a_slow_link_becomes_advice() -> None:
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    for worker in cluster.workers.values():
+        worker.capabilities.kv_block_bytes = worker.capabilities.block_size_tokens * 100_000
+    cluster.decide(p=0.4)
+    for worker, token_ns in (("d", 10_000.0), ("e", 200_000.0), ("p", float("nan"))):
+        batch = step_batch(cluster.ms + 1, (cluster.ms, cluster.ms + 1), [], worker=worker, role="decode")
+        batch.assignment.CopyFrom(cluster.workers[worker].assignment)
+        batch.step_time.CopyFrom(STEP_TIME)
+        batch.step_time.kv_token_ns = token_ns
+        cluster.hear(batch, cluster.ms + 1)
+    cluster.state.decide(at(cluster.ms + 1))
+    (plan,) = cluster.state.plans
+    assert [(each.worker_id, each.gb_per_s) for each in plan.observed.links] == [("d", 10.0), ("e", 0.5)]
+    advisor = Advisor()
+    given = [
+        decision
+        for second in range(STOOD_NS // 1_000_000_000 + 1)
+        for decision, new in advisor.look(plan, ModelLimits(), at(cluster.ms + 1_000 * second))
+        if new
+    ]
+    (link,) = [each for each in given if each.reason_code == "link"]
+    assert link.advice.command == "fulcrum doctor"
+    assert "KV comes to e at 0.5 GB/s, to others at 10.0" in link.reason
