@@ -149,8 +149,8 @@ class CompletionEndpoint:
                 wire = sse.Wire(send, patience)
                 # Body and request lose their names before the answer: they may be large, and it may take long.
                 body = visit.read(await self._read(receive, raw, patience))
-                key = request_key(headers.tenant, body) if self._dispatcher.wants_keys else b""
                 asked, answer = await self._reader.read(body, arrival)
+                key = request_key(headers.tenant, body) if self._dispatcher.wants_keys else b""
                 serving = self._serve(asked, answer, arrival, key=key, receive=receive, wire=wire, visit=visit)
                 del body
                 del asked
