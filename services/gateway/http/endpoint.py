@@ -150,8 +150,7 @@ class CompletionEndpoint:
                 # Body and request lose their names before the answer: they may be large, and it may take long.
                 body = visit.read(await self._read(receive, raw, patience))
                 asked, answer = await self._reader.read(body, arrival)
-                key = request_key(headers.tenant, body) if self._dispatcher.wants_keys else b""
-                serving = self._serve(asked, answer, arrival, key=key, receive=receive, wire=wire, visit=visit)
+                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, visit=visit)
                 del body
                 del asked
                 await serving
@@ -178,12 +177,14 @@ class CompletionEndpoint:
         answer: Answer,
         arrival: Arrival,
         *,
-        key: bytes,
+        body: bytes,
         receive: Receive,
         wire: sse.Wire,
         visit: Visit,
     ) -> None:
         model = self._intake.model(asked, arrival.models)
+        key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
+        del body
         visit.model, visit.choices = model.routed, asked.choices
         with nullcontext(0.0) if self._models is None else self._models.asked(model.routed) as wait_s:
             self._dispatcher.check_room(asked.choices, key)  # before the work of tokenising
