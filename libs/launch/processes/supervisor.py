@@ -68,7 +68,7 @@ class Supervisor:
             if served_s >= STABLE_S:
                 self._backoff.reset()
             wait_s = self._backoff.next_s()
-            self._reporter.note(f"{self.name} died ({reason}): starting it again in {wait_s:g} s")
+            self._reporter.note(f"{self.name} died ({reason}): starting it again in {wait_s:.2g} s")
             await asyncio.sleep(wait_s)
 
     async def stop(self, grace_s: float) -> None:

@@ -200,7 +200,7 @@ async def test_work_that_does_not_fit_the_role_is_refused_with_the_current_epoch
         ({"prompt_tokens": 101}, "prompt_tokens is 101 of 100"),
         ({"prompt_tokens": 0}, "prompt_tokens is 0"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"adapter": "lora"}, "adapters"),
+        ({"adapter": "lora"}, "this worker has no adapter 'lora'"),
         ({"phase": pb.PHASE_UNSPECIFIED}, "phase is missing"),
         ({"phase": pb.PHASE_DECODE}, "needs kv"),
         ({"sampling": pb.Sampling(temperature=float("nan"))}, "sampling"),
