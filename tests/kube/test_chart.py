@@ -59,15 +59,15 @@ async def test_every_pod_is_bound_and_none_can_do_more_than_it_must(name: str) -
 
 
 async def test_workers_ask_for_gpus_and_know_their_pods_name_and_address() -> None:
-    found = dict(pods(await objects(*with_profile("gpt-oss-120b-8xh100"))))
+    found = dict(pods(await objects(*with_profile("gpt-oss-120b-tp2-8xh100"))))
     for pool in ("prefill", "decode", "spare"):
         spec = found[f"fulcrum-{pool}"]
         resources = spec["containers"][0]["resources"]
-        assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 4
+        assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 2
         set_to = environment(spec)
         assert set_to["FULCRUM_WORKER_ID"] == {"fieldRef": {"fieldPath": "metadata.name"}}
         assert set_to["FULCRUM_WORKER_ADVERTISE"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-        assert json.loads(set_to["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 4
+        assert json.loads(set_to["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 2
         assert set_to["FULCRUM_WORKER_ROLE"] == {"spare": "standby"}.get(pool, pool)
         assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}} in spec["volumes"]
 

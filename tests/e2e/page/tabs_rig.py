@@ -78,7 +78,7 @@ def catalogue() -> dict[str, Any]:
         model("broken", "failed", error="its weights are not a safetensors file"),
     ]
     answer = CatalogueAnswer(
-        models, 2, 1, 1, 2, 60.0, 37, 1, Outcomes(1.4, 1, 2, 2), {"600": Outcomes(2.2, 2, 3, 4), "3600": None},
+        models, 2, 2, 1, 1, 2, 60.0, 37, 1, Outcomes(1.4, 1, 2, 2), {"600": Outcomes(2.2, 2, 3, 4), "3600": None},
         [EvictionAnswer("pool-2", "chat-8b", "nobody uses it; asked again soon with 40%")], {"load": 9}, 9, 30.0,
     )  # fmt: skip
     return asdict(answer)
