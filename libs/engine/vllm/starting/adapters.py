@@ -11,14 +11,18 @@ RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM has room for."""
 
 
-def adapter_arguments(folders: Mapping[str, Path], most: int) -> dict[str, Any]:
+def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:
     """vLLM's arguments for adapters by name, of which `most` are on the device and all stay in host memory. Raises
-    StartupError for a folder that is none."""
+    StartupError for a folder that is none.
+
+    vLLM's kernels for CPUs compute sequences without an adapter by the last place for one (index -1), where another's
+    computes beside them: there each adapter has a place, and the last one stays empty.
+    """
     ranks = [_rank(name, folder) for name, folder in folders.items()]
     room = next((rank for rank in RANKS if rank >= max(ranks)), None)
     if room is None:
         raise StartupError(f"an adapter has rank {max(ranks)}; vLLM serves up to {RANKS[-1]}")
-    on_device = min(most, len(folders))
+    on_device = len(folders) + 1 if on_cpu else min(most, len(folders))
     return {
         "enable_lora": True,
         "max_loras": on_device,

@@ -185,7 +185,7 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
         "additional_config": {CHUNK_SETTING: config.prefill_chunk_tokens},
     }
     if config.adapters:
-        arguments |= adapter_arguments(config.adapters, config.max_adapters)
+        arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
         arguments["worker_cls"] = "libs.engine.vllm.starting.cpu_worker.MendedWorker"
