@@ -4,12 +4,13 @@ import asyncio
 import csv
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Error, Page, Route, expect
 
 from libs.telemetry import directory as roll
 from libs.telemetry.members import Member
@@ -106,7 +107,7 @@ async def test_the_past_hours_are_replayed_as_the_api_tells_them() -> None:
             later = await figures(page, lambda shown: int(shown["asOfUnixMs"]) >= int(past["asOfUnixMs"]) + 100_000)
             await page.keyboard.press("p")
             await expect(page.locator("#replay")).to_have_text("replay")
-            later = await figures(page, bool)
+            later = await figures(page, lambda shown: shown["coverage"] == 1)
             assert later["gpu_ns"] == await _told_of(service, later)
             rows = json.loads(await saved(page, "json"))
             query = {"window": "10s", "span": "1h", "scope": "cluster", "end_unix_ms": later["asOfUnixMs"]}
@@ -209,6 +210,37 @@ async def test_what_else_of_the_view_changes_while_a_later_time_is_loaded_does_n
             await expect(page).to_have_url(re.compile("sort=pool"))
             go_on.set()
             await figures(page, lambda shown: int(shown["asOfUnixMs"]) > end_ms + 200_000)
+
+
+async def test_a_window_still_on_its_way_when_the_replay_is_stopped_is_not_shown() -> None:
+    async with serving(*half_busy(), lived_s=400) as service:
+        end_ms = (service.clock.now_ns() // MS - 300_000) // 10_000 * 10_000
+        async with looking(service, f"/#range=1h&end={end_ms}") as page:
+            await figures(page, lambda shown: shown["windowMs"] == "10000" and shown["coverage"] == 1)
+            before = await figures(page, bool)
+            loading, go_on, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+            async def hold(route: Route) -> None:
+                loading.set()
+                await go_on.wait()
+                with suppress(Error):  # the page may have given it up
+                    await route.continue_()
+
+            page.on("requestfinished", lambda _: over.set())
+            page.on("requestfailed", lambda _: over.set())
+            await page.route("**/v1/occupancy/windows?**", hold)
+            await page.keyboard.press("p")
+            await loading.wait()
+            over.clear()
+            await page.keyboard.press("p")
+            await expect(page.locator("#replay")).to_have_text("replay")
+            go_on.set()
+            await over.wait()
+            await page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            await page.keyboard.press("t")  # has the page drawn whatever has come
+            after = await figures(page, lambda shown: shown["coverage"] == 1)
+            assert after["asOfUnixMs"] == before["asOfUnixMs"]
+            assert f"end={end_ms}" in await page.evaluate("location.hash")
 
 
 async def test_tables_of_a_past_time_have_the_roles_of_that_time() -> None:

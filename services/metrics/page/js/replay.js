@@ -27,7 +27,12 @@ export class Replay extends EventTarget {
 
   /** Play on from where the view ends, a range back where it is live; or stop. */
   async toggle() {
-    if (this.playing) return this.stop();
+    if (this.playing) {
+      this.stop();
+      // A window that is still on its way is not shown any more: it would move what stands still.
+      if (this.feed.endMs !== this.view.endMs) this.feed.look(this.view.rangeOf, this.view.endMs);
+      return;
+    }
     const run = (this.#run = new AbortController());
     const { columns, windowMs } = this.view.rangeOf;
     this.dispatchEvent(new Event("change"));
@@ -56,7 +61,7 @@ export class Replay extends EventTarget {
     const looking = this.feed.look(this.view.rangeOf, to);
     if (to <= from) this.view.set({ end: String(to) });
     await looking;
-    // What lies ahead is shown once it is here, unless somebody has gone elsewhere meanwhile.
+    // What lies ahead is shown once it is here, unless somebody has gone elsewhere or stopped meanwhile.
     if (to > from && this.feed.endMs === to) this.view.set({ end: String(to) });
     return to !== from;
   }
