@@ -37,7 +37,7 @@ def capacity(workers: int) -> float:
     """Requests a second that the best split of these workers serves at pressure 1."""
     model = profile(PROFILE).step_time.scaled(1 / SPEEDUP)
     engine = WorkerProfile(model, CHUNK_TOKENS, MAX_SEQUENCES, KV_TOKENS)
-    prompt_s = ISL / engine.chunk_speed() / 1e9
+    prompt_s = ISL / engine.chunk_speed / 1e9
     low, high = 0.0, 1_000.0
     while high - low > 0.01:
         rate = (low + high) / 2

@@ -40,7 +40,7 @@ class Device:
 
     def prompt_s(self, tokens: float) -> float:
         """One prompt on one worker."""
-        return tokens / self.engine.chunk_speed() / 1e9
+        return tokens / self.engine.chunk_speed / 1e9
 
     def step_s(self, batch: float, context: float) -> float:
         """One decode step."""

@@ -197,7 +197,7 @@ def _changed(work: Workload, factor: float, waiting: float) -> Workload:
 
 def _chunk(engine: WorkerProfile) -> Advice | None:
     best = best_chunk(engine)
-    here, there = engine.chunk_speed(), replace(engine, chunk_tokens=best).chunk_speed()
+    here, there = engine.chunk_speed, replace(engine, chunk_tokens=best).chunk_speed
     if best <= engine.chunk_tokens or there < here * (1 + LEAST_GAIN):
         return None
     gain = (there - here) * 1e9

@@ -28,7 +28,7 @@ class RequestOutlook:
 def outlook(engine: WorkerProfile, work: Workload, split: Split) -> RequestOutlook:
     """Of a split that `splits` has weighed, decode workers taking prompts as far as TPOT allows."""
     speed = prompt_speed(engine, work, split.prefill, split.mixed)
-    chunk_ns = engine.chunk_tokens / engine.chunk_speed()
+    chunk_ns = engine.chunk_tokens / engine.chunk_speed
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
     served = min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
     return RequestOutlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served)

@@ -6,10 +6,10 @@ left alone looks crowded that would not be; roles then drift towards ever more m
 What stays as it is, whoever computes what, is the rate at which tokens are made.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from libs.policy.pressure.splits import WorkerProfile, Workload, split
+from libs.policy.pressure.splits import WorkerProfile, Workload, decode_step_ns, prompt_pressure
 from libs.policy.worker.slack import IN_HAND
 
 MOST_BUSY: Final = 0.9
@@ -26,15 +26,20 @@ class DecodePace:
     work: Workload
     tokens_per_ns: float
     """That they make; 0: none."""
+    filled: Workload | None = None
+    """The work, with the decodes that there would be where each step took all that TPOT allows; None: no tokens."""
 
     @classmethod
     def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
         """From the split as it is. `rides`: whether mixed workers compute prompts now."""
         if not work.decodes or not mixed or not work.tpot_ns:
             return cls(engine, work, 0.0)
-        alone_ns = _step_ns(engine, work, mixed)
+        alone_ns = decode_step_ns(engine, work, mixed)
         step_ns = _filled_ns(engine, work, prefill, mixed, alone_ns) if rides else alone_ns
-        return cls(engine, work, work.decodes / step_ns if step_ns else 0.0)
+        if not step_ns:
+            return cls(engine, work, 0.0)
+        tokens_per_ns = work.decodes / step_ns
+        return cls(engine, work, tokens_per_ns, _with(work, tokens_per_ns, work.tpot_ns * (1 - IN_HAND)))
 
     def work_in(self, prefill: int, mixed: int, *, rides: bool) -> Workload:
         """The work, with the decodes that there would be."""
@@ -44,24 +49,19 @@ class DecodePace:
         each_ns = model.decode_sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes
         busy = min(self.tokens_per_ns / mixed * each_ns, MOST_BUSY)
         step_ns = model.reading_ns(work.decodes / mixed) / (1 - busy)
-        if rides:
-            full = self._with(work.tpot_ns * (1 - IN_HAND))
-            step_ns = _filled_ns(self.engine, full, prefill, mixed, step_ns)
-        return self._with(step_ns)
-
-    def _with(self, step_ns: float) -> Workload:
-        """Sequences whose steps take so long."""
-        work = self.work
-        decodes = min(max(self.tokens_per_ns * step_ns, work.decodes / MOST_CHANGE), work.decodes * MOST_CHANGE)
-        share = decodes / work.decodes
-        return replace(work, decodes=max(round(decodes), 1), kv_tokens=round(work.kv_tokens * share))
+        if rides and self.filled is not None:
+            step_ns = _filled_ns(self.engine, self.filled, prefill, mixed, step_ns)
+        return _with(work, self.tokens_per_ns, step_ns)
 
 
-def _step_ns(engine: WorkerProfile, work: Workload, mixed: int) -> float:
-    """Of the decodes alone."""
-    model, each = engine.step_time, work.decodes / mixed
-    kv_ns = model.decode_kv_token_ns * work.kv_tokens / mixed
-    return model.reading_ns(each) + model.decode_sequence_ns * each + kv_ns
+def _with(work: Workload, tokens_per_ns: float, step_ns: float) -> Workload:
+    """With the sequences that make so many tokens in steps that take so long."""
+    decodes = min(max(tokens_per_ns * step_ns, work.decodes / MOST_CHANGE), work.decodes * MOST_CHANGE)
+    kv_tokens = round(work.kv_tokens * (decodes / work.decodes))
+    return Workload(  # `replace` takes ten times as long, and this is most of what a decision does
+        work.prompts, max(round(decodes), 1), kv_tokens, work.tpot_ns,
+        work.waiting_ns, work.held, work.held_kv_tokens, work.held_prompts,
+    )  # fmt: skip
 
 
 def _filled_ns(engine: WorkerProfile, work: Workload, prefill: int, mixed: int, alone_ns: float) -> float:
@@ -69,5 +69,5 @@ def _filled_ns(engine: WorkerProfile, work: Workload, prefill: int, mixed: int, 
     most_ns = work.tpot_ns * (1 - IN_HAND)
     if alone_ns >= most_ns:
         return alone_ns
-    pressure = split(engine, work, prefill, mixed).prompt_pressure
+    pressure = prompt_pressure(engine, work, prefill, mixed)
     return alone_ns + (most_ns - alone_ns) * min(pressure, 1.0)

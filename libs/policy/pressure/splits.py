@@ -5,7 +5,7 @@ first, prompts as far as TPOT leaves time. What that brings depends on how much 
 reading of the weights, which the step-time model says; so the best split follows from it and is no setting.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -31,11 +31,18 @@ class WorkerProfile:
     max_sequences: int
     kv_tokens: int
     """Room for; 0: without a bound."""
+    chunk_speed: float = field(init=False, compare=False, repr=False)
+    """Prompt tokens a nanosecond in steps of prompts alone."""
+    _hash: int = field(init=False, compare=False, repr=False)
 
-    def chunk_speed(self) -> float:
-        """Prompt tokens a nanosecond in steps of prompts alone."""
+    def __post_init__(self) -> None:
         chunk = self.chunk_tokens
-        return chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0)
+        object.__setattr__(self, "chunk_speed", chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0))
+        key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
+        object.__setattr__(self, "_hash", hash(key))  # asked for with each split that is weighed
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +105,16 @@ def ride(engine: WorkerProfile, work: Workload, mixed: float) -> float:
     step_ns = work.tpot_ns * (1 - IN_HAND)
     if not each or not work.tpot_ns:
         return 1.0
-    reading_ns, decode_ns = model.reading_ns(each), decode_step_ns(engine, work, mixed)
+    decode_ns = decode_step_ns(engine, work, mixed)
     if decode_ns >= step_ns:
         return 0.0
+    reading_ns = model.reading_ns(each)
     prefill_ns = model.most_prefill_ns(step_ns, decode_ns, reading_ns)
     if prefill_ns < model.prefill_floor_ns:
         return 0.0
     tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
     took_ns = model.mixed_ns(model.chunks_ns(tokens, tokens * tokens), decode_ns, reading_ns)
-    return min(tokens / took_ns / engine.chunk_speed(), 1.0) if took_ns else 1.0
+    return min(tokens / took_ns / engine.chunk_speed, 1.0) if took_ns else 1.0
 
 
 def decode_step_ns(engine: WorkerProfile, work: Workload, mixed: float) -> float:
@@ -120,7 +128,8 @@ def prompt_speed(
 ) -> float:
     """Of these workers of both roles together, in prefill workers; `lending` of the mixed ones compute prompts, by
     default all."""
-    return prefill + (mixed if lending is None else lending) * ride(engine, work, mixed)
+    lent = mixed if lending is None else lending
+    return prefill + lent * ride(engine, work, mixed) if lent else prefill + 0.0
 
 
 def split(
@@ -135,12 +144,26 @@ def split(
     """With these numbers of workers; one that is slow counts for less than one. `lending`: how many of the mixed
     ones compute prompts too, by default all where there are `budgets`, else none."""
     lent = (mixed if budgets else 0) if lending is None else min(lending, mixed)
-    speed = prompt_speed(engine, work, prefill, mixed, lent)
-    if lent and not speed:
-        speed = lent * LEAST_RIDE
-    prompts = work.prompts / speed if speed else (float("inf") if work.prompts else 0.0)
+    speed = _speed(engine, work, prefill, mixed, lent)
+    prompts = _prompt_pressure(work, speed)
     batch, kv = decode_parts(engine, work.with_held(speed), mixed)
     return Split(round(prefill), round(mixed), prompts, max(batch, kv))
+
+
+def prompt_pressure(engine: WorkerProfile, work: Workload, prefill: int, mixed: int) -> float:
+    """That part alone of the split in which all mixed workers have budgets."""
+    return _prompt_pressure(work, _speed(engine, work, prefill, mixed, mixed))
+
+
+def _speed(engine: WorkerProfile, work: Workload, prefill: float, mixed: float, lent: float) -> float:
+    speed = prompt_speed(engine, work, prefill, mixed, lent)
+    return lent * LEAST_RIDE if lent and not speed else speed
+
+
+def _prompt_pressure(work: Workload, speed: float) -> float:
+    if speed:
+        return work.prompts / speed
+    return float("inf") if work.prompts else 0.0
 
 
 def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[float, float]:

@@ -89,7 +89,7 @@ def _state(
     at_workers = sum(each.prompt_tokens for each in states)
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
     due_tokens = max(waiting.hopeful_tokens - waiting.batch_tokens, 0) * fresh + at_workers
-    speed = engine.chunk_speed()
+    speed = engine.chunk_speed
     needed, horizon_ns = workers_needed(
         Prompts(
             waiting=((float(demand.ttft_limit_ns), due_tokens / speed),),

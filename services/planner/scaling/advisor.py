@@ -60,7 +60,7 @@ class Advisor:
             key = model, each.kind
             known = self._open.get(key)
             if known is None and len(self._open) < MAX_OPEN:
-                speed = engine.chunk_speed() * 1e9
+                speed = engine.chunk_speed * 1e9
                 self._open[key] = _Open(each, now_ns, now_ns, now.pressure, speed, workers, slowest)
             elif known is not None and not known.applied_ns:
                 known.held_ns = now_ns
@@ -87,7 +87,7 @@ class Advisor:
         for key, known in [(key, each) for key, each in self._open.items() if key[0] == model]:
             taken = {
                 Kind.ADD_WORKERS: workers > known.workers,
-                Kind.CHUNK: engine.chunk_speed() * 1e9 > known.chunk_speed * 1.01,
+                Kind.CHUNK: engine.chunk_speed * 1e9 > known.chunk_speed * 1.01,
                 Kind.AGGREGATE: not assigned.now.prefill,
                 Kind.LINK: slowest >= known.gb_per_s + max(known.advice.low, 0.0),
             }[key[1]]
@@ -98,7 +98,7 @@ class Advisor:
                 known.applied_ns = now_ns
             elif known.applied_ns and now_ns - known.applied_ns >= CAME_NS:
                 came = {
-                    Kind.CHUNK: engine.chunk_speed() * 1e9 - known.chunk_speed,
+                    Kind.CHUNK: engine.chunk_speed * 1e9 - known.chunk_speed,
                     Kind.LINK: slowest - known.gb_per_s,
                 }.get(key[1], now.pressure - known.pressure)
                 yield self._close(key, "applied", came), False

@@ -60,7 +60,7 @@ def test_a_chunk_that_leaves_the_device_idle_is_named_with_a_better_one() -> Non
     found = advice(work(0.3), 2, 2, small)[Kind.CHUNK]
     best = best_chunk(small)
     assert found.what.startswith(f"prefill chunk {best:,} in place of 64")
-    assert found.low <= (replace(ENGINE, chunk_tokens=best).chunk_speed() - small.chunk_speed()) * 1e9 <= found.high
+    assert found.low <= (replace(ENGINE, chunk_tokens=best).chunk_speed - small.chunk_speed) * 1e9 <= found.high
     assert Kind.CHUNK not in advice(work(0.3), 2, 2, replace(ENGINE, chunk_tokens=best))
 
 

@@ -95,7 +95,7 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
     rest = look(worker("p", "prefill", prefill=0.5), worker("d", "mixed", prefill=0.25))
     assert rest.work.prompts == pytest.approx(0.75)
     assert rest.engine is not None
-    a_second = round(rest.engine.chunk_speed() * 1e9)
+    a_second = round(rest.engine.chunk_speed * 1e9)
     load = Load(waiting_prefill_tokens=a_second)
     busy = look(
         worker("p", "prefill", prefill=1.0, load=load),
