@@ -183,7 +183,7 @@ class Core:
         batch = batching.compose(
             decodes,
             prompts,
-            budget_tokens=self._pace.prompt_tokens(decodes, prompts, now_ns),
+            budget_tokens=self._pace.prompt_tokens(decodes, prompts, now_ns, self._sequences.at(Stage.FETCHING)),
             recompute_tokens=self._pace.chunk_tokens,
         )
         return batch if batch.chunks else None

@@ -17,6 +17,8 @@ from load.lab.fidelity import Place
 
 MOST: Final = 64
 """Decisions of a run that are judged, the first ones: each takes two runs of the lab."""
+PRESSED: Final = frozenset(("prompts_press", "decodes_press"))
+"""Reasons of decisions that are to make something better; one that gives budgets back after a calm is not."""
 
 
 def judged(
@@ -29,8 +31,8 @@ def judged(
     slo: str,
     start_unix_ns: int,
 ) -> dict[str, bool]:
-    """By id, whether what the trace's requests met would have been worse without a decision. `workers`: as they stood
-    after all `decisions`."""
+    """By id, whether what the trace's requests met would have been worse without a decision, of those that answer
+    pressure. `workers`: as they stood after all `decisions`."""
     profile = replace(place.profile, step_time=place.profile.step_time.scaled(1 / speedup))
     experiment = Experiment(
         trace=trace,
@@ -42,7 +44,7 @@ def judged(
         max_sequences=place.max_sequences,
     )
     found: dict[str, bool] = {}
-    for decision in decisions[:MOST]:
+    for decision in [each for each in decisions if each["reason_code"] in PRESSED][:MOST]:
         standing = standing_before(decision, workers, decisions)
         names = sorted(standing)
         changes = {names.index(each["worker"]): _standing(each) for each in decision["changes"]}

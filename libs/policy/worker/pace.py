@@ -136,8 +136,11 @@ class Pace:
             work = beside(work, sequence.length)
             decoding.append(_decoding(sequence))
 
-    def prompt_tokens(self, running: Items[Paced], prompts: Items[Paced], now_ns: int) -> int:
-        """Prompt tokens of the next step, beside the decodes of `running`."""
+    def prompt_tokens(
+        self, running: Items[Paced], prompts: Items[Paced], now_ns: int, coming: Iterable[Paced] = ()
+    ) -> int:
+        """Prompt tokens of the next step, beside the decodes of `running`. `coming`: sequences whose KV is on its way
+        here, that may join any moment."""
         tokens = min(self.budget_tokens, self.chunk_tokens)
         if now_ns < self._people_until_ns and all(prompt.yields for prompt in prompts):
             tokens = min(tokens, max(self.chunk_tokens // YIELDING_PART, 1))
@@ -149,7 +152,14 @@ class Pace:
         lines = [line for sequence in running if (line := sequence.line) is not None]
         since_ns = self._prompts_stand_since_ns or now_ns
         tokens = prefill_chunk(
-            model, _work(running), lines, spans, most_tokens=tokens, waited_ns=now_ns - since_ns, now_ns=now_ns
+            model,
+            _work(running),
+            lines,
+            spans,
+            most_tokens=tokens,
+            waited_ns=now_ns - since_ns,
+            now_ns=now_ns,
+            coming_tpot_ns=min((each.tpot_target_ns for each in coming if each.tpot_target_ns), default=0),
         )
         self._prompts_stand_since_ns = 0 if tokens else since_ns
         return tokens

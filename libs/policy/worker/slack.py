@@ -12,6 +12,9 @@ MAX_STEP_TPOTS: Final = 3
 """While a sequence with a TPOT target decodes, prompts make no step longer than `MAX_STEP_NS` or this multiple of the
 tightest target, however far ahead of their lines all sequences are: a sequence that joins waits for the step. Only
 prompts that have waited for `MAX_HOLD_NS` may."""
+MAX_JOINED_TPOTS: Final = 1.5
+"""While sequences are on their way here, prompts make no step longer than this multiple of the tightest target of
+those: the one that joins has its first token out, and its second one waits for the step."""
 IN_HAND: Final = 0.05
 """Of TPOT, what prompts leave to the sequences beside them: without it one that joined late never catches up."""
 MAX_HOLD_NS: Final = 2_000_000_000
@@ -42,20 +45,25 @@ def prefill_chunk(
     most_tokens: int,
     waited_ns: int,
     now_ns: int,
+    coming_tpot_ns: int = 0,
 ) -> int:
     """Prompt tokens that the next step may compute beside `decodes`: the most that keep the tightest line.
 
     Prompts that have waited for `MAX_HOLD_NS` get as long again as the decodes take, or, where that is not enough for
     a token, as many tokens as take no longer than one does.
     lines: of those running sequences that have a target. prompts: (first token to compute, one past the last) of each,
-    in the order in which they are served. waited_ns: how long no token of them was computed.
+    in the order in which they are served. waited_ns: how long no token of them was computed. coming_tpot_ns: the
+    tightest target of sequences whose KV is on its way here; 0: none.
     """
-    if not decodes.decode_sequences or not lines:
+    if (not decodes.decode_sequences and not coming_tpot_ns) or (decodes.decode_sequences and not lines):
         return max(min(most_tokens, sum(end - start for start, end in prompts)), 0)
     if most_tokens <= 0 or not prompts:
         return 0
-    decode_ns, reading_ns = model.decode_ns(decodes), model.reading_ns(decodes.decode_sequences)
+    decode_ns = model.decode_ns(decodes) if lines else 0.0
+    reading_ns = model.reading_ns(decodes.decode_sequences) if lines else 0.0
     limit_ns = step_limit_ns(decode_ns, lines, now_ns=now_ns)
+    if coming_tpot_ns:
+        limit_ns = min(limit_ns, max(MAX_JOINED_TPOTS * coming_tpot_ns, decode_ns))
     if waited_ns >= MAX_HOLD_NS:
         one_ns = model.mixed_ns(model.chunks_ns(1, 2 * prompts[0][0] + 1), decode_ns, reading_ns)
         limit_ns = max(limit_ns, 2 * decode_ns, one_ns)

@@ -9,6 +9,7 @@ from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 from libs.policy.worker.slack import (
     IN_HAND,
     MAX_HOLD_NS,
+    MAX_JOINED_TPOTS,
     MAX_STEP_NS,
     MAX_STEP_TPOTS,
     TokenLine,
@@ -172,3 +173,38 @@ def test_the_largest_batch_holds_its_target_and_one_more_would_not(
 
     assert not batch or step_ns(batch) <= tpot_ns
     assert batch == most or step_ns(batch + 1) > tpot_ns
+
+
+@given(models, st.one_of(st.none(), decodes), st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192),
+       now, st.integers(MS, 500 * MS))  # fmt: skip
+def test_beside_what_is_to_join_a_step_is_short_and_no_longer_than_without_it(  # noqa: PLR0917
+    model: StepTimeModel,
+    work: StepWork | None,
+    running: list[TokenLine],
+    waiting: list[tuple[int, int]],
+    most: int,
+    now_ns: int,
+    tpot_ns: int,
+) -> None:
+    decoding, held = (work, running) if work is not None else (StepWork(), [])
+
+    def chunk(coming_tpot_ns: int) -> int:
+        return prefill_chunk(
+            model, decoding, held, waiting, most_tokens=most, waited_ns=0, now_ns=now_ns, coming_tpot_ns=coming_tpot_ns
+        )
+
+    tokens = chunk(tpot_ns)
+    assert 0 <= tokens <= chunk(0)
+    if tokens:
+        took_ns = model.step_ns(chunks_work(first_chunks(waiting, tokens), work))
+        alone_ns = model.decode_ns(work) if work is not None else 0.0
+        assert took_ns <= max(MAX_JOINED_TPOTS * tpot_ns, alone_ns) * (1 + 1e-9)
+
+
+@given(models, prompts.filter(bool), now, st.integers(MS, 500 * MS))
+def test_prompts_that_have_waited_go_on_whatever_is_to_join(
+    model: StepTimeModel, waiting: list[tuple[int, int]], now_ns: int, tpot_ns: int
+) -> None:
+    assert prefill_chunk(
+        model, StepWork(), [], waiting, most_tokens=512, waited_ns=MAX_HOLD_NS, now_ns=now_ns, coming_tpot_ns=tpot_ns
+    )

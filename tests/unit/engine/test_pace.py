@@ -69,6 +69,16 @@ def test_prompts_that_stand_for_long_go_on_all_the_same() -> None:
     assert made.prompt_tokens([running], [prompt], MS + MAX_HOLD_NS) > 0
 
 
+def test_a_prompt_leaves_short_steps_to_a_sequence_that_is_on_its_way() -> None:
+    coming, prompt = sequence(1, 20, target_ms=20, transferred=True), sequence(2, 900)
+    assert pace().prompt_tokens([], [prompt], MS, [coming]) == 300, "30 ms: one and a half tokens of it"
+    assert pace().prompt_tokens([], [prompt], MS) == 512
+    assert pace().prompt_tokens([], [prompt], MS, [sequence(3, 20, transferred=True)]) == 512, "no target, no limit"
+    running = sequence(4, 20, target_ms=200)
+    running.start_line(1000 * MS, 20)
+    assert pace().prompt_tokens([running], [prompt], 1000 * MS, [coming]) == 200
+
+
 def test_a_newcomer_waits_while_it_would_break_the_pace_and_then_stays() -> None:
     made = pace()
     running, newcomer = sequence(1, 20, target_ms=12), sequence(2, 30, transferred=True)

@@ -9,10 +9,12 @@ from libs.cli.planner.in_lab import standing_before
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.lab.counterfactual import Standing, counterfactual
 from libs.lab.experiment import Experiment
-from libs.lab.hardware import by_name
+from libs.lab.hardware import Hardware, by_name
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
+from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
+from load.planner.stories import bursts, made
 
 PREFILL, DECODE, LENT = Standing(Role.PREFILL), Standing(Role.MIXED), Standing(Role.MIXED, 2048)
 SPLIT = [PREFILL, DECODE, DECODE, DECODE]
@@ -46,6 +48,24 @@ def test_without_a_request_around_it_there_is_nothing_to_compare() -> None:
     with pytest.raises(InvalidRequest, match="none came after it"):
         counterfactual(early, SPLIT, {1: LENT}, at_s=5.0)
     assert replace(early, workers=4) == early
+
+
+@pytest.mark.parametrize("at_s", [5.3, 5.35, 5.4, 5.7])
+def test_budgets_in_a_burst_are_useful_whatever_step_they_come_in(at_s: float) -> None:
+    """A sequence that joins a mixed worker waits for no step that makes its second token late."""
+    gpus = replace(profile("llama-70b-tp4-h100"), step_time=profile("llama-70b-tp4-h100").step_time.scaled(2.5))
+    burst = Experiment(
+        trace=made(bursts(9), 1),
+        hardware=Hardware(gpus, mixed_measured=True),
+        workers=16,
+        slo=parse_slo("ttft=max(5s,3x),tpot=120ms"),
+        link_gbps=100.0,
+        chunk_tokens=2048,
+        max_sequences=16,
+    )
+    standing = [Standing(Role.PREFILL)] * 8 + [Standing(Role.MIXED)] * 8
+    found = counterfactual(burst, standing, {index: Standing(Role.MIXED, 2048) for index in range(8, 16)}, at_s)
+    assert found.useful and found.with_it.good == found.without.good == 1.0
 
 
 def decision(number: int, *changes: tuple[str, str, str]) -> dict[str, Any]:
