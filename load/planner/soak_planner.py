@@ -23,7 +23,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
-from libs.policy.planner.role_planning import REST_NS
+from libs.policy.planner.pay_back import LEAST_PAY_BACK_NS
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import Suite, running_suite
 
@@ -33,6 +33,11 @@ FREEZES: Final = ("prefill-1", "decode-1", "planner")
 FREEZE_S: Final = (0.3, 3.0)
 HOUR_S, CI_S = 3_600, 300
 PROMPTS: Final = 40
+"""Every other one is long with a short answer, and the others short with a long answer."""
+SPIKE_SHARE: Final = 0.04
+"""Of arrivals, those that are spikes: of long prompts alone, or of long answers alone."""
+SPIKE: Final = (30, 80)
+"""Requests of a spike: long answers fill the places of all decode workers several times."""
 ANSWER_S: Final = 60.0
 AGAIN_S: Final = 0.25
 MAX_OPEN: Final = 96
@@ -47,6 +52,7 @@ ENV: Final = {
     "FULCRUM_PLANNER_START_UP_S": "3",
     "FULCRUM_WORKER_SIM_PROFILE": "llama-8b-h100",
     "FULCRUM_WORKER_SIM_SPEEDUP": "0.2",
+    "FULCRUM_WORKER_MAX_SEQUENCES": "8",
 }
 
 
@@ -89,12 +95,13 @@ class Soak:
             asking: set[asyncio.Task[None]] = set()
             while time.monotonic() - self.began_s < seconds:
                 await asyncio.sleep(self.chance.expovariate(4.0))
-                many = 1
-                if self.chance.random() < 0.04:
-                    many = self.chance.randint(10, 40)
+                numbers = [self.chance.randrange(PROMPTS)]
+                if self.chance.random() < SPIKE_SHARE:
+                    first = self.chance.randrange(2)
+                    numbers = self.chance.choices(range(first, PROMPTS, 2), k=self.chance.randint(*SPIKE))
                     self.found.spikes += 1
-                for _ in range(many):
-                    task = asyncio.create_task(self._check(http, self.chance.randrange(PROMPTS)))
+                for number in numbers:
+                    task = asyncio.create_task(self._check(http, number))
                     asking.add(task)
                     task.add_done_callback(asking.discard)
             for task in trouble:
@@ -117,8 +124,8 @@ class Soak:
 
     async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
         """As a client behind a load balancer: of another gateway where one is away or refuses."""
-        long = number % 4 == 0
-        tokens = 8 if long else 24
+        long = number % 2 == 0
+        tokens = 8 if long else 64
         body = {
             "model": self.suite.ready["model"],
             "prompt": f"number {number}: " + "word " * (1200 if long else 40),
@@ -187,7 +194,7 @@ def restless(found: Soaked) -> list[str]:
         worker
         for worker, times in moved.items()
         for before, after in zip(sorted(times), sorted(times)[1:], strict=False)
-        if after - before < REST_NS
+        if after - before < LEAST_PAY_BACK_NS
     ]
 
 
