@@ -76,7 +76,7 @@ class Cluster:
             self.workers[order.worker.id].assignment.CopyFrom(order.wanted)
             changed = RoleChange(actor="planner-0", unix_ns=at(self.ms), own_budget_tokens=order.own_budget_tokens)
             self.workers[order.worker.id].role_change.CopyFrom(changed)
-            self.state.done(order, order.wanted)
+            self.state.done(order, order.wanted, at(self.ms))
         self.register()
 
 

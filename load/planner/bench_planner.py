@@ -158,7 +158,7 @@ def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
             worker = by_id[order.worker.id]
             worker.assignment.CopyFrom(order.wanted)
             worker.role_change.CopyFrom(RoleChange(actor="planner", unix_ns=now_ns))
-            state.done(order, order.wanted)
+            state.done(order, order.wanted, now_ns)
         if decided.orders or tenth % 10 == 0:
             listed = [Worker.FromString(each.SerializeToString()) for each in fleet.workers]
             began = time.thread_time_ns()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
@@ -15,7 +16,7 @@ from libs.runtime.clock import Clock
 from libs.stores.registry.port import Registry
 from services.planner.inputs.plans import HeardPlans
 from services.planner.kept import LEASE_MS, Lead, PlannerStore
-from services.planner.orders import OrderExecutor
+from services.planner.orders import Order, OrderExecutor
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
@@ -95,6 +96,10 @@ async def decide_forever(
     loop = asyncio.get_running_loop()
     due_s = decided_s = loop.time()
     rest_s = LEAST_S
+
+    def done(order: Order, assignment: Assignment | None, failed: bool) -> None:
+        state.done(order, assignment, clock.now_ns(), failed=failed)
+
     while True:
         began_s = loop.time()
         heard = news.is_set()
@@ -107,7 +112,7 @@ async def decide_forever(
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)
             if actor is not None:
-                actor.carry_out(decided.orders, state.done)
+                actor.carry_out(decided.orders, done)
             decided_s = began_s if decided.decisions else decided_s
             rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
         if loop.time() >= due_s:  # not where news came before

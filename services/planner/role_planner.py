@@ -9,6 +9,7 @@ from typing import Final
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.policy.planner.calling import Wish, call_up
 from libs.policy.planner.limits import Limits
+from libs.policy.planner.pay_back import MoveEvidence
 from libs.policy.planner.role_planning import Change, Code, Memory, PlannedWorker, RolePlan, assign
 from libs.policy.planner.scaling import workers_needed
 from libs.policy.roles import Role
@@ -43,6 +44,8 @@ class _Wanted:
 
     incarnation: int
     assignment: Assignment
+    asked_ns: int
+    """When that was decided."""
     outstanding: bool = True
 
 
@@ -59,6 +62,8 @@ class RolePlanner:
         workers."""
         self._moved_ns: deque[int] = deque()
         """When roles were changed within the last second, over all models; as many as limits allow in one."""
+        self._evidence = MoveEvidence()
+        """How long changes took, from the decision to the worker's answer."""
 
     def as_asked(self, view: FleetView) -> dict[str, Assignment]:
         """By worker, the assignment that it was asked to take, where nothing newer is known of it."""
@@ -92,6 +97,7 @@ class RolePlanner:
         plans, memories, room = [], {}, MAX_CALLS
         left = self._left_alone(now_ns)
         for each in models:
+            evidence = self._evidence.aged(each.age_ns)
             before = memories[each.model] = self._memories.get(each.model, Memory())
             if each.engine is None:
                 plans.append(ModelPlan(each, None))
@@ -105,6 +111,7 @@ class RolePlanner:
                 now_ns,
                 limits=limits.of(each.model),
                 most_moves=most,
+                evidence=evidence,
             )
             # As many as can be asked at a time: the others are decided about again, and sent by then.
             moves = self._free(assigned.moves)[:room]
@@ -113,7 +120,7 @@ class RolePlanner:
             plan = ModelPlan(each, assigned, moves, budgets, called)
             room -= len(moves) + len(called) + len(budgets)
             plans.append(plan)
-            memories[each.model] = assigned.memory if acts else replace(assigned.memory, moved_ns=before.moved_ns)
+            memories[each.model] = assigned.memory if acts else replace(assigned.memory, paid_ns=before.paid_ns)
             if acts:
                 self._moved_ns.extend([now_ns] * (len(plan.moves) + len(plan.called)))
         self._memories = memories
@@ -137,8 +144,9 @@ class RolePlanner:
         wish = replace(wish, serving=wish.serving - (len(model.standings) - len(standings)))
         return self._free(call_up(model.engine, model.work, standings, wish, held, most=max(most, 0)))
 
-    def order(self, change: Change, view: FleetView, reason: str) -> Order:
-        """What to ask a worker for; from now on it is taken for one that has it, until `done` says that it has not."""
+    def order(self, change: Change, view: FleetView, reason: str, now_ns: int) -> Order:
+        """What to ask a worker for, as decided now; it is taken for one that has it, until `done` says that it has
+        not."""
         place = view.roster.places[change.worker_id]
         worker, asked = view.roster.workers[place], self._wanted.get(change.worker_id)
         known = max(view.epoch(place), asked.assignment.epoch if asked else 0)
@@ -148,12 +156,12 @@ class RolePlanner:
             budget_tokens=change.budget_tokens,
             epoch=min(known + 1, MAX_UINT64),
         )
-        self._wanted[change.worker_id] = _Wanted(worker.incarnation, assignment)
+        self._wanted[change.worker_id] = _Wanted(worker.incarnation, assignment, now_ns)
         before = asked.assignment if asked and asked.assignment.epoch > worker.assignment.epoch else None
         return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0), before)
 
-    def done(self, order: Order, assignment: Assignment | None, *, failed: bool = False) -> None:
-        """A call has ended; one that changed nothing leaves its worker to the next decision, as if it had not been.
+    def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
+        """A call has ended now; one that changed nothing leaves its worker to the next decision, as if it had not been.
         `failed`: to a later one, as the worker could not be asked."""
         if failed:
             self._failed_ns[order.worker.id] = 0
@@ -161,11 +169,12 @@ class RolePlanner:
         if wanted is None or wanted.assignment is not order.wanted:
             return
         if assignment is not None:
-            self._wanted[order.worker.id] = _Wanted(wanted.incarnation, assignment, outstanding=False)
+            self._evidence = self._evidence.measured(now_ns - wanted.asked_ns)
+            self._wanted[order.worker.id] = replace(wanted, assignment=assignment, outstanding=False)
             return
         del self._wanted[order.worker.id]
         for model, memory in self._memories.items():
-            self._memories[model] = replace(memory, moved_ns=_without(memory.moved_ns, order.worker.id))
+            self._memories[model] = replace(memory, paid_ns=_without(memory.paid_ns, order.worker.id))
 
     def _standings(self, standings: Sequence[PlannedWorker], left: set[str]) -> Sequence[PlannedWorker]:
         """With what is remembered of them: the budgets that are their own, and who could not be asked."""
@@ -208,5 +217,5 @@ class RolePlanner:
         return wanted is not None and wanted.outstanding
 
 
-def _without(moved_ns: Mapping[str, int], worker_id: str) -> Mapping[str, int]:
-    return MappingProxyType({name: at_ns for name, at_ns in moved_ns.items() if name != worker_id})
+def _without(paid_ns: Mapping[str, int], worker_id: str) -> Mapping[str, int]:
+    return MappingProxyType({name: at_ns for name, at_ns in paid_ns.items() if name != worker_id})

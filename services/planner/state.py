@@ -223,9 +223,9 @@ class PlannerState:
         """Sign and keep a decision that was made beside those about roles."""
         return self._tell(decision, now_ns)
 
-    def done(self, order: Order, assignment: Assignment | None, failed: bool = False) -> None:
+    def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
         """An order was carried out, and the worker has this now; or it was not. `failed`: it could not be asked."""
-        self._role_planner.done(order, assignment, failed=failed)
+        self._role_planner.done(order, assignment, now_ns, failed=failed)
 
     def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> Observed:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
@@ -251,7 +251,7 @@ class PlannerState:
                 continue
             before = messages.seen(plan)
             for decision, changes in messages.changed(snapshot, plan, plan.assigned):
-                orders = [self._role_planner.order(each, self.view, decision.reason) for each in changes]
+                orders = [self._role_planner.order(each, self.view, decision.reason, now_ns) for each in changes]
                 decision.changes.extend(messages.worker_changes(orders))
                 published.append(self._tell(decision, now_ns))
                 asked.extend(orders)

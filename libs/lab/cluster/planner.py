@@ -9,7 +9,8 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.planner.demand import decodes_to_come, prompts_wanted
-from libs.policy.planner.role_planning import Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.pay_back import MoveEvidence
+from libs.policy.planner.role_planning import Change, Memory, PlannedWorker, RolePlan, assign
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 
@@ -38,7 +39,10 @@ class LabPlanner:
         """`waiting_tokens`: of prompts in the gateway that can still be in time. `later_ns`: by which what is seen is
         older than usual. `on_look`: called with each decision."""
         self._on_look = on_look
-        self._delay_ps = (TOLD_LATER_NS + later_ns) * PS_PER_NS
+        self._later_ns = later_ns
+        self._asked: dict[str, Change] = {}
+        """By worker, what it was asked to take and does not show yet, as the live planner remembers it."""
+        self._evidence = MoveEvidence().aged(later_ns)
         shape = workers[0].shape
         self._workers = workers
         self._time = time
@@ -59,24 +63,31 @@ class LabPlanner:
 
     def _look(self) -> None:
         work = self._work()
-        assigned = assign(self._engine, work, self._standing(), self._memory, self._time.now_ns())
+        now_ns = self._time.now_ns()
+        assigned = assign(self._engine, work, self._standing(), self._memory, now_ns, evidence=self._evidence)
         self._memory = assigned.memory
         if self._on_look is not None:
-            self._on_look(self._time.now_ns(), replace(work, waiting_ns=self._waiting_ns), assigned)
+            self._on_look(now_ns, replace(work, waiting_ns=self._waiting_ns), assigned)
         if assigned.changes:
-            self._time.at_ps(self._time.now_ps + self._delay_ps, lambda: self._apply(assigned))
+            self._asked |= {change.worker_id: change for change in assigned.changes}
+            delay_ps = (TOLD_LATER_NS + self._later_ns) * PS_PER_NS
+            self._time.at_ps(self._time.now_ps + delay_ps, lambda: self._apply(assigned))
         self._time.at_ps(self._time.now_ps + PERIOD_NS * PS_PER_NS, self._look)
 
     def _apply(self, assigned: RolePlan) -> None:
         by_id = {worker.id: worker for worker in self._workers}
         for change in assigned.changes:
+            if self._asked.get(change.worker_id) is change:
+                del self._asked[change.worker_id]
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
+        # What is seen is `later_ns` old: the decision was made so much later than it looks here, and its effect is not.
+        self._evidence = self._evidence.measured(TOLD_LATER_NS)
 
     def _standing(self) -> list[PlannedWorker]:
         found = []
         for worker in self._workers:
-            load, assignment = load_now(worker, self._time), worker.assignment
+            load, assignment = load_now(worker, self._time), self._asked.get(worker.id, worker.assignment)
             found.append(
                 PlannedWorker(
                     worker.id,
@@ -97,7 +108,7 @@ class LabPlanner:
                 computed_ns += model.prefill_ns(work)
             waiting_tokens += load.waiting_prefill_tokens
             queued, queued_tokens = worker.core.queued_decodes()
-            if worker.assignment.role is Role.MIXED:
+            if self._asked.get(worker.id, worker.assignment).role is Role.MIXED:
                 decodes += load.running + load.awaiting_kv + queued
                 kv_tokens += held_tokens(worker, load) + queued_tokens
             else:
@@ -107,6 +118,6 @@ class LabPlanner:
         self._computed_ns.append(computed_ns)
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
         waiting_tokens += self._waiting_tokens()
-        self._waiting_ns = waiting_tokens / self._engine.chunk_speed()
+        self._waiting_ns = waiting_tokens / self._engine.chunk_speed
         prompts = prompts_wanted(served, self._waiting_ns)
         return Workload(prompts, decodes, kv_tokens, self._tpot_ns)

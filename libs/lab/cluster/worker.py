@@ -226,7 +226,7 @@ class LabWorker:
         if taken is None:
             return False
         self.enter()
-        self.counts.moves += 1
+        self.counts.moves += taken.role != self.assignment.role  # a budget alone is no move
         self._duties.take(taken)
         self.leave()
         return True

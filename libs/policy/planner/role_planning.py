@@ -8,10 +8,12 @@ one that dithers, moves nobody. Budgets rise before roles change: they cost noth
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isinf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
+from libs.policy.planner.pay_back import UNMEASURED, MoveEvidence
 from libs.policy.planner.splits import EVERY, Press, weigh
 from libs.policy.planner.steady import DecodePace
 from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, split
@@ -23,8 +25,6 @@ GAIN: Final = 0.15
 """Share of the pressure by which another split must relieve it."""
 APART_GAIN: Final = 0.05
 """The same of leaving decodes alone, and of no longer doing so: a budget costs nothing to change."""
-REST_NS: Final = 1_000_000_000
-"""A worker that has changed its role keeps it for so long."""
 RAISE: Final = 0.5
 LOWER: Final = 0.2
 """Budgets rise where prompts would press so hard on prefill workers alone, and fall after `CALM_NS` below the other."""
@@ -87,8 +87,8 @@ class Change:
 class Memory:
     """What a decision leaves to the next one."""
 
-    moved_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """When a worker last changed its role by a decision, by id, of those that rest."""
+    paid_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By worker that was moved, when that will have paid: until something dates from after that, it rests."""
     calm_since_ns: int = 0
     """0: prompts press, or would without budgets."""
     lacking_since_ns: int = 0
@@ -129,9 +129,11 @@ def assign(
     *,
     limits: ModelLimits = EVERY,
     most_moves: int = MAX_WORKERS,
+    evidence: MoveEvidence = UNMEASURED,
 ) -> RolePlan:
     """Decide. Workers that are not movable, and those on standby, stay as they are and count for nothing; pinned ones
-    stay and count. `most_moves`: workers that may change their role now."""
+    stay and count. `most_moves`: workers that may change their role now. `evidence`: how old what is known is, and how
+    long moves take."""
     pool = [each for each in workers if each.movable and each.role is not Role.STANDBY]
     prefill = [each for each in pool if each.role is Role.PREFILL]
     mixed = [each for each in pool if each.role is Role.MIXED]
@@ -139,7 +141,7 @@ def assign(
         nobody = Split(0, 0, 0.0, 0.0)
         return RolePlan((), (), Code.BEST, nobody, nobody, (), memory)
     apart, now, weighed = _weighed(engine, work, pool, limits, was_apart=memory.apart)
-    resting = {name: at_ns for name, at_ns in memory.moved_ns.items() if now_ns - at_ns < REST_NS}
+    resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
     wanted = 0 if rests else _more_mixed(now, weighed, limits)
@@ -152,7 +154,8 @@ def assign(
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
         roles = len(prefill) - to_mixed, len(mixed) + to_mixed
         then = _of(weighed, *roles) or split(engine, work, *roles, budgets=not apart)
-        resting |= dict.fromkeys((change.worker_id for change in moves), now_ns)
+        paid_ns = now_ns + evidence.pay_back_ns(_relieved(now, then))
+        resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
     calm = _is_calm(engine, work, prefill, mixed)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
     staying = {each.id for each in mixed if not each.pinned} - {change.worker_id for change in moves}
@@ -191,6 +194,13 @@ def _weighed(
     if alone[0].cost >= together[0].cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
         return False, now, together
     return True, _of(alone, prefill, mixed) or split(engine, work, prefill, mixed, budgets=False), alone
+
+
+def _relieved(now: Split, then: Split) -> float:
+    """Share of what presses that the new roles take away."""
+    if isinf(now.cost):
+        return 0.0 if isinf(then.cost) else 1.0
+    return 1 - then.cost / now.cost if now.cost else 0.0
 
 
 def _of(weighed: Iterable[Split], prefill: int, mixed: int) -> Split | None:

@@ -39,6 +39,8 @@ class ObservedModel:
     gpus: int = 0
     links: Sequence[Link] = ()
     """Of workers to which KV has come."""
+    age_ns: int = 0
+    """Of what workers that have work reported last, the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,14 @@ class Observer:
             engine, work = found, _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns)
         standings = _standings(self._view, places, columns, look.pinned)
         return ObservedModel(
-            model, engine, work, standings, unknown, int(roster.gpus[places].sum()), _links(self._view, places)
+            model,
+            engine,
+            work,
+            standings,
+            unknown,
+            int(roster.gpus[places].sum()),
+            _links(self._view, places),
+            _age_ns(self._view, heard, look.now_ns),
         )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
@@ -134,6 +143,13 @@ class Observer:
         engine = _engine(self._view, heard)
         self._engines[model] = self._view.revision, key, engine
         return engine
+
+
+def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
+    """By the workers' clocks; those that rest report seldom, and nothing has changed with them."""
+    busy = heard[(view.column("running") + view.column("waiting"))[heard] > 0]
+    covered_to_ns = view.column("covered_to_unix_ns")[busy]
+    return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
 
 
 def _links(view: FleetView, places: Ints) -> list[Link]:
@@ -220,7 +236,7 @@ def _work(
         alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
         kv_tokens += max(at_gateways.decode_prompt_tokens, at_gateways.decode_requests * alike)
         decodes += at_gateways.decode_requests
-    waiting_ns = waiting_tokens / engine.chunk_speed()
+    waiting_ns = waiting_tokens / engine.chunk_speed
     return Workload(prompts_wanted(served, waiting_ns), decodes, kv_tokens, tpot_ns, waiting_ns)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.planner.limits import ModelLimits
-from libs.policy.planner.role_planning import CALM_NS, PRESSES, REST_NS, Code, Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.role_planning import CALM_NS, PRESSES, Code, Memory, PlannedWorker, RolePlan, assign
 from libs.policy.planner.splits import MOST_WEIGHED, splits
 from libs.policy.planner.steady import DecodePace
 from libs.policy.pressure.splits import WorkerProfile, Workload, ride, split
@@ -16,6 +16,7 @@ from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 
 MS = 1_000_000
+TURN_NS = 1_000 * MS
 MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)
 ENGINE = WorkerProfile(MODEL, chunk_tokens=2048, max_sequences=256, kv_tokens=400_000)
 QUIET = Workload(0.0, 0, 0, 50 * MS)
@@ -75,7 +76,7 @@ def test_a_decision_leaves_every_worker_a_role_and_less_pressure(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int
 ) -> None:
     workers = pool(prefill, mixed)
-    assigned = assign(engine, work, workers, Memory(), 10 * REST_NS)
+    assigned = assign(engine, work, workers, Memory(), 10 * TURN_NS)
     found = counts(workers, assigned)
     assert sum(found) == prefill + mixed and min(found) >= 1
     assert found == (assigned.then.prefill, assigned.then.mixed)
@@ -94,7 +95,7 @@ def at_rest(
     """Decided about the same load again and again, decodes having the pace of what was decided, until nobody moves."""
     memory = Memory()
     for turn in range(10, 40, 2):
-        assigned = assign(engine, work, workers, memory, turn * REST_NS)
+        assigned = assign(engine, work, workers, memory, turn * TURN_NS)
         now, then, memory = (
             counts(workers, replace(assigned, moves=(), budgets=())),
             counts(workers, assigned),
@@ -113,7 +114,7 @@ def test_about_the_same_load_decisions_come_to_rest(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int
 ) -> None:
     settled, workers, memory = at_rest(engine, work, pool(prefill, mixed))
-    assert not assign(engine, settled, workers, memory, 50 * REST_NS).moves
+    assert not assign(engine, settled, workers, memory, 50 * TURN_NS).moves
 
 
 @given(works, st.floats(-0.05, 0.05))
@@ -128,7 +129,7 @@ def test_a_load_that_dithers_sends_no_worker_to_and_fro(work: Workload, by: floa
     )
     moved = Counter[str]()
     for turn in range(50, 66, 2):
-        assigned = assign(ENGINE, other if turn % 4 else settled, workers, memory, turn * REST_NS)
+        assigned = assign(ENGINE, other if turn % 4 else settled, workers, memory, turn * TURN_NS)
         workers, memory = after(workers, assigned), assigned.memory
         moved.update(change.worker_id for change in assigned.moves)
     assert not moved or max(moved.values()) == 1, moved
@@ -136,29 +137,29 @@ def test_a_load_that_dithers_sends_no_worker_to_and_fro(work: Workload, by: floa
 
 def test_prompts_that_press_raise_budgets_before_any_role_changes() -> None:
     work = Workload(prompts=1.5, decodes=20, kv_tokens=40_000, tpot_ns=50 * MS)
-    assigned = assign(ENGINE, work, pool(2, 6, budget_tokens=0), Memory(), 10 * REST_NS)
+    assigned = assign(ENGINE, work, pool(2, 6, budget_tokens=0), Memory(), 10 * TURN_NS)
     assert {(each.role, each.budget_tokens) for each in assigned.changes} == {(Role.MIXED, 2048)}
     assert len(assigned.changes) == 6 and assigned.code is Code.PROMPTS_PRESS
 
 
 def test_budgets_fall_after_a_calm_and_an_idle_suite_stays_as_it_was_started() -> None:
     workers = pool(2, 2)
-    first = assign(ENGINE, QUIET, workers, Memory(), REST_NS)
+    first = assign(ENGINE, QUIET, workers, Memory(), TURN_NS)
     assert not first.changes
-    later = assign(ENGINE, QUIET, workers, first.memory, REST_NS + CALM_NS)
+    later = assign(ENGINE, QUIET, workers, first.memory, TURN_NS + CALM_NS)
     assert {(each.role, each.budget_tokens) for each in later.changes} == {(Role.MIXED, 0)}
     assert later.code is Code.CALM
-    assert not assign(ENGINE, QUIET, pool(2, 2, budget_tokens=0), Memory(), REST_NS).changes
+    assert not assign(ENGINE, QUIET, pool(2, 2, budget_tokens=0), Memory(), TURN_NS).changes
 
 
 def test_a_flood_moves_several_at_once_and_those_rest() -> None:
     flood = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
     workers = pool(1, 7)
-    assigned = assign(ENGINE, flood, workers, Memory(), 10 * REST_NS)
+    assigned = assign(ENGINE, flood, workers, Memory(), 10 * TURN_NS)
     moved = [each for each in assigned.changes if each.role is Role.PREFILL]
     assert len(moved) >= 3
     assert [each.worker_id for each in moved] == [f"m{index}" for index in range(len(moved))], "the emptiest go"
-    assert set(assigned.memory.moved_ns) == {each.worker_id for each in moved}
+    assert set(assigned.memory.paid_ns) == {each.worker_id for each in moved}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_flood_moves_several_at_once_and_those_rest() -> None:
 )
 def test_where_there_is_nothing_to_split_nothing_changes(workers: list[PlannedWorker]) -> None:
     flood = Workload(prompts=60.0, decodes=600, kv_tokens=600_000, tpot_ns=50 * MS)
-    assert not assign(ENGINE, flood, workers, Memory(), REST_NS).changes
+    assert not assign(ENGINE, flood, workers, Memory(), TURN_NS).changes
 
 
 def test_all_splits_are_weighed() -> None:
@@ -193,7 +194,7 @@ def test_where_prompts_and_decodes_add_long_prompts_leave_decodes_alone() -> Non
     """Prompts beside decodes make each step as long as TPOT allows: three times the decodes are there at once, with
     their KV, and take workers from the prompts."""
     work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
-    assigned = assign(ENGINE, work, pool(6, 10), Memory(), 10 * REST_NS)
+    assigned = assign(ENGINE, work, pool(6, 10), Memory(), 10 * TURN_NS)
     assert assigned.memory.apart
     assert {each.budget_tokens for each in assigned.changes} == {0}
 
@@ -201,7 +202,7 @@ def test_where_prompts_and_decodes_add_long_prompts_leave_decodes_alone() -> Non
 def test_where_prompts_hide_behind_decodes_they_ride_along() -> None:
     hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
     work = Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
-    assert not assign(hides, work, pool(6, 10), Memory(), 10 * REST_NS).memory.apart
+    assert not assign(hides, work, pool(6, 10), Memory(), 10 * TURN_NS).memory.apart
 
 
 @given(engines, works, st.integers(1, 8), st.integers(1, 8), st.booleans())

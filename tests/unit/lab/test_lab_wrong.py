@@ -16,6 +16,7 @@ from libs.lab.traces.generate import generate
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
 TRACE = generate("poisson:rate=6,seconds=40,isl=3000,osl=60", seed=3)
+TURNING = generate("flipflop:rate=12,seconds=40,period=20,isl=3000,osl=200", seed=3)
 BASE = Experiment(TRACE, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
 
 
@@ -41,6 +42,21 @@ def test_predictions_are_worse_and_all_is_served(wrong: Wrong) -> None:
 
 def test_old_telemetry_leaves_all_served() -> None:
     served(Wrong(telemetry_ms=500))
+
+
+def test_old_telemetry_asks_no_worker_again_for_what_it_was_asked_for() -> None:
+    """Until telemetry shows a change, the planner remembers that it asked for it."""
+
+    def changes(telemetry_ms: float) -> int:
+        looks: list[int] = []
+        policy = policy_named("fulcrum-auto", 4)
+        policy = replace(policy, on_look=lambda _, __, plan: looks.append(len(plan.changes)))
+        run(replace(BASE, trace=TURNING, wrong=Wrong(telemetry_ms=telemetry_ms)), policy)
+        return sum(looks)
+
+    right = changes(0.0)
+    assert right
+    assert changes(500.0) <= right + 2
 
 
 def test_as_many_requests_are_hinted_falsely_as_asked_for_at_all_workers_alike() -> None:

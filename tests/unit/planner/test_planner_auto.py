@@ -46,10 +46,10 @@ def test_a_worker_that_was_asked_is_not_asked_again_until_the_call_has_failed() 
     cluster = Cluster(p="prefill", d="decode")
     (order,) = cluster.decide(p=0.9).orders
     assert cluster.decide(p=0.9).orders == ()
-    cluster.state.done(order, None)
+    cluster.state.done(order, None, at(cluster.ms))
     (again,) = cluster.decide(p=0.9).orders
     assert again.wanted == order.wanted
-    cluster.state.done(again, again.wanted)
+    cluster.state.done(again, again.wanted, at(cluster.ms))
     assert cluster.decide(p=0.9).orders == ()  # the registry and telemetry do not tell of it yet
     cluster.workers["d"].assignment.CopyFrom(again.wanted)
     assert cluster.decide(p=0.9).orders == ()
@@ -59,7 +59,7 @@ def test_what_somebody_else_has_set_meanwhile_holds_and_the_next_call_is_made_fo
     cluster = Cluster(p="prefill", d="decode")
     (order,) = cluster.decide(p=0.9).orders
     cluster.workers["d"].assignment.epoch = 7
-    cluster.state.done(order, None)
+    cluster.state.done(order, None, at(cluster.ms))
     (again,) = cluster.decide(p=0.9).orders
     assert again.wanted.epoch == 8
 
@@ -86,7 +86,7 @@ def test_a_prefill_worker_becomes_a_decode_worker_where_sequences_fill_those_the
     assert actions(decided) == [(ACTION_SET_ROLE, "p", "mixed")]
     assert decided.decisions[0].reason.startswith("decodes press 1.1 on 1 decode worker; 1 prefill to decode leaves 0.")
     (order,) = decided.orders
-    cluster.state.done(order, None)
+    cluster.state.done(order, None, at(cluster.ms))
     again = cluster.state.decide(at(cluster.ms + 2))
     assert actions(again) == actions(decided), "a call that failed leaves the worker to the next decision"
 
@@ -156,7 +156,7 @@ def test_a_planner_that_starts_anew_gives_a_worker_the_budget_that_it_had_before
     cluster.workers["m"].assignment.budget_tokens = 64
     cluster.decide()
     change = Change("m", Role.MIXED, CHUNK)
-    order = cluster.state._role_planner.order(change, cluster.state.view, "prompts press")
+    order = cluster.state._role_planner.order(change, cluster.state.view, "prompts press", at(cluster.ms))
     assert order.own_budget_tokens == 64
     cluster.carry_out(Decided((), (order,)))
     heir = Cluster(m="mixed", p="prefill")

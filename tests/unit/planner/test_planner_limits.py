@@ -188,7 +188,7 @@ def test_prefill_workers_left_alone_with_work_decode_too_but_not_before_one_that
 def test_a_worker_that_could_not_be_asked_is_left_alone_while_others_relieve_the_load() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     for order in cluster.decide(p=0.9).orders:
-        cluster.state.done(order, None, failed=order.worker.id == "d")
+        cluster.state.done(order, None, at(cluster.ms), failed=order.worker.id == "d")
     assert [each.worker.id for each in cluster.decide(p=0.9).orders] == ["e"]
     cluster.ms += FAILED_NS // MS
     assert "d" in [each.worker.id for each in cluster.decide(p=0.9).orders]
