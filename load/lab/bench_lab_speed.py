@@ -201,7 +201,9 @@ def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
                "requests": runs[0]["requests"], "events": runs[0].get("events")}  # fmt: skip
         rows.append(row | {"of_dynosim": min(each["cpu_s"] for each in peers) / best if peers else None})
         if len({json.dumps([each["ttft_s"], each["tpot_s"]]) for each in runs}) != 1:
-            raise SystemExit(f"{name} gave other figures in another round: it is not worth timing")
+            if name in folders:
+                raise SystemExit(f"{name} gave other figures in another round: it is not worth timing")
+            print(f"{name} gave other figures in another round: its choices hang on the machine", file=sys.stderr)
     return rows
 
 
