@@ -122,7 +122,11 @@ def main() -> None:
     started = time.monotonic()
     all_of = FULL if asked.full else EIGHT
     asked_for = asked.workloads.split(",") if asked.workloads else list(all_of if asked.full or asked.eight else QUICK)
+    if unknown := [name for name in asked_for if name not in all_of]:
+        raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(all_of)}")
     workloads = {name: text for name, text in all_of.items() if name in asked_for and _there(text)}
+    if not workloads:
+        raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
     policies = asked.policies.split(",") if asked.policies else POLICIES if asked.full else QUICK_POLICIES
     interferences = asked.interference or ((None, *FULL_INTERFERENCES) if asked.full else (None,))
     cells = [Cell(w, p, i, x) for x in ("", *asked.wrong) for i in interferences for w in workloads for p in policies]
