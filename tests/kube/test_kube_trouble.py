@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from libs.testing.kube.api_server import killed
 from libs.testing.kube.clients import Load, Service, running_load
 from libs.testing.kube.kubelet import TOLERATION, Kubelet, running_kubelet
 from libs.testing.kube.namespace import STARTED_S, CommandFailed, Namespace, namespace, run
@@ -24,8 +25,12 @@ from libs.testing.servers.proxy import VanishingProxy, vanishing_proxy
 from libs.testing.servers.stores import KafkaServer, RedisServer
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
-AWAY_S = float(os.environ.get("FULCRUM_TEST_API_AWAY_S", "15"))
-"""Of the API server: longer than calls, probes and watches' pauses, shorter than until a silent node counts as lost."""
+API_SERVER = os.environ.get("FULCRUM_TEST_API_SERVER_PID", "")
+"""A file with the process id of the API server, which is killed then; empty: connections to it end and are refused."""
+AWAY_S = float(os.environ.get("FULCRUM_TEST_API_AWAY_S", "60" if API_SERVER else "15"))
+"""Of the API server: longer than calls, probes and watches' pauses."""
+RECONNECTED_S = 150.0
+"""Controllers and scheduler ask a server that was away for a minute again after half a minute each, at the latest."""
 ANSWERS = 100
 """More are waited for after each thing that went wrong."""
 ANSWERS_S = 120.0
@@ -44,7 +49,8 @@ def values(own: Namespace, kafka: KafkaServer, redis: RedisServer) -> dict[str, 
         "redis": {"address": redis.url},
         "gateway": {**first, "env": {"FULCRUM_GATEWAY_NO_WORKERS_WAIT_MS": 60_000}},
         "metrics": first,
-        "planner": {**first, "most": 1},
+        # It moves nothing by itself: the test does.
+        "planner": {**first, "most": 1, "env": {"FULCRUM_PLANNER_MODE": "advisory"}},
         "worker": {**first, "env": {"FULCRUM_WORKER_SIM_PROFILE": "llama-8b-h100"}},
         "pools": {
             "prefill": {"role": "prefill", "replicas": 1},
@@ -144,15 +150,19 @@ async def allowed(own: Namespace) -> bool:
 
 @asynccontextmanager
 async def away(proxy: VanishingProxy) -> AsyncIterator[None]:
-    """Connections end, and new ones are refused."""
+    """Connections end, and new ones are refused; where the server's process is known, that is killed."""
     there, since_s = proxy.target, time.monotonic()
-    proxy.target = "127.0.0.1:1"
-    await proxy.close()
-    try:
-        yield
-        await asyncio.sleep(max(AWAY_S - (time.monotonic() - since_s), 0.0))
-    finally:
-        proxy.target = there
+    async with AsyncExitStack() as stack:
+        if API_SERVER:
+            await stack.enter_async_context(killed(Path(API_SERVER)))
+        else:
+            proxy.target = "127.0.0.1:1"
+            await proxy.close()
+        try:
+            yield
+            await asyncio.sleep(max(AWAY_S - (time.monotonic() - since_s), 0.0))
+        finally:
+            proxy.target = there
 
 
 async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: Load, proxy: VanishingProxy) -> None:
@@ -174,8 +184,10 @@ async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: Load, proxy
             assert answer.status_code == 200 and answer.json()["role"] == role and answer.json()["changed"]
     assert load.answered > before and load.failed == []
     await own.kubectl("delete", "pod", moved, "--wait=false")
-    await own.until("the kubelet runs what is scheduled again", lambda: two(own, less=moved))
-    tell(f"the API server was away for {AWAY_S:.0f} s: two roles moved, {load.answered - before} answers")
+    again = "the kubelet runs what is scheduled again"
+    await own.until(again, lambda: two(own, less=moved), timeout_s=RECONNECTED_S)
+    how = "killed, and away" if API_SERVER else "away"
+    tell(f"the API server was {how} for {AWAY_S:.0f} s: two roles moved, {load.answered - before} answers")
 
 
 async def a_node_is_lost(own: Namespace, far: Kubelet, load: Load) -> None:
