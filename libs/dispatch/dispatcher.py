@@ -15,11 +15,12 @@ from libs.dispatch.arrivals import Arrivals
 from libs.dispatch.attempts import Attempts
 from libs.dispatch.experience import Experience
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
-from libs.dispatch.ports import ColdModels, Demand, Link, Links
+from libs.dispatch.places import TenantPlaces
+from libs.dispatch.ports import ColdModels, Demand, Link, Links, OneForAll, Tenancy
 from libs.dispatch.router import Router
 from libs.dispatch.sequence_moves import SequenceMoves
 from libs.dispatch.suspects import Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, equal, expired, whole
+from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
 from libs.dispatch.worker_news import (
     Failed,
     Finished,
@@ -76,10 +77,9 @@ class Dispatcher:
         ended: Ended,
         suspects: Suspects,
         bounds: Bounds,
-        weight: Callable[[str], int] = equal,
-        tenant_share: Callable[[], float] = whole,
+        tenants: Tenancy | None = None,
     ) -> None:
-        """weight: of a tenant's turns in the queue, by its name. tenant_share: of the queue, that one may take."""
+        """tenants: who share the queue and the places to decode; None: all requests are alike."""
         self.max_reroutes = bounds.max_reroutes
         self.suspects = suspects
         self._links = links
@@ -91,8 +91,9 @@ class Dispatcher:
         self.cold: ColdModels | None = None
         """Who knows of models that no worker serves; None: nobody."""
         self._experience = Experience()
-        self._queue = WaitingQueue(bounds.max_waiting, weight)
-        self._queue.tenant_share = tenant_share
+        tenants = tenants or OneForAll()
+        self._queue = WaitingQueue(bounds.max_waiting, tenants)
+        self.places = TenantPlaces(tenants)
         self._moves = SequenceMoves()
         self._attempts = Attempts(links)
         self._arrivals = Arrivals()
@@ -213,6 +214,7 @@ class Dispatcher:
         return next(self._sequence_ids) % SEQUENCE_IDS
 
     def _wait(self, generation: Generation) -> None:
+        self.places.left(generation)
         generation.placement.queued(self._next_id())
         generation.timeline.queued_ns = now_ns = self._clock.now_ns()
         self._queue.add(generation, now_ns)
@@ -243,11 +245,20 @@ class Dispatcher:
         if len(self._queue):
             views = self._links.views()
             self._queue.judge(views)
+            waiting = self._queue.in_order(now_ns, rooms(views), self.places, whole=bool(self.suspects))
             if self.suspects:
-                waiting = self._bind_suspects(self._queue.in_order(now_ns), links, now_ns)
-                self._bind_these(waiting, self._links.views(), links, now_ns)
-            else:
-                self._bind_these(self._queue.in_order(now_ns, rooms(views)), views, links, now_ns)
+                waiting = self._bind_suspects(waiting, links, now_ns)
+                views = self._links.views()
+            self._bind_these(waiting, views, links, now_ns)
+            self._make_room(now_ns)
+
+    def _make_room(self, now_ns: int) -> None:
+        """Have running choices of tenants above their share of a model's places give way to others that wait."""
+        contested = self.places.contested(self._queue.by_tenant())
+        free = rooms(self._links.views()) if contested else {}
+        for model, waiting in contested.items():
+            for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
+                self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))
 
     def _bind_suspects(self, waiting: list[Generation], links: Mapping[str, Link], now_ns: int) -> list[Generation]:
         """Each that is to be apart by itself, where it may go, then all others on trial; gives the rest."""
@@ -281,6 +292,7 @@ class Dispatcher:
 
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
+        self.places.bound(generation)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
         self._experience.bound(generation.model, generation.timeline)
         decode, prompt_key = links[binding.decode_worker], None
@@ -428,6 +440,7 @@ class Dispatcher:
         if generation.placement.ended:
             return
         self._queue.remove(generation)
+        self.places.left(generation)
         self.suspects.ended(generation, well=isinstance(outcome, ApiFinishReason))
         self._do(generation, generation.placement.over())
         del self._live[generation]

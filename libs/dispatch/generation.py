@@ -174,7 +174,7 @@ class Generation:
 
     @property
     def resumed(self) -> bool:
-        """Whether it was bound already and lost its worker."""
+        """Whether it was bound already and lost its worker, or its place there."""
         return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:

@@ -140,6 +140,32 @@ class ColdModels(Protocol):
         ...
 
 
+class Tenancy(Protocol):
+    """Whose requests share the queue and the workers."""
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether a request's tenant is known for sure, so that one may be held back for another."""
+        ...
+
+    def weight(self, tenant: str) -> int:
+        """Of its turns and its places, against 1 of others."""
+        ...
+
+
+class OneForAll:
+    """Anybody may name any tenant: turns count alike, and nobody is held back."""
+
+    @property
+    def told_apart(self) -> bool:
+        """They are not."""
+        return False
+
+    def weight(self, _tenant: str) -> int:
+        """All alike."""
+        return 1
+
+
 class LinkListener(Protocol):
     """Receives the events of a link."""
 

@@ -1,17 +1,19 @@
 """The queue: choices that no worker has room for yet, counted by model."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
-from libs.dispatch.ports import ColdModels, Demand
+from libs.dispatch.places import TenantPlaces
+from libs.dispatch.ports import ColdModels, Demand, OneForAll, Tenancy
 from libs.policy.gateway.expiry import Expiry, Patience
 from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Line, hopeless_from_ns
 from libs.policy.gateway.outflow import Outflow, retry_after_s
+from libs.policy.gateway.places import queue_room
 from libs.policy.gateway.prediction import fastest_speed
 from libs.policy.gateway.promises import NEWCOMERS, Promises
 from libs.policy.gateway.view import WorkerView, serves, why_not
@@ -23,27 +25,15 @@ AT_ONCE_NS = 50_000_000
 """What finds room within this time found it free: it says nothing of how fast workers make more."""
 
 
-def equal(_tenant: str) -> int:
-    """All tenants' turns count alike."""
-    return 1
-
-
-def whole() -> float:
-    """One tenant may take all of it."""
-    return 1.0
-
-
 class WaitingQueue:
     """Bounded for new choices; one that lost its worker always finds its place again."""
 
-    def __init__(self, max_waiting: int, weight: Callable[[str], int] = equal) -> None:
-        """weight: of a tenant's turns."""
+    def __init__(self, max_waiting: int, tenants: Tenancy | None = None) -> None:
+        """tenants: among whom it is shared; None: anybody's requests are alike."""
         self._max_waiting = max_waiting
-        self._weight = weight
-        self.tenant_share: Callable[[], float] = whole
-        """Of the bound, that one tenant's may take."""
-        self._of_tenant: Counter[str] = Counter()
-        """That wait and are no lines of batch jobs."""
+        self._tenants = tenants or OneForAll()
+        self._of_tenant: dict[str, Counter[str]] = {}
+        """By model and tenant, those that wait and are no lines of batch jobs; there are no zeros."""
         self._waiting: dict[int, Generation] = {}
         self._lines: dict[str, Line[Generation]] = {}
         """By model; those where nobody waits are none."""
@@ -127,11 +117,11 @@ class WaitingQueue:
 
     def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more of the tenant's would take all that another could wait in."""
-        if self.tenant_share is whole:
+        if not self._tenants.told_apart:
             return
-        most = int(self._max_waiting * self.tenant_share())
-        if self._of_tenant[tenant] + count > most:
-            message = f"{most} requests of tenant {tenant} are waiting already"
+        own, people = sum(each[tenant] for each in self._of_tenant.values()), len(self._waiting) - self.batch
+        if count > queue_room(self._max_waiting, people, own, self._tenants.weight(tenant)):
+            message = f"{own} requests of tenant {tenant} are waiting already, of {people} in all: others need room too"
             raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
     def drain_s(self, now_ns: int) -> float:
@@ -167,12 +157,14 @@ class WaitingQueue:
     def _count(self, generation: Generation, sign: int) -> None:
         model, tokens = generation.model, sign * generation.prompt_tokens
         self._tokens[model] += tokens
-        if not generation.batch and self.tenant_share is not whole:
-            tenant = generation.context.tenant
-            self._of_tenant[tenant] += sign
-            if not self._of_tenant[tenant]:
-                del self._of_tenant[tenant]
-        if generation.batch:
+        if not generation.batch:
+            tenant, tenants = generation.context.tenant, self._of_tenant.setdefault(model, Counter())
+            tenants[tenant] += sign
+            if not tenants[tenant]:
+                del tenants[tenant]
+            if not tenants:
+                del self._of_tenant[model]
+        else:
             self.batch += sign
             self._batch[model] += sign
             self._batch_tokens[model] += tokens
@@ -183,7 +175,7 @@ class WaitingQueue:
             return 0
         flow = generation.context.tenant, generation.context.service_class
         self._turns[sequence_id] = found = self._fair[generation.model].came(
-            flow, generation.prompt_tokens, self._weight(flow[0])
+            flow, generation.prompt_tokens, self._tenants.weight(flow[0])
         )
         return found[1]
 
@@ -210,13 +202,30 @@ class WaitingQueue:
                 prefill_ns = speeds[model].prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
                 line.judge(generation.placement.sequence_id, hopeless_from_ns(generation, prefill_ns))
 
-    def in_order(self, now_ns: int, room: Mapping[str, int] | None = None) -> list[Generation]:
-        """Those of each model that may start, the next one first; of each no more than it has `room` for."""
+    def in_order(
+        self,
+        now_ns: int,
+        room: Mapping[str, int] | None = None,
+        places: TenantPlaces | None = None,
+        *,
+        whole: bool = False,
+    ) -> list[Generation]:
+        """Those of each model that may start, the next one first; of each no more than it has `room` for, unless the
+        `whole` queue is asked for. `places`: of tenants, who are held to their shares of them."""
         found: list[Generation] = []
         for model, line in self._lines.items():
-            ready = (generation for generation in line.in_order(now_ns) if generation.may_start)
-            found.extend(ready if room is None else islice(ready, room.get(model, 0)))
+            free = len(line) if room is None else room.get(model, 0)
+            if not free and not whole:
+                continue
+            ready: Iterator[Generation] = (each for each in line.in_order(now_ns) if each.may_start)
+            if places is not None:
+                ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
+            found.extend(ready if whole else islice(ready, free))
         return found
+
+    def by_tenant(self) -> Mapping[str, Mapping[str, int]]:
+        """By model and tenant, how many wait that are no lines of batch jobs; where nobody does there is none."""
+        return self._of_tenant
 
     def demand(self, model: str, now_ns: int) -> Demand:
         """The model's queue as its workers get it."""

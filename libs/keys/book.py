@@ -65,7 +65,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
-    """Requests at once."""
+    """Choices at once: each of a request's `n`, and each of its prompts, is one."""
     gpu_seconds_per_day: int | None = None
     """Of GPUs, that its requests and batch lines are reckoned to take."""
     stored_bytes: int | None = None
@@ -75,7 +75,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     batch_lines: int | None = None
     """Of batches that have not ended, together."""
     weight: int | None = None
-    """Of its turns in a queue, against 1 of others."""
+    """Of its turns in a queue and of places to decode, against 1 of others."""
 
 
 class KeyChange(msgspec.Struct, frozen=True):

@@ -76,7 +76,6 @@ class Caller:
         return named or self.service_class
 
 
-TENANT_QUEUE_SHARE: Final = 0.5
 NO_LIMITS: Final = TenantLimits()
 ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
@@ -115,12 +114,13 @@ class KeyTable:
         """What it is held to; nothing where everybody is let in."""
         return (None if self.is_open else self.limits.get(tenant or DEFAULT_TENANT)) or NO_LIMITS
 
-    def queue_share(self) -> float:
-        """Of a gateway's queue, that one tenant's requests may take."""
-        return 1.0 if self.is_open else TENANT_QUEUE_SHARE
+    @property
+    def told_apart(self) -> bool:
+        """Whether a request's tenant is known for sure: where everybody is let in anyone may name any."""
+        return not self.is_open
 
     def weight(self, tenant: str) -> int:
-        """Of its turns, against 1 of others."""
+        """Of its turns and its places, against 1 of others."""
         return self.limits_of(tenant).weight or 1
 
     def identify(self, authorization: bytes | None) -> Caller:

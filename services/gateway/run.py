@@ -20,7 +20,6 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.dispatch.waiting import equal, whole
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
@@ -245,8 +244,7 @@ def _dispatcher(
             patience=Patience(settings.max_wait_ms, settings.no_workers_wait_ms),
             max_reroutes=settings.max_reroutes,
         ),
-        weight=keys.weight if keys is not None else equal,
-        tenant_share=keys.queue_share if keys is not None else whole,
+        tenants=keys,
     )
 
 

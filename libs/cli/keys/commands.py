@@ -59,13 +59,13 @@ def limits(
     *,
     requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, over all gateways.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, of prompts and answers.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests at once.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Choices at once, over all gateways.")] = None,
     gpu_seconds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of GPUs, in 24 hours.")] = None,
     stored_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of its files.")] = None,
     file_days: Annotated[int | None, typer.Option(min=1, metavar="N", help="After which its files go.")] = None,
     batch_lines: Annotated[int | None, typer.Option(min=1, metavar="N", help="Open in its batches.")] = None,
     weight: Annotated[
-        int | None, typer.Option(min=1, max=100, metavar="N", help="Of its turns in the queue; 1 where none is set.")
+        int | None, typer.Option(min=1, max=100, metavar="N", help="Of its turns and places; 1 where none is set.")
     ] = None,
     off: Annotated[bool, typer.Option("--off", metavar="", help="Remove the tenant's limits.")] = False,
     ready: ReadyFile = None,

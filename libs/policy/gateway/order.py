@@ -46,7 +46,7 @@ class Ordered(Protocol):
 
     @property
     def resumed(self) -> bool:
-        """Whether it ran already and lost its worker."""
+        """Whether it ran already and lost its worker, or its place there."""
         ...
 
     @property

@@ -84,6 +84,8 @@ class Placement:
     """Retries because a worker had changed its role by then; they do not count as failures."""
     moves: int = 0
     """How often it went on elsewhere with its KV because its worker took another role."""
+    given_up: int = 0
+    """How often it gave its place up to another tenant's."""
     let_go: bool = False
     """Its worker has been asked to hand it over; one that cannot move its KV ends it."""
     recomputes: int = 0
@@ -110,8 +112,15 @@ class Placement:
 
     @property
     def resumed(self) -> bool:
-        """Whether it was bound already and lost its worker."""
-        return self.reroutes > 0 or self.stale_role_retries > 0
+        """Whether it was bound already and lost its worker, or its place there."""
+        return self.reroutes > 0 or self.stale_role_retries > 0 or self.given_up > 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether one worker makes its tokens, and nothing of it is on its way to another."""
+        attempt = self.decode or self.prompt
+        apart = self.blocks is not None or self.reserved is not None or self.let_go
+        return attempt is not None and attempt.phase is not Phase.PREFILL and attempt.tokens > 0 and not apart
 
     # ------------------------------------------------------------ to workers
 
@@ -262,6 +271,13 @@ class Placement:
         return [*drop, *self._restart(why, cluster, keep_blocks=keep, whole=whole)]
 
     # ------------------------------------------------------------ elsewhere, and the end
+
+    def gives_way(self, why: str) -> Effects:
+        """Leave its worker, where it runs, and wait with its tokens so far until there is a place for it again."""
+        if not self.runs or self.ended or self.waiting:
+            return NOTHING
+        self.given_up += 1
+        return [*self._release(keep_blocks=False), Wait(why)]
 
     def drop_stale_kv(self) -> Effects:
         """Release KV blocks that no worker is left to pull, while the request waits."""

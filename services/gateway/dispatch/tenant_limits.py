@@ -1,4 +1,4 @@
-"""What each tenant may have of the suite: requests and tokens a minute, requests at once, over all gateways.
+"""What each tenant may have of the suite: requests and tokens a minute, choices at once, over all gateways.
 
 Where the ledger in Redis is away each gateway holds to its share of them by itself.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from libs.contracts.errors import RateLimited
+from libs.contracts.errors import InvalidRequest, RateLimited
 from libs.keys.book import TenantLimits
 from libs.keys.table import KeyTable
 from libs.policy.limits.lease import Lease, ahead, local_share, written_s
@@ -50,10 +50,11 @@ class _Tenant:
         default_factory=lambda: {kind: _Use(MinuteWindow(span)) for kind, span in SPANS.items()}
     )
     running: int = 0
+    """Choices of its requests; a request whose choices are not known yet counts as one."""
     coming: int = 0
     """Requests of which it is being asked whether they may run."""
     places: int = 0
-    """For requests at once, that this gateway holds."""
+    """For choices at once, that this gateway holds."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One request asks the ledger; others find what it got."""
 
@@ -70,6 +71,10 @@ class _Tenant:
 
 class Allowance:
     """One request of a tenant without limits."""
+
+    async def choices(self, _count: int) -> None:
+        """It asks for as many choices, each of which counts as one that runs. Raises RateLimited, and InvalidRequest for
+        more than may ever run at once."""
 
     async def prompt(self, _tokens: int) -> None:
         """Its prompt's tokens count; raises RateLimited."""
@@ -95,6 +100,13 @@ class _Limited(Allowance):
         self._limiter = limiter
         self._tenant = tenant
         self._found = found
+        self._running = 1
+
+    async def choices(self, count: int) -> None:
+        more = count - self._running
+        if more > 0:
+            await self._limiter.enter(self._tenant, self._found, more, choices=count)
+            self._running = count
 
     async def prompt(self, tokens: int) -> None:
         await self._limiter.use(self._tenant, self._found, "tokens", tokens)
@@ -106,7 +118,7 @@ class _Limited(Allowance):
         return self._limiter.headers(self._found)
 
     def end(self) -> None:
-        self._found.running -= 1
+        self._found.running -= self._running
 
 
 class TenantLimiter:
@@ -130,7 +142,7 @@ class TenantLimiter:
             return FREE
         found.coming += 1
         try:
-            await self._enter(tenant, found)
+            await self.enter(tenant, found)
         finally:
             found.coming -= 1
         try:
@@ -228,21 +240,29 @@ class TenantLimiter:
         if not (found.running or found.coming) and not any(use.own.used(self._now_s) for use in found.uses.values()):
             self._tenants.pop(tenant, None)
 
-    async def _enter(self, tenant: str, found: _Tenant) -> None:
+    async def enter(self, tenant: str, found: _Tenant, count: int = 1, *, choices: int = 1) -> None:
+        """Let `count` more sequences run, of a request that has `choices` of them. Raises RateLimited, and
+        InvalidRequest where the request alone has more than the limit."""
         limit = found.limits.concurrent
-        if limit is not None and found.running >= found.places:
+        if limit is not None and choices > limit:
+            text = (
+                f"the request asks for {choices} choices at once, and tenant {tenant} may have {limit}: ask for fewer"
+            )
+            raise InvalidRequest(text, param="n")
+        if limit is not None and found.running + count > found.places:
             async with found.asking:
-                if found.running >= found.places:
-                    found.places = await self._places(tenant, found, limit)
-        if limit is not None and found.running >= found.places:
-            text = f"tenant {tenant} has {limit} requests running, which is its limit of requests at once"
+                if found.running + count > found.places:
+                    found.places = await self._places(tenant, found, limit, count)
+        if limit is not None and found.running + count > found.places:
+            text = f"tenant {tenant} has {found.running} choices running here and asks for {count} more: its limit is "
+            text += f"{limit} at once over all gateways (each choice of n, and each prompt, counts)"
             raise RateLimited(text, retry_after_s=BUSY_RETRY_S, headers=self.headers(found))
-        found.running += 1
+        found.running += count
 
-    async def _places(self, tenant: str, found: _Tenant, limit: int) -> int:
+    async def _places(self, tenant: str, found: _Tenant, limit: int, count: int) -> int:
         if self._now_s >= self._away_until_s:
             try:
-                want = found.running + 1 + ahead(limit)
+                want = found.running + count + ahead(limit)
                 return await self._ledger.hold(tenant, self._gateway_id, limit, running=found.running, want=want)
             except LedgerDown as error:
                 self._is_away(error)

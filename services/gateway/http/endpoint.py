@@ -186,6 +186,7 @@ class CompletionEndpoint:
         key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
         del body
         visit.model, visit.choices = model.routed, asked.choices
+        await arrival.allowance.choices(asked.choices)  # before anything waits anywhere
         with nullcontext(0.0) if self._models is None else self._models.asked(model.routed) as wait_s:
             self._dispatcher.check_room(asked.choices, key)  # before the work of tokenising
             news = News()

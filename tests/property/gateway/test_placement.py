@@ -167,6 +167,15 @@ class Placed(RuleBasedStateMachine):
                 effects = self.placement.handed_over(attempt, blocks, self.cluster, self.output, whole=self.whole())
                 self.carry_out(effects)
 
+    @precondition(lambda self: self.alive)
+    @rule()
+    def another_tenant_needs_its_place(self) -> None:
+        runs, given_up = self.placement.runs, self.placement.given_up
+        self.carry_out(self.placement.gives_way("another tenant waits"))
+        assert self.placement.given_up == given_up + runs
+        if runs:
+            assert self.placement.waiting and not self.open and self.placement.blocks is None
+
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), well=FLAG)
     def worker_ends_it(self, data: st.DataObject, well: bool) -> None:

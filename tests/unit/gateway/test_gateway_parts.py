@@ -5,7 +5,7 @@ import pytest
 from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
-from libs.dispatch.ports import Demand
+from libs.dispatch.ports import Demand, OneForAll
 from libs.dispatch.waiting import WaitingQueue, expired
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.expiry import Patience
@@ -262,16 +262,21 @@ def test_the_builtin_model_is_served_by_default() -> None:
     assert GatewaySettings.model_validate({}).models == {"sim": "builtin:sim"}
 
 
+class ToldApart(OneForAll):
+    told_apart = True
+
+
 def test_one_tenant_leaves_room_in_the_queue_for_others() -> None:
-    queue = WaitingQueue(10)
-    queue.tenant_share = lambda: 0.5
+    queue = WaitingQueue(10, ToldApart())
     held = [generation(number) for number in range(1, 6)]
     for each in held:
         queue.check_tenant(each.context.tenant, 1, 0)
         queue.add(each, 0)
     with pytest.raises(QueueFull, match="5 requests of tenant"):
         queue.check_tenant(held[0].context.tenant, 1, 0)
-    queue.check_tenant("another", 5, 0)
+    queue.check_tenant("another", 2, 0)
+    with pytest.raises(QueueFull, match="0 requests of tenant another are waiting already, of 5"):
+        queue.check_tenant("another", 3, 0)
     queue.remove(held[0])
     queue.check_tenant(held[0].context.tenant, 1, 0)
 

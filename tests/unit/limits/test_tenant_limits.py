@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from libs.contracts.errors import RateLimited
+from libs.contracts.errors import InvalidRequest, RateLimited
 from libs.keys.book import KeyBook, TenantLimits, draw_key
 from libs.keys.table import KeyTable
 from libs.policy.limits.lease import written_s
@@ -89,11 +89,34 @@ async def test_requests_at_once_are_bounded_over_gateways_and_their_end_makes_ro
     running = await world.admitted(10)
     assert len(running) == 3
     error = await refused(world.gateways[1].admit("a"))
-    assert "3 requests running" in error.message
+    assert "its limit is 3 at once" in error.message
     running[0].end()  # of the first gateway, which gives its place back
     await world.gateways[0].sweep()
     await world.gateways[1].admit("a")
     assert not await world.admitted(4)
+
+
+async def test_each_choice_counts_as_one_at_once_and_all_of_them_end_together() -> None:
+    world = World(TenantLimits(concurrent=8))
+    gateway = world.gateways[0]
+    many, one = await gateway.admit("a"), await gateway.admit("a")
+    await many.choices(6)
+    error = await refused(one.choices(4))
+    assert "asks for 3 more: its limit is 8 at once" in error.message
+    assert error.http_status == 429
+    await one.choices(2)
+    await refused(gateway.admit("a"))
+    many.end()
+    assert len(await world.admitted(10)) == 6
+
+
+async def test_a_request_with_more_choices_than_the_limit_can_never_run_and_is_told_so() -> None:
+    gateway = World(TenantLimits(concurrent=8)).gateways[0]
+    allowance = await gateway.admit("a")
+    with pytest.raises(InvalidRequest, match="asks for 9 choices at once, and tenant a may have 8") as found:
+        await allowance.choices(9)
+    assert (found.value.http_status, found.value.param) == (400, "n")
+    await allowance.choices(8)
 
 
 async def test_two_gateways_let_the_limit_through_to_within_five_percent() -> None:

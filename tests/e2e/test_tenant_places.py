@@ -1,0 +1,87 @@
+"""Tenants share the places to decode of a live suite: long answers of one give way to another's, and lose no token."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.suites.suite import Suite, running_suite
+
+pytestmark = pytest.mark.suite
+
+WAIT_S = 60.0
+PLACES = 4
+LONG: dict[str, Any] = {"model": "sim", "prompt": "a b c", "max_tokens": 600, "ignore_eos": True, "seed": 7}
+SHORT: dict[str, Any] = {"model": "sim", "prompt": "hello", "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("places")
+    env = {"FULCRUM_CACHE": str(folder / "cache"), "FULCRUM_WORKER_MAX_SEQUENCES": str(PLACES)}
+    with running_suite(folder, "--engine", "sim", env=env) as found:
+        yield found
+
+
+def key_of(suite: Suite, tenant: str) -> dict[str, str]:
+    made = json.loads(suite.fulcrum("keys", "create", "--tenant", tenant, "--json").stdout)
+    return {"authorization": f"Bearer {made['key']}"}
+
+
+async def keys_count(http: httpx.AsyncClient, suite: Suite) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (await http.post(f"{suite.gateway}/v1/completions", json=SHORT)).status_code != 401:
+            await asyncio.sleep(0.05)
+
+
+class Streams:
+    """Long answers of one tenant, all at once."""
+
+    def __init__(self, http: httpx.AsyncClient, suite: Suite, headers: dict[str, str], count: int) -> None:
+        self._url, self._http, self._headers = f"{suite.gateway}/v1/completions", http, headers
+        self.texts = [""] * count
+        self.started = 0
+        self.ended = 0
+        self._began = asyncio.Event()
+
+    async def _events(self) -> AsyncIterator[dict[str, Any]]:
+        body = {**LONG, "stream": True}
+        async with self._http.stream("POST", self._url, json=body, headers=self._headers) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line[len("data: ") :])
+
+    async def one(self, number: int) -> None:
+        async for event in self._events():
+            assert "error" not in event, event
+            if not self.texts[number]:
+                self.started += 1
+                if self.started == PLACES:
+                    self._began.set()
+            self.texts[number] += event["choices"][0]["text"]
+        self.ended += 1
+
+    async def fill(self) -> None:
+        """Until every place has one of them."""
+        async with asyncio.timeout(WAIT_S):
+            await self._began.wait()
+
+
+async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_stay_whole(suite: Suite) -> None:
+    flood, modest = key_of(suite, "flood"), key_of(suite, "modest")
+    async with httpx.AsyncClient(timeout=WAIT_S, limits=httpx.Limits(max_connections=100)) as http:
+        await keys_count(http, suite)
+        alone = (await http.post(f"{suite.gateway}/v1/completions", json=LONG, headers=flood)).json()
+        streams = Streams(http, suite, flood, 3 * PLACES)
+        async with asyncio.TaskGroup() as group:
+            for number in range(3 * PLACES):
+                group.create_task(streams.one(number))
+            await streams.fill()
+            answer = await http.post(f"{suite.gateway}/v1/completions", json=SHORT, headers=modest)
+            assert answer.status_code == 200
+            assert streams.ended == 0, "it waited until a long answer had ended"
+        assert streams.texts == [alone["choices"][0]["text"]] * (3 * PLACES)
