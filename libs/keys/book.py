@@ -26,6 +26,8 @@ MAX_KEYS: Final = 10_000
 """Keys that are kept, revoked ones included: the newest of those stay."""
 MAX_LIMITED: Final = 10_000
 """Tenants with limits of their own."""
+MAX_DELETED: Final = 10_000
+"""Tenants that were deleted; the ones deleted last are known."""
 MAX_CHANGES: Final = 200
 """Of the book, that are kept with it."""
 MAX_KEY_MODELS: Final = 256
@@ -97,6 +99,26 @@ class KeyBook(msgspec.Struct, frozen=True):
     limits: dict[str, TenantLimits] = {}
     changes: tuple[KeyChange, ...] = ()
     """The last MAX_CHANGES, the oldest first."""
+    cache_secret: str = ""
+    """Hex, from which each tenant's salt of KV blocks is made; empty before there is a key."""
+    deleted: dict[str, int] = {}
+    """Tenants that were deleted, and when, in Unix ns: what they had before is nobody's."""
+
+    def with_cache_secret(self, *, anew: bool = False) -> Self:
+        """With one; `anew`: with another one, so that no KV block is found again."""
+        if self.cache_secret and not anew:
+            return self
+        return msgspec.structs.replace(self, cache_secret=secrets.token_hex(SECRET_BYTES))
+
+    def without_tenant(self, tenant: str, now_unix_ns: int) -> Self:
+        """With its keys revoked and its limits gone; what it has had so far is to be deleted. Raises InvalidRequest."""
+        check_tenant(tenant)
+        now_s = now_unix_ns / 1e9
+        keys = tuple(_revoked(each, each.id, now_s) if each.tenant == tenant else each for each in self.keys)
+        others = {name: each for name, each in self.limits.items() if name != tenant}
+        before = {name: at for name, at in self.deleted.items() if name != tenant}
+        deleted = dict([*before.items(), (tenant, now_unix_ns)][-MAX_DELETED:])
+        return msgspec.structs.replace(self, keys=keys, limits=others, deleted=deleted)
 
     def noted(self, change: KeyChange) -> Self:
         """With one more change."""
@@ -109,7 +131,7 @@ class KeyBook(msgspec.Struct, frozen=True):
         if surplus > len(ended):
             raise Conflict(f"there are {MAX_KEYS} keys already: revoke some")
         kept = tuple(each for each in self.keys if each.id not in ended)
-        return msgspec.structs.replace(self, keys=(*kept, key))
+        return msgspec.structs.replace(self, keys=(*kept, key)).with_cache_secret()
 
     def without_key(self, key_id: str, now_s: float) -> Self:
         """With that key revoked; one that was stays as it is. Raises KeyNotFound."""

@@ -6,6 +6,7 @@ from typing import Final
 import structlog
 
 from libs.contracts.errors import StartupError, StoreUnavailable
+from libs.keys.book import KeyBook
 from libs.keys.place import IN_REDIS
 from libs.keys.port import KeyStore
 from libs.keys.table import KeyTable
@@ -29,7 +30,10 @@ async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> K
     try:
         found = await store.load()
         assert found is not None
-        table.replace(found.book, clock.now_ns() / 1e9)
+        book = found.book
+        if book.keys and not book.cache_secret:  # made by a release that had none
+            book = await store.change(KeyBook.with_cache_secret)
+        table.replace(book, clock.now_ns() / 1e9)
     except StoreUnavailable as error:
         if settings.keys != IN_REDIS:
             raise StartupError(error.message) from None

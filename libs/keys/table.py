@@ -1,5 +1,6 @@
 """Who calls: a bounded table of callers by the digest of their key, and what each of them may do. No I/O."""
 
+import hmac
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,6 +77,9 @@ class Caller:
         return named or self.service_class
 
 
+SALT_BYTES: Final = 16
+MAX_SALTS: Final = 10_000
+"""That are remembered."""
 NO_LIMITS: Final = TenantLimits()
 ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
@@ -96,6 +100,9 @@ class KeyTable:
         self.limits: dict[str, TenantLimits] = {}
         self.changes: tuple[KeyChange, ...] = ()
         """Of the book, the last ones."""
+        self._deleted: dict[str, int] = {}
+        self._cache_secret = b""
+        self._salts: dict[str, str] = {}
         self.known = False
         """Whether the store has answered since the start."""
         self.closed = False
@@ -109,10 +116,35 @@ class KeyTable:
         if self._token is not None:
             callers[self._token] = SUITE_TOKEN
         self._callers, self.limits, self.changes = callers, dict(book.limits), book.changes
+        self._cache_secret, self._deleted = bytes.fromhex(book.cache_secret), dict(book.deleted)
+        self._salts.clear()
 
     def limits_of(self, tenant: str) -> TenantLimits:
         """What it is held to; nothing where everybody is let in."""
         return (None if self.is_open else self.limits.get(tenant or DEFAULT_TENANT)) or NO_LIMITS
+
+    def deleted_unix_ns(self, tenant: str) -> int:
+        """When it was deleted, with all that it had until then; 0: never."""
+        return self._deleted.get(tenant or DEFAULT_TENANT, 0)
+
+    def home(self, tenant: str) -> str:
+        """The name under which its things are kept: another one after it was deleted, so that a tenant that is given
+        the same name finds nothing of the first one's."""
+        at = self.deleted_unix_ns(tenant)
+        return f"{tenant}@{at}" if at else tenant
+
+    def cache_salt(self, tenant: str) -> str:
+        """What keeps its KV blocks apart from others': made from a secret, so that a name is not enough to find them;
+        the name itself in a suite without keys."""
+        if not self._cache_secret or self.is_open:
+            return tenant
+        found = self._salts.get(tenant)
+        if found is None:
+            if len(self._salts) >= MAX_SALTS:
+                self._salts.clear()
+            made = hmac.digest(self._cache_secret, self.home(tenant).encode(), "sha256")[:SALT_BYTES]
+            found = self._salts[tenant] = made.hex()
+        return found
 
     @property
     def told_apart(self) -> bool:

@@ -40,7 +40,7 @@ def admit(
         model_revision=model_revision,
         kv_layout=kv_layout,
         adapter=submit.adapter,
-        tenant_salt=submit.context.tenant,
+        tenant_salt=submit.context.cache_salt or submit.context.tenant,
     )
     try:
         request = engine_request(submit, sequence_id, root)

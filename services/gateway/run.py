@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from random import SystemRandom
 
+from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from libs.bus.port import Bus
@@ -23,6 +24,7 @@ from libs.dispatch.suspects import PoisonCollector, Suspects
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
+from libs.keys.port import KeyStore
 from libs.keys.table import KeyTable
 from libs.policy.gateway.effects import Attempt
 from libs.policy.gateway.expiry import Patience
@@ -53,6 +55,7 @@ from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader,
 from services.gateway.http.formats import ChatFormat, CompletionFormat
 from services.gateway.http.routes import make_routes, need
 from services.gateway.http.stalls import Stalls
+from services.gateway.http.tenants import make_tenant_router
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
@@ -87,6 +90,8 @@ class GatewayPorts:
     """Who calls; None: anybody, whatever they send."""
     limits: Ledger | None = None
     """What all gateways have used of tenants' limits; None: nobody has any."""
+    key_store: KeyStore | None = None
+    """Where keys are changed; None: not here."""
     responses: ResponseStore | None = None
     """Kept for their tenants; None: in this gateway's memory."""
 
@@ -130,7 +135,7 @@ async def open_gateway(
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
-        intake = _intake(settings, catalog, fleet, hints, threads)
+        intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
         desk = None
         if ports.models is not None:
             desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
@@ -152,7 +157,7 @@ async def open_gateway(
         batch = Batch(ports.batch, serving, settings, clock, TenantBounds(ports.keys, limiter)) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
-            routers=[*([batch.router] if batch else ()), make_responses_router(kept)],
+            routers=[*([batch.router] if batch else ()), make_responses_router(kept), *_tenants(ports, clock)],
             catalog=catalog,
             fleet=fleet,
             draining=lambda: dispatcher.draining,
@@ -200,13 +205,25 @@ def _tokenise_threads() -> ThreadPoolExecutor:
     )
 
 
+def _tenants(ports: GatewayPorts, clock: Clock) -> list[APIRouter]:
+    if ports.keys is None or ports.key_store is None:
+        return []
+    return [make_tenant_router(ports.key_store, ports.keys, clock)]
+
+
 def _kept_responses(settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> KeptResponses:
     store = ports.responses or MemoryResponses(lambda: clock.now_ns() / 1e9)
-    return KeptResponses(store, settings.responses_keep_s)
+    return KeptResponses(store, settings.responses_keep_s, str if ports.keys is None else ports.keys.home)
 
 
 def _intake(
-    settings: GatewaySettings, catalog: Catalog, fleet: Fleet, hints: PrefixHints, threads: ThreadPoolExecutor
+    settings: GatewaySettings,
+    catalog: Catalog,
+    fleet: Fleet,
+    hints: PrefixHints,
+    threads: ThreadPoolExecutor,
+    *,
+    keys: KeyTable | None,
 ) -> Intake:
     return Intake(
         catalog=catalog,
@@ -220,6 +237,7 @@ def _intake(
             {name: (each.ttft_ms, each.tpot_ms) for name, each in settings.class_targets.items()},
         ),
         limits=Limits(settings.max_n, settings.max_choices),
+        cache_salt=str if keys is None else keys.cache_salt,
     )
 
 

@@ -59,7 +59,7 @@ def limits(
     *,
     requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, over all gateways.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, of prompts and answers.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Choices at once, over all gateways.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Choices at once.")] = None,
     gpu_seconds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of GPUs, in 24 hours.")] = None,
     stored_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of its files.")] = None,
     file_days: Annotated[int | None, typer.Option(min=1, metavar="N", help="After which its files go.")] = None,
@@ -83,6 +83,28 @@ def limits(
         "batch_lines": batch_lines, "weight": weight,
     }  # fmt: skip
     set_limits(tenant, wanted, off=off, ready_file=ready, as_json=json)
+
+
+@keys.command(name="delete-tenant", epilog="Example: fulcrum keys delete-tenant search --yes")
+def delete_tenant(
+    tenant: Annotated[str, typer.Argument(metavar="NAME", help="As `fulcrum keys list` shows it.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask.")] = False,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Delete a tenant: its keys, limits, files, batches and responses. Nothing of it can be brought back."""
+    from libs.cli.keys.tenants import delete_tenant as delete  # noqa: PLC0415
+
+    delete(tenant, yes=yes, ready_file=ready, as_json=json)
+
+
+@keys.command(name="rotate-salt", epilog="Example: fulcrum keys rotate-salt")
+def rotate_salt(ready: ReadyFile = None, json: Json = False) -> None:
+    """Draw another secret for the salts that keep tenants' KV blocks apart: each prompt is computed once more."""
+    from libs.cli.keys.tenants import rotate_cache_secret  # noqa: PLC0415
+
+    rotate_cache_secret(ready_file=ready, as_json=json)
 
 
 @keys.command(epilog="Example: fulcrum keys revoke key_0a1b2c3d4e5f")

@@ -7,7 +7,7 @@ nowhere.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -15,13 +15,15 @@ import structlog
 
 from libs.bus.work import WorkBus
 from libs.contracts.errors import FileNotFound, FulcrumError
-from libs.contracts.topics import BATCH_RESULTS
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileInfo, FileStore
 from libs.keys.book import TenantLimits
 from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.parts import PART_PURPOSE
+from services.gateway.batch.tenant_bounds import TenantBounds
 
 log = structlog.get_logger()
 
@@ -40,10 +42,11 @@ def expiry_unix_s(info: FileInfo, limits: TenantLimits) -> int | None:
     return min([*own, *bound], default=None)
 
 
-def is_over(info: FileInfo, limits: TenantLimits, now_s: float) -> bool:
-    """Whether a file is to be treated as one that is not there."""
+def is_over(info: FileInfo, limits: TenantLimits, now_s: float, deleted_unix_ns: int = 0) -> bool:
+    """Whether a file is to be treated as one that is not there. deleted_unix_ns: when its tenant was; 0: never."""
     ends = expiry_unix_s(info, limits)
-    return ends is not None and now_s >= ends
+    made_ns = info.created_unix_ns or info.created_unix_s * 1_000_000_000
+    return made_ns <= deleted_unix_ns or (ends is not None and now_s >= ends)
 
 
 def unneeded(settled: Sequence[int], unfinished: Iterable[Job]) -> list[int]:
@@ -65,13 +68,13 @@ class Retention:
         files: FileStore,
         view: JobView,
         clock: Clock,
-        limits_of: Callable[[str], TenantLimits],
+        bounds: TenantBounds,
     ) -> None:
         self._work = work
         self._files = files
         self._view = view
         self._clock = clock
-        self._limits_of = limits_of
+        self._bounds = bounds
         self._ends: deque[tuple[float, list[int]]] = deque(maxlen=int(SETTLED_S / LOOK_S) + 2)
         """Of the answers' topic, with the time at which they were looked up."""
         self._trimmed: list[int] = []
@@ -80,20 +83,38 @@ class Retention:
         """Look until cancelled."""
         await self._view.replayed.wait()
         while True:
-            for look in (self.expire, self.trim):
+            for look in (self.forget, self.expire, self.trim):
                 try:
                     await look()
                 except FulcrumError as error:
                     log.warning("what is over stays for now", error=error.message)
             await asyncio.sleep(LOOK_S)
 
+    async def forget(self) -> None:
+        """Cancel batches of tenants that were deleted, and delete what they made all the same. Raises
+        BrokerUnavailable."""
+        gone = [job for job in self._view.jobs() if self._bounds.is_gone(job)]
+        there = {info.id for info in await self._files.infos()} if gone else set[str]()
+        for job in gone:
+            if job.finished is None:
+                if not job.cancel_unix_ns:
+                    asked = pb.JobEvent(job_id=job.id, at_unix_ns=self._clock.now_ns(), cancel_asked=pb.CancelAsked())
+                    await self._work.send(BATCH_JOBS, asked)
+                    self._view.published(asked)
+                continue
+            for file_id in there.intersection((job.finished.output_file_id, job.finished.error_file_id)):
+                with suppress(FileNotFound):
+                    await self._files.delete(file_id)
+                    log.info("a file of a deleted tenant is gone", file=file_id, tenant=job.created.tenant)
+
     async def expire(self) -> None:
         """Delete files whose time is over, less those that an unfinished job reads."""
         read = {job.input_file_id for job in self._view.unfinished()}
         now_s = self._now_s
         for info in await self._files.infos():
-            over = info.purpose != PART_PURPOSE and is_over(info, self._limits_of(info.tenant), now_s)
-            if over and info.id not in read:
+            bounds, tenant = self._bounds, info.tenant
+            over = is_over(info, bounds.limits_of(tenant), now_s, bounds.deleted_unix_ns(tenant))
+            if over and info.purpose != PART_PURPOSE and info.id not in read:
                 with suppress(FileNotFound):
                     await self._files.delete(info.id)
                 log.info("a file's time is over", file=info.id, tenant=info.tenant)

@@ -88,7 +88,7 @@ class Batch:
             metrics=metrics,
             bounds=bounds,
         )
-        self._retention = Retention(ports.work, ports.files, self._view, clock, bounds.limits_of)
+        self._retention = Retention(ports.work, ports.files, self._view, clock, bounds)
         self.router: APIRouter = make_batch_router(
             bus=ports.work,
             files=ports.files,

@@ -6,6 +6,7 @@ from libs.contracts.errors import QuotaUsed
 from libs.filestore.port import FileInfo, FileStore
 from libs.keys.book import TenantLimits
 from libs.keys.table import NO_LIMITS, KeyTable
+from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 
@@ -20,6 +21,18 @@ class TenantBounds:
     def limits_of(self, tenant: str) -> TenantLimits:
         """Those of a tenant."""
         return NO_LIMITS if self._table is None else self._table.limits_of(tenant)
+
+    def deleted_unix_ns(self, tenant: str) -> int:
+        """When the tenant was deleted; 0: never."""
+        return 0 if self._table is None else self._table.deleted_unix_ns(tenant)
+
+    def is_gone(self, job: Job) -> bool:
+        """Whether the job's tenant was deleted after it was made: it counts as one that is not there."""
+        return job.created_unix_ns <= self.deleted_unix_ns(job.created.tenant)
+
+    def home(self, tenant: str) -> str:
+        """The name under which the tenant's things are kept."""
+        return tenant if self._table is None else self._table.home(tenant)
 
     async def file_room(self, files: FileStore, tenant: str, most_bytes: int) -> int:
         """How large another file of the tenant's may be. Raises QuotaUsed where there is no room for any."""

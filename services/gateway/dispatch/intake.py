@@ -71,13 +71,17 @@ class Intake:
         threads: Executor,
         defaults: Defaults,
         limits: Limits,
+        cache_salt: Callable[[str], str] = str,
     ) -> None:
+        """cache_salt: of a tenant, which keeps its KV blocks apart from others'; its name where tenants have no
+        secrets."""
         self._catalog = catalog
         self._fleet = fleet
         self._hints = hints
         self._threads = threads
         self._defaults = defaults
         self._limits = limits
+        self._cache_salt = cache_salt
         self._arriving = 0
         self._schemas = SchemaCheck()
 
@@ -103,7 +107,8 @@ class Intake:
         if asked.guided:
             await check_schemas(asked, self._schemas)
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
-        hints = await self._cached(asked, model, prompts, context.tenant)
+        context.cache_salt = self._cache_salt(context.tenant)
+        hints = await self._cached(asked, model, prompts, context.cache_salt)
         choices: list[Choice] = []
         # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
         make_parts = partial(_parts, asked, model) if asked.messages else None
@@ -151,12 +156,12 @@ class Intake:
         return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
     async def _cached(
-        self, asked: Asked, model: ServedModel, prompts: list[list[int]], tenant: str
+        self, asked: Asked, model: ServedModel, prompts: list[list[int]], salt: str
     ) -> list[dict[str, int]]:
         """Tokens that workers hold of each prompt, where they are of use."""
         if asked.prompt_logprobs is not None:
             return [{} for _ in prompts]
-        look_up = partial(self._hints.cached_tokens, model.routed, tenant=tenant, adapter=model.adapter)
+        look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter)
         if len(prompts) == 1:
             return [await look_up(prompts[0])]
         return await asyncio.gather(*map(look_up, prompts))

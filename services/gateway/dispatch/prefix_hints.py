@@ -36,7 +36,7 @@ class _Asked(NamedTuple):
 
     model: str
     prompt: Sequence[int]
-    tenant: str
+    salt: str
     adapter: str
 
 
@@ -77,8 +77,8 @@ class PrefixHints:
         self.late = 0
         """Requests that went on before their look-up was answered."""
 
-    async def cached_tokens(self, model: str, prompt: Sequence[int], tenant: str, adapter: str = "") -> dict[str, int]:
-        """Tokens of the prompt's start by worker id; what comes after `max_hold_ms` is filled in.
+    async def cached_tokens(self, model: str, prompt: Sequence[int], salt: str, adapter: str = "") -> dict[str, int]:
+        """Tokens of the prompt's start by worker id; what comes after `max_hold_ms` is filled in. salt: of the tenant.
 
         Empty, and at once, where there is no choice of worker.
         """
@@ -86,7 +86,7 @@ class PrefixHints:
         kinds = self._kinds(model)
         if not kinds:
             return found
-        asked = _Asked(model, prompt, tenant, adapter)
+        asked = _Asked(model, prompt, salt, adapter)
         if len(prompt) <= INLINE_TOKENS:
             task = self._join(_prompts(kinds, asked, found))
         else:
@@ -146,7 +146,7 @@ def _prompts(kinds: Mapping[_Kind, list[str]], asked: _Asked, found: dict[str, i
             model_revision=kind.model_revision,
             kv_layout=kind.kv_layout,
             adapter=asked.adapter,
-            tenant_salt=asked.tenant,
+            tenant_salt=asked.salt,
         )
         hashes = block_hashes(root, asked.prompt, kind.block_size_tokens)
         depths = probes(len(hashes), MAX_PROBES)

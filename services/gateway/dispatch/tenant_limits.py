@@ -73,7 +73,7 @@ class Allowance:
     """One request of a tenant without limits."""
 
     async def choices(self, _count: int) -> None:
-        """It asks for as many choices, each of which counts as one that runs. Raises RateLimited, and InvalidRequest for
+        """It asks for this many choices; each counts as one that runs. Raises RateLimited, and InvalidRequest for
         more than may ever run at once."""
 
     async def prompt(self, _tokens: int) -> None:

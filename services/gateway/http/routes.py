@@ -32,6 +32,8 @@ def need(_method: str, path: str) -> Role | None:
     """The least role that may ask for a path; None: anybody."""
     if is_public(path):
         return None
+    if path.startswith("/v1/tenants/"):
+        return "admin"
     return "operator" if path == "/metrics" else "user"
 
 

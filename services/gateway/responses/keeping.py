@@ -1,5 +1,6 @@
 """Responses as their tenants get them again, and as later ones go on from them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ class KeptResponses:
 
     store: ResponseStore
     keep_s: int
+    home: Callable[[str], str] = str
+    """The name under which a tenant's are kept: another one after it was deleted."""
 
     async def keep(self, tenant: str, items: Items, response: Response) -> bool:
         """False where that could not be: the answer is not lost by it."""
@@ -32,7 +35,7 @@ class KeptResponses:
             return False
         value = msgspec.json.encode(_Kept(items, response))
         try:
-            return await self.store.keep(tenant, response.id, value, self.keep_s)
+            return await self.store.keep(self.home(tenant), response.id, value, self.keep_s)
         except ResponsesDown:
             return False
 
@@ -50,7 +53,7 @@ class KeptResponses:
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises ResponseNotFound, StoreUnavailable."""
         try:
-            found = await self.store.delete(tenant, response_id)
+            found = await self.store.delete(self.home(tenant), response_id)
         except ResponsesDown:
             raise StoreUnavailable(_AWAY, retry_after_s=RETRY_AFTER_S) from None
         if not found:
@@ -58,7 +61,7 @@ class KeptResponses:
 
     async def _kept(self, tenant: str, response_id: str, field: str) -> _Kept:
         try:
-            value = await self.store.get(tenant, response_id)
+            value = await self.store.get(self.home(tenant), response_id)
         except ResponsesDown:
             raise StoreUnavailable(_AWAY, retry_after_s=RETRY_AFTER_S) from None
         if value is None:

@@ -36,14 +36,15 @@ class World:
         self.files, self.work = LocalFiles(folder, max_bytes=10**7), MemoryWork(BATCH_JOBS)
         self.clock, self.view = ManualClock(time.time_ns()), JobView(self.work)
         self.view.replayed.set()
-        table, book, self.keys = KeyTable(open_without_keys=True), KeyBook().with_limits("a", limits), {}
+        self.table, book, self.keys = KeyTable(open_without_keys=True), KeyBook().with_limits("a", limits), {}
         roles: dict[str, Role] = {"a": "user", "b": "user", "admin": "admin"}
         for tenant, role in roles.items():
             self.keys[tenant], key = draw_key(tenant, now_s=0, role=role)
             book = book.with_key(key, 0)
-        table.replace(book, 0)
-        self.bounds = TenantBounds(table)
-        self.retention = Retention(self.work, self.files, self.view, self.clock, self.bounds.limits_of)
+        self.book = book
+        self.table.replace(book, 0)
+        self.bounds = TenantBounds(self.table)
+        self.retention = Retention(self.work, self.files, self.view, self.clock, self.bounds)
         app = FastAPI()
         app.include_router(
             make_batch_router(
@@ -52,7 +53,7 @@ class World:
             )
         )  # fmt: skip
         app.exception_handler(FulcrumError)(lambda _request, error: error_response(error))
-        self.gate = KeyGate(app, table, SystemClock(), need=lambda *_: "user")
+        self.gate = KeyGate(app, self.table, SystemClock(), need=lambda *_: "user")
 
     def client(self, tenant: str) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {self.keys[tenant]}"}
@@ -76,8 +77,12 @@ class World:
             self.view.apply(pb.JobEvent(job_id=job_id, at_unix_ns=2, started=started))
         return job_id
 
-    def finish(self, job_id: str) -> None:
-        finished = pb.Finished(outcome=pb.OUTCOME_COMPLETED)
+    def delete(self, tenant: str) -> None:
+        self.book = self.book.without_tenant(tenant, time.time_ns())
+        self.table.replace(self.book, time.time())
+
+    def finish(self, job_id: str, output_file_id: str = "") -> None:
+        finished = pb.Finished(outcome=pb.OUTCOME_COMPLETED, output_file_id=output_file_id)
         self.view.apply(pb.JobEvent(job_id=job_id, at_unix_ns=3, finished=finished))
 
 
@@ -201,3 +206,47 @@ def test_of_several_jobs_the_one_that_began_first_holds_each_partition(tmp_path:
 
 def asks(file_id: str) -> dict[str, str]:
     return {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+
+
+async def test_what_a_deleted_tenant_had_is_nobodys_at_once_and_is_deleted_by_and_by(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits())
+    files = {tenant: (await world.upload(tenant, LINE)).json()["id"] for tenant in ("a", "b")}
+    running, ended = world.job("running", files["a"], lines=1), world.job("ended", files["a"])
+    world.job("other", files["b"], tenant="b")
+    world.delete("a")
+    async with world.client("a") as http:
+        assert (await http.get("/v1/files")).status_code == 401
+    async with world.client("admin") as http:
+        assert [each["id"] for each in (await http.get("/v1/files")).json()["data"]] == [files["b"]]
+        assert [each["id"] for each in (await http.get("/v1/batches")).json()["data"]] == ["batch_other"]
+        assert (await http.get(f"/v1/files/{files['a']}")).status_code == 404
+        assert (await http.get(f"/v1/batches/{running}")).status_code == 404
+    await world.retention.forget()
+    await world.retention.expire()
+    cancelled = [event.job_id for event in world.work.values_of(BATCH_JOBS) if event.HasField("cancel_asked")]
+    assert sorted(cancelled) == sorted([running, ended])
+    assert files["a"] in {info.id for info in await world.files.infos()}, "a batch that is being cancelled reads it"
+
+    output = (await world.upload("admin", LINE)).json()["id"]  # made after the tenant was deleted, by its batch
+    for job_id in (running, ended):
+        world.finish(job_id, output)
+    await world.retention.forget()
+    await world.retention.expire()
+    assert {info.id for info in await world.files.infos()} == {files["b"]}
+
+
+async def test_a_tenant_that_gets_the_name_of_a_deleted_one_begins_with_nothing_and_keeps_what_it_makes(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, TenantLimits())
+    await world.upload("a", LINE)
+    world.delete("a")
+    world.keys["a"], key = draw_key("a", now_s=0)
+    world.book = world.book.with_key(key, 0)
+    world.table.replace(world.book, 0)
+    assert await world.listed("a") == []
+    world.clock.advance_ms(1)
+    made = (await world.upload("a", LINE)).json()["id"]
+    await world.retention.forget()
+    await world.retention.expire()
+    assert [each["id"] for each in await world.listed("a")] == [made]

@@ -119,3 +119,27 @@ def test_a_suite_that_runs_says_where_its_keys_are(tmp_path: Path) -> None:
     write_ready(file, Ready(url, (url,), url, url, os.getpid(), **rest, keys=str(tmp_path / "its.json")))
     value("create", "--tenant", "a", "--ready", str(file))
     assert (tmp_path / "its.json").exists()
+
+
+def test_a_tenant_is_deleted_once_it_was_said_twice(keys_file: Path) -> None:
+    made, other = value("create", "--tenant", "a"), value("create", "--tenant", "b")
+    run("limits", "a", "--requests", "5")
+    asked = CliRunner().invoke(app, ["keys", "delete-tenant", "a"], input="n\n")
+    assert asked.exit_code == 1 and value("list")[0]["status"] == "active"
+    with pytest.raises(InvalidRequest, match="say --yes"):
+        run("delete-tenant", "a", "--json")
+    assert value("delete-tenant", "a", "--yes")["revoked"] == [made["id"]]
+    assert {each["id"]: each["status"] for each in value("list")} == {made["id"]: "revoked", other["id"]: "active"}
+    assert value("limits") == {}
+    change = json.loads(keys_file.read_text())["changes"][-1]
+    assert (change["action"], change["tenant"]) == ("delete-tenant", "a")
+
+
+def test_the_secret_of_salts_is_kept_with_the_keys_and_drawn_again_on_request(keys_file: Path) -> None:
+    value("create", "--tenant", "a")
+    before = json.loads(keys_file.read_text())["cache_secret"]
+    assert len(bytes.fromhex(before)) == 32
+    value("create", "--tenant", "b")
+    assert json.loads(keys_file.read_text())["cache_secret"] == before
+    assert value("rotate-salt") == {"rotated": True}
+    assert json.loads(keys_file.read_text())["cache_secret"] != before

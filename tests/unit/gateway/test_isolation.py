@@ -12,6 +12,7 @@ import pytest
 
 from libs.contracts.topics import BATCH_JOBS
 from libs.keys.book import KeyBook, Role, draw_key
+from libs.keys.file import FileKeys
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
 from libs.model.builtin import BUILTIN_SIM
@@ -26,12 +27,14 @@ from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.parts import PART_PURPOSE
+from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.intake import Intake, Limits
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
 from services.gateway.http.routes import GatewayRoutes, make_routes, need
 from services.gateway.http.stalls import Stalls
+from services.gateway.http.tenants import make_tenant_router
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.prompt.catalog import load_catalog
@@ -60,7 +63,7 @@ class World:
     batch: str
 
 
-def make_app(files: Any, view: JobView, work: MemoryWork) -> GatewayRoutes:
+def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table: KeyTable) -> GatewayRoutes:
     catalog = load_catalog({"open": BUILTIN_SIM, "closed": BUILTIN_SIM})
     clock, metrics = SystemClock(), GatewayMetrics()
     intake = Intake(
@@ -80,9 +83,9 @@ def make_app(files: Any, view: JobView, work: MemoryWork) -> GatewayRoutes:
             "/v1/completions": endpoint("/v1/completions", CompletionReader(parse_completion, CompletionFormat)),
             "/v1/responses": endpoint("/v1/responses", ResponseReader(KEPT)),
         } | token_routes(intake, catalog, Stalls(8, 10**6), 10**5),
-        routers=[make_responses_router(KEPT), make_batch_router(
+        routers=[make_tenant_router(keys, table, clock), make_responses_router(KEPT), make_batch_router(
             bus=work, files=files, view=view, clock=clock, topics=AllowedTopics("shared.*,own.{tenant}.*"),
-            max_file_bytes=10**5, max_line_bytes=10**5,
+            max_file_bytes=10**5, max_line_bytes=10**5, bounds=TenantBounds(table),
         )],
         catalog=catalog,
         fleet=SimpleNamespace(views=dict),  # type: ignore[arg-type]
@@ -96,11 +99,13 @@ def make_app(files: Any, view: JobView, work: MemoryWork) -> GatewayRoutes:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     work, files, clock = MemoryWork(BATCH_JOBS), await store(tmp_path), SystemClock()
     view, table = JobView(work), KeyTable(open_without_keys=True)
-    app, book, keys = make_app(files, view, work), KeyBook(), {}
+    key_store, book, keys = FileKeys(tmp_path / "keys" / "keys.json"), KeyBook(), {}
+    app = make_app(files, view, work, key_store, table)
     roles: dict[str, Role] = {"a": "user", "b": "user", "operator": "operator", "admin": "admin"}
     for tenant, role in roles.items():
         keys[tenant], key = draw_key(tenant, now_s=0, role=role, models=("open",) if tenant == "a" else ())
         book = book.with_key(key, 0)
+    await key_store.change(lambda _: book)
     table.replace(book, 0)
     transport = httpx.ASGITransport(KeyGate(app, table, clock, need=need))
 
@@ -277,6 +282,18 @@ async def cancel_batch(world: World) -> None:
     assert (await world.a.post(f"{path}/cancel")).status_code == 200
 
 
+async def delete_tenant(world: World) -> None:
+    for other in (world.a, world.b, world.operator):
+        assert code(await other.delete("/v1/tenants/a")) == (403, "permission_denied")
+    assert (await world.a.get("/v1/files")).status_code == 200
+    assert (await world.admin.delete("/v1/tenants/a%20b")).status_code == 400
+    assert (await world.admin.delete("/v1/tenants/a")).json() == {"id": "a", "object": "tenant", "deleted": True}
+    assert code(await world.a.get("/v1/files")) == (401, "invalid_api_key")
+    assert listed(await world.operator.get("/v1/files")) == {"file-1"}
+    assert listed(await world.operator.get("/v1/batches")) == set()
+    assert (await world.b.get("/v1/files")).status_code == 200
+
+
 async def prometheus(world: World) -> None:
     assert code(await world.a.get("/metrics")) == (403, "permission_denied")
     assert code(await world.nobody.get("/metrics")) == (401, "invalid_api_key")
@@ -310,6 +327,7 @@ CASES: dict[tuple[str, str], Callable[[World], Awaitable[None]]] = {
     ("GET", "/v1/batches"): list_batches,
     ("GET", "/v1/batches/{batch_id}"): one_batch,
     ("POST", "/v1/batches/{batch_id}/cancel"): cancel_batch,
+    ("DELETE", "/v1/tenants/{tenant}"): delete_tenant,
     ("GET", "/metrics"): prometheus,
     ("GET", "/readyz"): ready,
     ("GET", "/healthz"): public,

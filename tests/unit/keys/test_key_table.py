@@ -14,7 +14,7 @@ from libs.contracts.errors import (
     StoreUnavailable,
 )
 from libs.keys import book as book_module
-from libs.keys.book import KeyBook, digest_of, draw_key, read_book, shown_key
+from libs.keys.book import KeyBook, TenantLimits, digest_of, draw_key, read_book, shown_key
 from libs.keys.table import ANYBODY, Caller, KeyTable
 
 NOW_S = 1_700_000_000.0
@@ -161,3 +161,42 @@ def test_headers_only_narrow_what_a_key_gives(tenant: str, named: str | None, ow
 def test_without_keys_headers_say_tenant_and_class_as_they_did() -> None:
     assert (ANYBODY.tenant_of(None), ANYBODY.tenant_of("x")) == ("default", "x")
     assert (ANYBODY.class_of(None, "online"), ANYBODY.class_of("x", "online")) == ("online", "x")
+
+
+def test_a_salt_is_made_from_a_secret_is_alike_at_every_gateway_and_apart_for_every_tenant() -> None:
+    book = KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
+    one, other = table(book), table(read_book(msgspec.json.encode(book)))
+    assert one.cache_salt("a") == other.cache_salt("a") != one.cache_salt("b")
+    assert len(bytes.fromhex(one.cache_salt("a"))) == 16
+    another_suite = table(KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S))
+    assert another_suite.cache_salt("a") != one.cache_salt("a"), "it could be made from a name"
+
+
+def test_a_salt_changes_when_the_secret_is_rotated_and_when_its_tenant_was_deleted() -> None:
+    book = KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
+    books = (book, book.with_cache_secret(anew=True), book.without_tenant("a", 10**18))
+    assert len({table(each).cache_salt("a") for each in books}) == 3
+    assert table(books[2]).cache_salt("b") == table(book).cache_salt("b")
+    assert book.with_cache_secret() == book
+
+
+def test_without_keys_a_tenant_is_apart_by_its_name() -> None:
+    assert table(KeyBook()).cache_salt("a") == "a"
+
+
+def test_a_tenant_is_deleted_with_its_keys_and_limits_and_others_are_not() -> None:
+    keys = {tenant: draw_key(tenant, now_s=NOW_S) for tenant in ("a", "b")}
+    book = KeyBook()
+    for _, key in keys.values():
+        book = book.with_key(key, NOW_S)
+    for tenant in keys:
+        book = book.with_limits(tenant, TenantLimits(concurrent=3))
+    found = table(book.without_tenant("a", round(NOW_S * 1e9)))
+    with pytest.raises(InvalidApiKey):
+        found.caller(bearer(keys["a"][0]), NOW_S)
+    assert found.caller(bearer(keys["b"][0]), NOW_S).tenant == "b"
+    assert set(found.limits) == {"b"}
+    assert (found.deleted_unix_ns("a"), found.deleted_unix_ns("b")) == (round(NOW_S * 1e9), 0)
+    assert found.home("a") != "a" and found.home("b") == "b"
+    with pytest.raises(InvalidRequest):
+        book.without_tenant("a b", 1)

@@ -84,7 +84,8 @@ class Shelf:
 
     def over(self, info: FileInfo) -> bool:
         """Whether the file counts as one that is not there, though it may not have been deleted yet."""
-        return is_over(info, self.bounds.limits_of(info.tenant), self._clock.now_ns() / 1e9)
+        bounds, now_s = self.bounds, self._clock.now_ns() / 1e9
+        return is_over(info, bounds.limits_of(info.tenant), now_s, bounds.deleted_unix_ns(info.tenant))
 
     def show(self, info: FileInfo) -> dict[str, Any]:
         """As OpenAI's API shows it."""
@@ -187,7 +188,7 @@ def _add_batches(
         tenant = named if caller.tenant or TENANT_HEADER in request.headers else ""
         created = read_request(body, topics=topics, tenant=tenant, caller=caller, now_ns=now_ns)
         key = request.headers.get(IDEMPOTENCY_HEADER)
-        event = pb.JobEvent(job_id=job_id(key, created.tenant), at_unix_ns=now_ns, created=created)
+        event = pb.JobEvent(job_id=job_id(key, shelf.bounds.home(created.tenant)), at_unix_ns=now_ns, created=created)
         await view.ready()
         if (known := view.get(event.job_id)) is not None:
             if not same_request(known.created, created):
@@ -206,19 +207,20 @@ def _add_batches(
         """List batches that the caller may see, the youngest first."""
         limit, caller = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX), caller_of(request.scope)
         await view.ready()
-        jobs = [job for job in view.jobs() if caller.may_read(job.created.tenant)]
+        gone = shelf.bounds.is_gone
+        jobs = [job for job in view.jobs() if caller.may_read(job.created.tenant) and not gone(job)]
         return show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit)
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
     async def retrieve(batch_id: str, request: Request) -> dict[str, Any]:
         """One of them."""
-        return show_batch(await _job(view, batch_id, caller_of(request.scope)))
+        return show_batch(await _job(view, shelf, batch_id, caller_of(request.scope)))
 
     @router.post("/v1/batches/{batch_id}/cancel", tags=["batches"], summary="Answer no further lines of a batch.")
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
         """Cancel; lines that are not answered yet get an error that says so."""
         caller = caller_of(request.scope)
-        job = await _job(view, batch_id, caller)
+        job = await _job(view, shelf, batch_id, caller)
         caller.check_write(job.created.tenant, job.id)
         if job.finished:
             raise Conflict(f"the batch is {job.status} already", param="batch_id")
@@ -228,10 +230,10 @@ def _add_batches(
         return show_batch(job)
 
 
-async def _job(view: JobView, batch_id: str, caller: Caller) -> Job:
+async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:
     """Likewise for a batch; raises BatchNotFound."""
     job = await view.seen(batch_id)
-    if not caller.may_read(job.created.tenant):
+    if not caller.may_read(job.created.tenant) or shelf.bounds.is_gone(job):
         raise BatchNotFound(f"no batch {quoted(batch_id)} is known", param="batch_id")
     return job
 

@@ -148,7 +148,7 @@ class Submit(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class RequestContext(_message.Message):
-    __slots__ = ("tenant", "service_class", "arrival_unix_ns", "ttft_deadline_unix_ns", "tpot_target_us", "gateway_id", "traceparent")
+    __slots__ = ("tenant", "service_class", "arrival_unix_ns", "ttft_deadline_unix_ns", "tpot_target_us", "gateway_id", "traceparent", "cache_salt")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class RequestContext(_message.Message):
     TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     service_class: str
     arrival_unix_ns: int
@@ -163,7 +164,8 @@ class RequestContext(_message.Message):
     tpot_target_us: int
     gateway_id: str
     traceparent: str
-    def __init__(self, tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., gateway_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., gateway_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "stop_token_ids", "ignore_eos", "guide", "min_tokens", "prompt_logprobs", "prompt_top_logprobs")

@@ -1,0 +1,24 @@
+"""Tenants as a whole, for admins: `fulcrum keys delete-tenant` over REST."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from libs.keys.port import KeyStore
+from libs.keys.table import KeyTable
+from libs.runtime.clock import Clock
+
+
+def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRouter:
+    """The routes; the gate lets admins alone in."""
+    router = APIRouter()
+
+    @router.delete("/v1/tenants/{tenant}", tags=["tenants"], summary="Delete a tenant with all that it has.")
+    async def delete_tenant(tenant: str) -> dict[str, Any]:
+        """Revoke its keys and remove its limits; what it has is nobody's at once, and is deleted within a minute."""
+        now_ns = clock.now_ns()
+        book = await store.change(lambda before: before.without_tenant(tenant, now_ns))
+        table.replace(book, now_ns / 1e9)
+        return {"id": tenant, "object": "tenant", "deleted": True}
+
+    return router
