@@ -85,3 +85,20 @@ async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_sta
             assert answer.status_code == 200
             assert streams.ended == 0, "it waited until a long answer had ended"
         assert streams.texts == [alone["choices"][0]["text"]] * (3 * PLACES)
+
+
+async def test_a_prompt_that_one_tenant_asked_is_not_cached_for_another(suite: Suite) -> None:
+    keys = {tenant: key_of(suite, tenant) for tenant in ("ann", "bob")}
+    body = {"model": "sim", "prompt": "one two three four " * 40, "max_tokens": 1}
+
+    async def cached_tokens(tenant: str) -> int:
+        async with asyncio.timeout(WAIT_S):
+            while (answer := await http.post(url, json=body, headers=keys[tenant])).status_code == 401:
+                await asyncio.sleep(0.05)  # its key is not known yet
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    url = f"{suite.gateway}/v1/completions"
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        assert await cached_tokens("ann") == 0
+        assert await cached_tokens("ann") > 0
+        assert await cached_tokens("bob") == 0

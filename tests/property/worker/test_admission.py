@@ -75,3 +75,17 @@ def test_what_nothing_speaks_against_becomes_the_engines_request() -> None:
     answer = admit(submitted(), assignment=state, has_credit=True, sequence_id=9, model_revision="r", kv_layout="other")
     assert isinstance(answer, EngineRequest)
     assert (answer.sequence_id, answer.kv and answer.kv.address, list(answer.token_ids)) == (9, "there:1", [1, 2])
+
+
+def test_blocks_are_kept_apart_by_the_tenants_salt_and_by_its_name_where_it_has_none() -> None:
+    state = AssignmentState("m", Role.MIXED, 0)
+
+    def root(**context: str) -> bytes:
+        submit = submitted(context=pb.RequestContext(**context))  # type: ignore[arg-type]
+        answer = admit(submit, assignment=state, has_credit=True, sequence_id=9, model_revision="r", kv_layout="other")
+        assert isinstance(answer, EngineRequest)
+        return answer.chain_root
+
+    assert root(tenant="a", cache_salt="s") == root(tenant="b", cache_salt="s")
+    assert root(tenant="a") == root(cache_salt="a")
+    assert len({root(tenant="a"), root(tenant="b"), root(tenant="a", cache_salt="s")}) == 3
