@@ -14,10 +14,10 @@ from libs.policy.planner.demand import HORIZON_NS
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import FULL
 from libs.policy.planner.splits import best_split
-from libs.policy.pressure.splits import Split, WorkerProfile, Workload, split
+from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, split
 
-DEMAND_SPREAD: Final = 0.2
-"""Share by which demand is taken to vary where it has not been seen for long."""
+DEMAND_SPREAD: Final = 0.15
+"""Share by which demand is taken to vary where it has not been seen for long: a mean over five seconds does no more."""
 LEAST_GAIN: Final = 0.15
 """Of pressure or speed: less is within what predictions are off."""
 CHUNK_OF_BEST: Final = 0.95
@@ -136,9 +136,13 @@ def _add(
         f"{count} to {role}" for count, role in ((to_prefill, "prefill"), (to_decode, "decode")) if count
     )
     low, high = _relief(engine, work, now, best, spread)
+    likely = LIKELY
+    if to_decode and now.decode_pressure >= DECODE_FULL and now.prompt_pressure > now.decode_pressure:
+        # Prompts wait for places to decode, and how many more would fill is not seen: new places may do so at once.
+        low, high, likely = now.decode_pressure * (1 - spread) - now.prompt_pressure, 0.0, MAYBE
     what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
     return Advice(Kind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
-                  "pressure", low, high)  # fmt: skip
+                  "pressure", low, high, likely)  # fmt: skip
 
 
 def advise_links(links: Sequence[Link]) -> Advice | None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from libs.policy.planner.advice import (
     DEMAND_SPREAD,
     LEAST_GB_PER_S,
+    MAYBE,
     Advice,
     Kind,
     Link,
@@ -53,6 +54,17 @@ def test_workers_that_are_added_relieve_by_what_was_promised_whatever_demand_and
     there = split(ENGINE, then, prefill, 4 + added - prefill).pressure
     assert found.low - 1e-6 <= there - here <= found.high + 1e-6
     assert found.high - found.low <= -found.low, "no wider than the effect"
+
+
+def test_where_prompts_wait_for_places_to_decode_no_more_is_promised_than_that_places_stay_full() -> None:
+    """New places are taken by prompts that waited for them: how many of those there are is not seen."""
+    few = replace(ENGINE, max_sequences=32)
+    full = replace(work(4.0, 64), waiting_ns=3e9)
+    now = split(few, full, 2, 2)
+    found = advice(full, 2, 2, few)[Kind.ADD_WORKERS]
+    assert "to decode" in found.what and now.prompt_pressure > now.decode_pressure >= 1.0
+    assert found.low == now.decode_pressure * (1 - DEMAND_SPREAD) - now.prompt_pressure and found.high == 0.0
+    assert found.confidence == MAYBE
 
 
 def test_a_chunk_that_leaves_the_device_idle_is_named_with_a_better_one() -> None:
