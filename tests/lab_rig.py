@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.lab.cluster.run import Result
+from libs.lab.cluster.run import LabResult
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.step_time import StepTimeModel
 
@@ -44,7 +44,7 @@ def shape(kv_blocks: int, *, guard: bool = True, stepwise: bool = False) -> Work
     return WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise=stepwise)
 
 
-def figures(result: Result) -> Any:
+def figures(result: LabResult) -> Any:
     """All by which two runs can differ."""
     answers = [
         (each.outcome, each.first_ps, each.last_ps, each.tokens, each.late, each.cached_tokens)

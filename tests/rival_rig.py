@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from libs.lab.rivals.port import Cluster, Interval, Move, Seen, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import Interval, Move, RivalSetting, SeenCluster, SeenRequest, SeenWorker, Slo
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
@@ -29,10 +29,10 @@ SPEED = Speed(
 SLO = Slo(ttft_ns=SECOND, tpot_ns=50 * MS)
 
 
-def cluster(workers: int = 4, **fields: Any) -> Cluster:
+def cluster(workers: int = 4, **fields: Any) -> RivalSetting:
     """With 1,000 blocks of 100 tokens and 64 places each."""
     values = {"speed": SPEED, "max_sequences": 64, "kv_blocks": 1000, "block_tokens": 100, "slo": SLO, **fields}
-    return Cluster(workers=workers, **values)
+    return RivalSetting(workers=workers, **values)
 
 
 def worker(index: int, role: Role = Role.PREFILL, **fields: Any) -> SeenWorker:
@@ -71,9 +71,9 @@ def request(input_tokens: int = 1000, *, workers: int = 8, cached: dict[int, int
     return SeenRequest(1, input_tokens, 0, SLO, [found.get(index, 0) for index in range(workers)])
 
 
-def seen(workers: Sequence[SeenWorker], now_ns: int = 0, **interval: Any) -> Seen:
+def seen(workers: Sequence[SeenWorker], now_ns: int = 0, **interval: Any) -> SeenCluster:
     """A look; interval: of `Interval`."""
-    return Seen(now_ns, workers, Interval(**interval), SLO)
+    return SeenCluster(now_ns, workers, Interval(**interval), SLO)
 
 
 def after(workers: Sequence[SeenWorker], moves: Sequence[Move]) -> list[SeenWorker]:

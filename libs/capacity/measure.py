@@ -14,7 +14,7 @@ import numpy as np
 
 from libs.capacity.rough import answers_in_time, prompts_in_time
 from libs.contracts.errors import InvalidRequest
-from libs.lab.experiment import Experiment, Report, run
+from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import Hardware
 from libs.lab.policies import policy_named
 from libs.lab.slo import SloSpec
@@ -233,7 +233,7 @@ class Bench:
         slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
         return self._run(hardware, self._lengths(phase), rate, split, slo=slo).score.slo_attainment
 
-    def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> Report:
+    def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> LabReport:
         """The whole cluster at its cost, with these numbers of workers; most_s: of arrivals."""
         return self._run(
             self.hardware, list(self.traffic.lengths), rate, (prefill, decode), slo=self.slo, most_s=most_s
@@ -248,7 +248,7 @@ class Bench:
         *,
         slo: SloSpec,
         most_s: float = inf,
-    ) -> Report:
+    ) -> LabReport:
         trace, seconds = self._trace(lengths, rate, most_s)
         prefill, decode = split
         experiment = Experiment(

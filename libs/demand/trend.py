@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 
 from libs.demand.history import ENDED, FIELDS, KNOWN, OUTPUT, PROMPT, REQUESTS, DemandBins, Ints
-from libs.policy.forecast.change import Cause, Change, Traffic, causes, find_changes, matters
+from libs.policy.forecast.change import ChangeCause, LevelChange, TrafficRates, causes, find_changes, matters
 from libs.policy.forecast.history import DemandHistory, Floats
 
 Phase = Literal["prefill", "decode"]
@@ -31,7 +31,7 @@ class Trend:
     before: float
     """Of balance, prefill seconds over decode seconds; of a phase, GPU-seconds a second."""
     after: float
-    causes: tuple[Cause, ...]
+    causes: tuple[ChangeCause, ...]
     """Of the phase that changed more, the largest first."""
 
 
@@ -62,7 +62,7 @@ def last_trends(
             began = shift.began + first
             before, after = spans(began, len(values), day, history.step_s)
             levels = _levels(what, (prefill_s, decode_s), (before, after))
-            if matters(Change(began, shift.found + first, *levels), gpus=shown):
+            if matters(LevelChange(began, shift.found + first, *levels), gpus=shown):
                 began_s = history.start_s + began * history.step_s
                 found.append(_trend(what, began_s, levels, bins, (before, after)))
                 break
@@ -106,8 +106,8 @@ def _trend(
     return Trend(what, began_s, *levels, tuple(causes(before, after, phase)[:NAMED]))
 
 
-def _moved_more(before: Mapping[str, Traffic], after: Mapping[str, Traffic]) -> Phase:
-    def tokens(side: Mapping[str, Traffic], phase: Phase) -> float:
+def _moved_more(before: Mapping[str, TrafficRates], after: Mapping[str, TrafficRates]) -> Phase:
+    def tokens(side: Mapping[str, TrafficRates], phase: Phase) -> float:
         lengths = (
             (each.prompt_tokens, each.output_tokens)[PHASES.index(phase)] * each.requests for each in side.values()
         )
@@ -117,14 +117,14 @@ def _moved_more(before: Mapping[str, Traffic], after: Mapping[str, Traffic]) -> 
     return PHASES[0] if moves[0] >= moves[1] else PHASES[1]
 
 
-def traffic(bins: DemandBins, part: slice) -> dict[str, Traffic]:
+def traffic(bins: DemandBins, part: slice) -> dict[str, TrafficRates]:
     """By tenant, over those bins of the part that are heard; rates by the clock."""
     seconds = float(bins.heard[part].sum()) * bins.bin_ns / 1e9
     found: dict[str, Ints] = {}
     for key, row in bins.rows.items():
         found[key.tenant] = found.get(key.tenant, np.zeros(FIELDS, np.int64)) + row[part][bins.heard[part]].sum(axis=0)
     return {
-        tenant: Traffic(
+        tenant: TrafficRates(
             float(total[REQUESTS]) / seconds,
             float(total[PROMPT]) / max(float(total[KNOWN]), 1.0),
             float(total[OUTPUT]) / max(float(total[ENDED]), 1.0),

@@ -16,26 +16,26 @@ from libs.dispatch.attempts import Attempts
 from libs.dispatch.experience import Experience
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
 from libs.dispatch.places import TenantPlaces
-from libs.dispatch.ports import ColdModels, Demand, Link, Links, OneForAll, Tenancy
+from libs.dispatch.ports import ColdModels, Link, Links, OneForAll, QueuedDemand, Tenancy
 from libs.dispatch.router import Router
 from libs.dispatch.sequence_moves import SequenceMoves
 from libs.dispatch.suspects import Suspects, poison_error
 from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
 from libs.dispatch.worker_news import (
     Failed,
-    Finished,
     Happened,
     Leaving,
-    Moved,
     Opened,
     Prefilled,
-    Refused,
+    SequenceFinished,
+    SequenceHandedOver,
+    SequenceRefused,
     Tokens,
     WorkerNews,
 )
 from libs.engine.port import Logprob
-from libs.policy.gateway.effects import Attempt, Effects, End, EndReason, Wait, WorkerKey
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.effects import Attempt, Effects, End, EndReason, Requeue, WorkerKey
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.queues import Queue
@@ -59,7 +59,7 @@ class Bounds:
     """Bounds on each choice and on the queue."""
 
     max_waiting: int
-    patience: Patience
+    patience: WaitBounds
     max_reroutes: int
     """How often one goes elsewhere because workers fail it."""
 
@@ -230,7 +230,7 @@ class Dispatcher:
         self._turn_is_due = False
         if len(self._queue) or self._moves:
             self._bind()
-        now_ns, demands = self._clock.now_ns(), dict[str, Demand]()
+        now_ns, demands = self._clock.now_ns(), dict[str, QueuedDemand]()
         for link in self._links.links:
             if link.model not in demands:
                 demands[link.model] = self._queue.demand(link.model, now_ns)
@@ -360,12 +360,12 @@ class Dispatcher:
             if not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
             self._do(generation, placement.prefilled(happened.blocks, self, len(generation.output), whole=whole))
-        elif isinstance(happened, Finished):
+        elif isinstance(happened, SequenceFinished):
             if attempt is placement.prompt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
             effects = placement.finished(attempt, self, well=happened.reason is not None, whole=whole)
             self._do(generation, effects, happened.reason)
-        elif isinstance(happened, Moved):
+        elif isinstance(happened, SequenceHandedOver):
             if attempt is placement.prompt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
             self._moves.forget(generation)
@@ -376,9 +376,11 @@ class Dispatcher:
         else:
             self._fails(generation, attempt, happened, whole=whole)
 
-    def _fails(self, generation: Generation, attempt: Attempt, happened: Refused | Failed, *, whole: bool) -> None:
+    def _fails(
+        self, generation: Generation, attempt: Attempt, happened: SequenceRefused | Failed, *, whole: bool
+    ) -> None:
         placement = generation.placement
-        if isinstance(happened, Refused):
+        if isinstance(happened, SequenceRefused):
             self._do(generation, placement.refused(attempt, happened.why, happened.detail, self, whole=whole))
             return
         code = happened.code
@@ -420,7 +422,7 @@ class Dispatcher:
     def _do(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
         """Carry effects out; `reason`: how a worker says that it has ended."""
         for effect in effects:
-            if isinstance(effect, Wait):
+            if isinstance(effect, Requeue):
                 tokens = len(generation.output)
                 log.info("request goes elsewhere", request_id=generation.request_id, why=effect.why, tokens=tokens)
                 self._wait(generation)

@@ -41,7 +41,7 @@ class Work(Protocol):
         ...
 
 
-class Demand(NamedTuple):
+class QueuedDemand(NamedTuple):
     """The queue of a model at this gateway, as its workers get it."""
 
     waiting: int = 0
@@ -93,7 +93,7 @@ class Link(Protocol):
         """Return the credit that was reserved for a sequence with such a prompt."""
         ...
 
-    def set_demand(self, demand: Demand) -> None:
+    def set_demand(self, demand: QueuedDemand) -> None:
         """Tell it what waits."""
         ...
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from libs.dispatch.generation import Generation
 from libs.policy.gateway.binding import bind
-from libs.policy.gateway.routing import Policy
+from libs.policy.gateway.routing import RoutingPolicy
 from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
 
 
 class Router:
     """Applies one policy."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
 
     def round(

@@ -8,8 +8,8 @@ from itertools import islice
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import TenantPlaces
-from libs.dispatch.ports import ColdModels, Demand, OneForAll, Tenancy
-from libs.policy.gateway.expiry import Expiry, Patience
+from libs.dispatch.ports import ColdModels, OneForAll, QueuedDemand, Tenancy
+from libs.policy.gateway.expiry import Expiry, WaitBounds
 from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Line, hopeless_from_ns
 from libs.policy.gateway.outflow import Outflow, retry_after_s
@@ -227,12 +227,12 @@ class WaitingQueue:
         """By model and tenant, how many wait that are no lines of batch jobs; where nobody does there is none."""
         return self._of_tenant
 
-    def demand(self, model: str, now_ns: int) -> Demand:
+    def demand(self, model: str, now_ns: int) -> QueuedDemand:
         """The model's queue as its workers get it."""
         line = self._lines.get(model)
         if line is None:
-            return Demand()
-        return Demand(
+            return QueuedDemand()
+        return QueuedDemand(
             waiting=len(line),
             waiting_tokens=self._tokens[model],
             head_deadline_unix_ns=line.head_deadline_ns(now_ns),
@@ -242,7 +242,7 @@ class WaitingQueue:
 def expired(
     waiting: Iterable[Generation],
     workers: list[WorkerView],
-    patience: Patience,
+    patience: WaitBounds,
     *,
     now_ns: int,
     drain_s: float,

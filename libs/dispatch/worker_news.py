@@ -50,7 +50,7 @@ class Leaving(NamedTuple):
     sequence_id: int
 
 
-class Moved(NamedTuple):
+class SequenceHandedOver(NamedTuple):
     """The worker has let go of it, and its blocks wait."""
 
     sequence_id: int
@@ -58,7 +58,7 @@ class Moved(NamedTuple):
     cached_tokens: int
 
 
-class Finished(NamedTuple):
+class SequenceFinished(NamedTuple):
     """The worker has ended it; `reason` None: in a way that nobody asked for."""
 
     sequence_id: int
@@ -66,7 +66,7 @@ class Finished(NamedTuple):
     cached_tokens: int
 
 
-class Refused(NamedTuple):
+class SequenceRefused(NamedTuple):
     """The worker has not taken it; `why` None: for a reason that is not known here."""
 
     sequence_id: int
@@ -83,7 +83,7 @@ class Failed(NamedTuple):
     blocks_lost: bool
 
 
-Happened = Opened | Prefilled | Leaving | Moved | Finished | Refused | Failed
+Happened = Opened | Prefilled | Leaving | SequenceHandedOver | SequenceFinished | SequenceRefused | Failed
 
 
 class WorkerNews(NamedTuple):
@@ -124,15 +124,15 @@ def _leaving(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
 
 def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
     source = event.moved.kv
-    return Moved(event.sequence, Blocks(source, source.worker_id, kind, once), event.moved.cached_tokens)
+    return SequenceHandedOver(event.sequence, Blocks(source, source.worker_id, kind, once), event.moved.cached_tokens)
 
 
 def _finished(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
-    return Finished(event.sequence, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
+    return SequenceFinished(event.sequence, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
 
 
 def _refused(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
-    return Refused(event.sequence, _REFUSALS.get(event.refused.code), event.refused.detail)
+    return SequenceRefused(event.sequence, _REFUSALS.get(event.refused.code), event.refused.detail)
 
 
 def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:

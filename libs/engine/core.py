@@ -25,11 +25,11 @@ from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
     EngineLoad,
+    EnginePhase,
     EngineRequest,
     FinishReason,
     KvTransferReport,
     Logprob,
-    Phase,
     SequenceOutput,
     StepReport,
 )
@@ -133,7 +133,7 @@ class Core:
     def hand_over(self, sequence_id: int, now_ns: int) -> None:
         """A sequence is to leave with its KV: now, or with the next token that it gets. Unknown ids are ignored."""
         sequence = self._sequences.get(sequence_id)
-        if sequence is None or sequence.request.phase is Phase.PREFILL:
+        if sequence is None or sequence.request.phase is EnginePhase.PREFILL:
             return
         sequence.leaving = True
         if sequence.stage is Stage.DECODE and not sequence.in_step:
@@ -194,7 +194,9 @@ class Core:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
             # What this step finishes has nothing to stream: its blocks are ready when it is.
-            streams = not chunk.sample and self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL
+            streams = (
+                not chunk.sample and self._capabilities.streams_kv and sequence.request.phase is EnginePhase.PREFILL
+            )
             if streams and not sequence.opened:
                 self._outputs.append(SequenceOutput(sequence.sequence_id, opened=self._offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
@@ -416,7 +418,7 @@ class Core:
             sequence.start_line(now_ns, sequence.length)
         reason = sequence.ended_by(token.token_id, self._eos_token_ids)
         handle = None
-        if reason is None and (sequence.leaving or sequence.request.phase is Phase.PREFILL):
+        if reason is None and (sequence.leaving or sequence.request.phase is EnginePhase.PREFILL):
             reason = FinishReason.MOVED if sequence.leaving else FinishReason.PREFILLED
             handle = self._offers.seal(sequence, now_ns)
         if reason is not None:

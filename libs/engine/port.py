@@ -19,7 +19,7 @@ from libs.perfmodel.utilisation import Compute
 from libs.policy.step_time import StepTimeModel
 
 
-class Phase(Enum):
+class EnginePhase(Enum):
     """What is asked for a sequence."""
 
     PREFILL = "prefill"
@@ -125,7 +125,7 @@ class EngineRequest:
     sequence_id: int
     """Unique in this engine while the sequence lives."""
     request_id: str
-    phase: Phase
+    phase: EnginePhase
     token_ids: NDArray[np.int32]
     """[tokens] 1D int32: the prompt, then tokens already generated elsewhere."""
     prompt_tokens: int

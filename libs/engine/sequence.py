@@ -10,7 +10,7 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv.block_pool import BlockPool
 from libs.engine.kv.handles import Held
-from libs.engine.port import Capabilities, EngineRequest, FinishReason, Logprob, Phase
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, FinishReason, Logprob
 from libs.engine.runner import Chunk
 from libs.policy.worker.slack import TokenLine
 
@@ -145,7 +145,7 @@ class Sequence:
     @property
     def blocks_at_most(self) -> int:
         """Blocks for everything that will ever be computed here; a last sampled token needs no KV."""
-        return self._blocks_for(self.length if self.request.phase is Phase.PREFILL else self.max_length - 1)
+        return self._blocks_for(self.length if self.request.phase is EnginePhase.PREFILL else self.max_length - 1)
 
     @property
     def blocks_now(self) -> int:
@@ -309,7 +309,7 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
 
 def _check_kv(sequence: Sequence) -> None:
     request = sequence.request
-    if (request.phase is Phase.DECODE) != (request.kv is not None):
+    if (request.phase is EnginePhase.DECODE) != (request.kv is not None):
         raise InvalidRequest("a KV handle belongs to phase DECODE, and to no other")
     if request.kv is not None and request.kv.tokens < request.prompt_tokens - 1:
         raise InvalidRequest(

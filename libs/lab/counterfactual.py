@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.books import Answer, Outcome
-from libs.lab.cluster.run import RoleMove
+from libs.lab.cluster.books import LabAnswer, LabOutcome
+from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, run
 from libs.lab.policies import Policy
 from libs.lab.score import is_good, quantiles
@@ -67,7 +67,7 @@ def counterfactual(
     change, at `at_s`; `changes`: roles by worker after it. Raises InvalidRequest where no request waited or came."""
     begin_s = max(at_s - LEAD_S, 0.0)
     around = replace(experiment, trace=_between(experiment.trace, begin_s, at_s + AFTER_S), workers=len(standing))
-    moves = tuple(RoleMove(at_s - begin_s, index, to.role, to.budget_tokens) for index, to in changes.items())
+    moves = tuple(PlannedMove(at_s - begin_s, index, to.role, to.budget_tokens) for index, to in changes.items())
     roles = [(each.role, each.budget_tokens) for each in standing]
     policy = Policy("as it stood", lambda _: list(roles))
     after_ns = round((at_s - begin_s) * 1e9)
@@ -92,18 +92,18 @@ def _between(trace: Trace, begin_s: float, end_s: float) -> Trace:
     )
 
 
-def _open_at(answers: Sequence[Answer], after_ns: int) -> frozenset[int]:
+def _open_at(answers: Sequence[LabAnswer], after_ns: int) -> frozenset[int]:
     """Numbers of requests that had no first token by then."""
     return frozenset(
         each.request.number
         for each in answers
-        if each.outcome is not Outcome.COMPLETED or each.request.arrival_ns + each.ttft_ns >= after_ns
+        if each.outcome is not LabOutcome.COMPLETED or each.request.arrival_ns + each.ttft_ns >= after_ns
     )
 
 
-def _lived(answers: Sequence[Answer], numbers: frozenset[int]) -> Lived:
+def _lived(answers: Sequence[LabAnswer], numbers: frozenset[int]) -> Lived:
     counted = [each for each in answers if each.request.number in numbers]
-    done = [each for each in counted if each.outcome is Outcome.COMPLETED]
+    done = [each for each in counted if each.outcome is LabOutcome.COMPLETED]
     return Lived(
         len(counted),
         sum(map(is_good, counted)) / len(counted),

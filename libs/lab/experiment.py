@@ -9,19 +9,19 @@ from functools import cache
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.books import Answer
+from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.gateway import Borrowed, LabGateway
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.push import PushGateway
-from libs.lab.cluster.run import Loss, MakeGateway, Result, RoleMove, Run, Setup, check
+from libs.lab.cluster.run import LabResult, LabSetup, MakeGateway, PlannedLoss, PlannedMove, Run, check
 from libs.lab.cluster.wrong import Wrong
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
-from libs.lab.rivals.port import Cluster, Slo
+from libs.lab.rivals.port import RivalSetting, Slo
 from libs.lab.score import IdealWork, Score, score
 from libs.lab.slo import SloSpec
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
@@ -38,7 +38,7 @@ HOP_MS: Final = 1.0
 """A message from gateway to worker or back, with what it waits at either end: measured on an idle suite."""
 LOOKUP_MS: Final = 1.0
 """From a request's arrival until the block index has said what of its prompt workers hold."""
-PATIENCE: Final = Patience(max_wait_ms=600_000, no_workers_wait_ms=30_000)
+PATIENCE: Final = WaitBounds(max_wait_ms=600_000, no_workers_wait_ms=30_000)
 COLLECT_AFTER_OBJECTS: Final = 200_000
 MAX_WAITING: Final = 1_000_000
 """The lab shows how late requests are rather than how many a gateway would refuse."""
@@ -70,9 +70,9 @@ class Experiment:
     """Requests of these last seconds are not scored either: they keep the cluster busy while the scored ones finish."""
     closed_loop: bool = False
     """Whether later turns of a session wait for the answer to the one before, and their think time."""
-    losses: Sequence[Loss] = ()
+    losses: Sequence[PlannedLoss] = ()
     """Workers that die on the way."""
-    moves: Sequence[RoleMove] = ()
+    moves: Sequence[PlannedMove] = ()
     """Of roles, at given times."""
     refused: frozenset[int] = frozenset()
     """Numbers of requests that are turned away as they arrive."""
@@ -175,7 +175,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LabReport:
     """What a run comes to."""
 
     policy: str
@@ -199,7 +199,7 @@ class Report:
 
 def run(
     experiment: Experiment, policy: Policy, on_progress: Callable[[int], None] = lambda ended: None
-) -> tuple[Report, Result]:
+) -> tuple[LabReport, LabResult]:
     """Raises BooksDoNotBalance where the simulation itself went wrong."""
     started = time.perf_counter()
     shape, work = experiment.shape(policy), experiment.work
@@ -211,7 +211,7 @@ def run(
             isolated[tokens] = experiment.slo.ttft_limit_ns(work.prompt_ns(tokens))
         return isolated[tokens]
 
-    cluster = Cluster(
+    cluster = RivalSetting(
         experiment.workers,
         experiment.speed,
         experiment.max_sequences,
@@ -220,7 +220,7 @@ def run(
         _typical(experiment),
     )
     roles = policy.first_roles(cluster)
-    setup = Setup(
+    setup = LabSetup(
         shape,
         roles,
         ttft_limit_ns,
@@ -244,7 +244,7 @@ def run(
         name: sum(getattr(each, f"{name}_ps") for each in result.spent) * gpus / 1e12
         for name in ("prefill", "decode", "kv_wait", "idle", "starved")
     }
-    report = Report(
+    report = LabReport(
         policy=policy.name,
         roles=_split(roles),
         seed=experiment.seed,
@@ -277,7 +277,7 @@ def _knee(step_time: StepTimeModel) -> int:
     return knee_of(step_time, MOST_CHUNK_TOKENS)[0]
 
 
-def _measured(experiment: Experiment, answers: Sequence[Answer]) -> list[Answer]:
+def _measured(experiment: Experiment, answers: Sequence[LabAnswer]) -> list[LabAnswer]:
     """Between warm-up and tail; unlike the trace, what never arrived is not among the answers."""
     requests = experiment.trace.requests
     first_ns = requests[0].arrival_ns + experiment.warm_up_s * 1e9
@@ -292,7 +292,7 @@ def _typical(experiment: Experiment) -> Slo:
     return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)
 
 
-def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int, wrong: Wrong) -> MakeGateway:
+def _gateway(policy: Policy, cluster: RivalSetting, lookup_ns: int, wrong: Wrong) -> MakeGateway:
     rival = policy.rival
     mover = rival.mover(cluster) if rival is not None and policy.ours else None
     borrowed = Borrowed(mover, cluster.slo) if mover is not None else None

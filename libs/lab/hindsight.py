@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from libs.lab.experiment import Experiment, Report
+from libs.lab.experiment import Experiment, LabReport
 
-Try = Callable[[int], Report]
+Try = Callable[[int], LabReport]
 """A run with that many prefill workers."""
 
 
-def merit(report: Report) -> tuple[float, float, float]:
+def merit(report: LabReport) -> tuple[float, float, float]:
     """Larger is better: what holds for requests and for work alike, then requests, then a short TTFT."""
     score = report.score
     return min(score.slo_attainment, score.work_attainment), score.slo_attainment, -score.ttft_s.get("p90", 0.0)
@@ -22,11 +22,11 @@ def first_guess(experiment: Experiment) -> int:
     return min(max(round(workers * prefill / max(whole, 1.0)), 1), workers - 1)
 
 
-def best_split(workers: int, guess: int, attempt: Try) -> Report:
+def best_split(workers: int, guess: int, attempt: Try) -> LabReport:
     """Uphill from the guess, one worker at a time, past one level step: merit has one top over splits, or nearly so."""
-    tried: dict[int, Report] = {}
+    tried: dict[int, LabReport] = {}
 
-    def at(prefill: int) -> Report:
+    def at(prefill: int) -> LabReport:
         if prefill not in tried:
             tried[prefill] = attempt(prefill)
         return tried[prefill]

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from libs.lab.cluster.books import Answer
-from libs.lab.cluster.run import RoleMove
-from libs.lab.experiment import Experiment, Report, run
+from libs.lab.cluster.books import LabAnswer
+from libs.lab.cluster.run import PlannedMove
+from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hindsight import merit
 from libs.lab.policies import AUTO, MIXED, OFFLINE, policy_named
 from libs.lab.score import is_good
@@ -43,8 +43,8 @@ class Tried:
     """A schedule and what came of it."""
 
     schedule: Schedule
-    report: Report
-    answers: Sequence[Answer]
+    report: LabReport
+    answers: Sequence[LabAnswer]
 
 
 def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Tried:
@@ -107,14 +107,14 @@ def _try(experiment: Experiment, schedule: Schedule) -> Tried:
     return Tried(schedule, replace(report, policy=OFFLINE), result.answers)
 
 
-def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[RoleMove]:
+def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[PlannedMove]:
     """Of the workers that change sides, at the beginnings of segments; workers of low index prefill first."""
     moves, before = [], 0
     seconds, budget_tokens = experiment.trace.duration_ns / 1e9, experiment.speed.chunk_tokens
     for place, now in enumerate(prefill):
         at_s = seconds * place / len(prefill)
-        moves += [RoleMove(at_s, worker, Role.PREFILL, 0) for worker in range(before, now)]
-        moves += [RoleMove(at_s, worker, Role.MIXED, budget_tokens) for worker in range(now, before)]
+        moves += [PlannedMove(at_s, worker, Role.PREFILL, 0) for worker in range(before, now)]
+        moves += [PlannedMove(at_s, worker, Role.MIXED, budget_tokens) for worker in range(now, before)]
         before = now
     return moves
 

@@ -8,7 +8,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.planner import OnLook
 from libs.lab.rivals.catalog import RIVALS, rival
 from libs.lab.rivals.orders import late_last
-from libs.lab.rivals.port import Cluster, MoveCost, PromptOrder, Rival
+from libs.lab.rivals.port import MoveCost, PromptOrder, Rival, RivalSetting
 from libs.policy.roles import Role
 
 GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"
@@ -39,7 +39,7 @@ class Policy:
     """How a cluster is run. Without a rival, the live dispatcher with its credits runs it."""
 
     name: str
-    first_roles: Callable[[Cluster], list[tuple[Role, int]]]
+    first_roles: Callable[[RivalSetting], list[tuple[Role, int]]]
     rival: Rival | None = None
     guard: bool = True
     """Whether prompts and newcomers are held to the TPOT of what decodes."""
@@ -133,7 +133,7 @@ def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool
     """Live order, binding and pacing. `mixed`: decode workers compute prompts too, as far as the TPOT of what they
     decode leaves time. Roles stand still where they are not `planned`."""
 
-    def roles(cluster: Cluster) -> list[tuple[Role, int]]:
+    def roles(cluster: RivalSetting) -> list[tuple[Role, int]]:
         budget_tokens = cluster.speed.chunk_tokens if mixed else 0
         return [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget_tokens)] * decode
 
@@ -141,7 +141,7 @@ def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool
 
 
 def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
-    def roles(cluster: Cluster) -> list[tuple[Role, int]]:
+    def roles(cluster: RivalSetting) -> list[tuple[Role, int]]:
         return [(move.role, move.budget_tokens) for move in found.first_roles(cluster)]
 
     return Policy(name, roles, found, guard=guard or found.guard, ours=ours, prompt_order=found.prompt_order)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from libs.lab.cluster.books import Answer, Outcome
+from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.policy.estimates.ratios import LEVELS
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
@@ -17,9 +17,9 @@ NEAR: Final = (0.8, 1.25)
 """A predicted TTFT over the one that came is near between these."""
 
 
-def is_good(answer: Answer) -> bool:
+def is_good(answer: LabAnswer) -> bool:
     """First token in time, and the pace kept: in the mean, and by nearly all tokens."""
-    if answer.outcome is not Outcome.COMPLETED or answer.ttft_ns > answer.ttft_limit_ns:
+    if answer.outcome is not LabOutcome.COMPLETED or answer.ttft_ns > answer.ttft_limit_ns:
         return False
     return answer.tpot_ns <= answer.tpot_limit_ns and answer.late <= MAX_LATE_SHARE * answer.tokens
 
@@ -78,7 +78,7 @@ class Score:
     nothing is predicted."""
 
 
-def score(answers: Sequence[Answer], work: IdealWork) -> Score:
+def score(answers: Sequence[LabAnswer], work: IdealWork) -> Score:
     """Of these answers."""
     good = [is_good(answer) for answer in answers]
     ideal = [work.ns(answer.request.input_tokens, answer.request.output_tokens) for answer in answers]
@@ -88,10 +88,10 @@ def score(answers: Sequence[Answer], work: IdealWork) -> Score:
         classes.setdefault(answer.request.service_class, []).append(is_one)
     return Score(
         requests=len(answers),
-        completed=outcomes.count(Outcome.COMPLETED),
-        aborted=outcomes.count(Outcome.ABORTED),
-        rejected=outcomes.count(Outcome.REJECTED),
-        unfinished=outcomes.count(Outcome.UNFINISHED),
+        completed=outcomes.count(LabOutcome.COMPLETED),
+        aborted=outcomes.count(LabOutcome.ABORTED),
+        rejected=outcomes.count(LabOutcome.REJECTED),
+        unfinished=outcomes.count(LabOutcome.UNFINISHED),
         good=sum(good),
         slo_attainment=sum(good) / len(answers) if answers else 0.0,
         work_attainment=sum(ns for ns, is_one in zip(ideal, good, strict=True) if is_one) / max(sum(ideal), 1.0),
@@ -102,7 +102,7 @@ def score(answers: Sequence[Answer], work: IdealWork) -> Score:
     )
 
 
-def _prediction(answers: Sequence[Answer]) -> dict[str, float]:
+def _prediction(answers: Sequence[LabAnswer]) -> dict[str, float]:
     ratios = sorted(each.predicted_ttft_ns / each.ttft_ns for each in answers if each.predicted_ttft_ns and each.tokens)
     if not ratios:
         return {}

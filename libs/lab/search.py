@@ -6,7 +6,7 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Final, Literal
 
-from libs.lab.experiment import Report
+from libs.lab.experiment import LabReport
 
 STEP: Final = 1.05
 """Between neighbouring rates."""
@@ -24,7 +24,7 @@ _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.83
 Measure = Literal["both", "requests", "work"]
 """What has to be good at a rate: requests, work, or each of them."""
 
-AtRate = Callable[[float], Sequence[Report]]
+AtRate = Callable[[float], Sequence[LabReport]]
 """A run for each seed at a multiple of the trace's rate."""
 
 
@@ -34,7 +34,7 @@ class Found:
 
     rate_scale: float
     """The largest that passes; 0: none did."""
-    reports: Sequence[Report]
+    reports: Sequence[LabReport]
     """There."""
     tried: dict[float, float]
     """Rate scale: the lower bound of what was good there."""
@@ -48,7 +48,7 @@ def lower_bound(values: Sequence[float]) -> float:
     return mean(values) - quantile * stdev(values) / sqrt(len(values))
 
 
-def passes(reports: Sequence[Report], measure: Measure = "both") -> float:
+def passes(reports: Sequence[LabReport], measure: Measure = "both") -> float:
     """The lower bound of what was good, of requests or of work, whichever is less; 0 where a class is starved."""
     if any(min(each.score.by_class.values(), default=1.0) < CLASS_FLOOR for each in reports):
         return 0.0
@@ -62,7 +62,7 @@ def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = Fals
 
     `every_step`: no leaps, so that the first step that fails is the edge, whatever lies beyond it.
     """
-    runs: dict[int, Sequence[Report]] = {}
+    runs: dict[int, Sequence[LabReport]] = {}
     bounds: dict[float, float] = {}
 
     def good(step: int) -> bool:
@@ -85,9 +85,9 @@ def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = Fals
     return Found(start * STEP**step, runs[step], bounds)
 
 
-def fewest_workers(attempt: Callable[[int], Report], least: int, most: int) -> tuple[int, Report] | None:
+def fewest_workers(attempt: Callable[[int], LabReport], least: int, most: int) -> tuple[int, LabReport] | None:
     """By halving, as more workers never do worse or nearly so; None where not even `most` do."""
-    best: tuple[int, Report] | None = None
+    best: tuple[int, LabReport] | None = None
     low, high = least, most
     while low <= high:
         middle = (low + high) // 2

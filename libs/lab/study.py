@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from libs.lab.experiment import Experiment, Report, run
+from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hindsight import best_split, first_guess
 from libs.lab.offline import Schedule, best_offline
 from libs.lab.policies import OFFLINE, bare_name, has_hindsight, policy_named, with_split
@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 """A line of progress."""
 
 
-def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> Report:
+def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> LabReport:
     """One policy; `fulcrum` and `static` by the split that was best in hindsight, sought from `guess` prefill workers
     (0: from their share of the work)."""
     workers = experiment.workers
@@ -36,7 +36,7 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None,
     if not has_hindsight(name):
         return run(experiment, policy_named(name, workers), _counter(experiment, name, note))[0]
 
-    def attempt(prefill: int) -> Report:
+    def attempt(prefill: int) -> LabReport:
         split = with_split(name, prefill, workers - prefill)
         report = run(experiment, policy_named(split, workers), _counter(experiment, split, note))[0]
         note(f"{split}: {report.score.slo_attainment:.1%} of requests good")
@@ -95,7 +95,7 @@ def search_measures(
     guess = 0
     known: Schedule | None = None
 
-    def offline(each: Experiment) -> Report:
+    def offline(each: Experiment) -> LabReport:
         nonlocal known
         found = best_offline(each, known)
         if passes([found.report]) >= WANTED:
@@ -103,7 +103,7 @@ def search_measures(
         return found.report
 
     @cache
-    def at_rate(rate: float) -> Sequence[Report]:
+    def at_rate(rate: float) -> Sequence[LabReport]:
         nonlocal guess
         drawn = (replace(experiment, seed=seed) for seed in range(experiment.seed, experiment.seed + seeds))
         reports = []
@@ -120,7 +120,7 @@ def search_measures(
 def fewest_named(experiment: Experiment, name: str) -> int | None:
     """The fewest workers with which a policy, its split re-chosen where it has one, keeps the SLO."""
 
-    def attempt(workers: int) -> Report:
+    def attempt(workers: int) -> LabReport:
         return run_named(replace(experiment, workers=workers), _without_split(name))
 
     found = fewest_workers(attempt, 2, MOST_WORKERS * experiment.workers)
@@ -139,7 +139,7 @@ def _without_split(name: str) -> str:
     return kind + extras if len(numbers) > 1 else name
 
 
-def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, Report]]:
+def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, LabReport]]:
     """(policy, report) as they come. A caller that stops iterating ends the runs that are left."""
     return _side_by_side(run_named, experiment, names, jobs)
 

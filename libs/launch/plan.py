@@ -26,7 +26,7 @@ _REDIS_READY = "eady to accept connections"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SuitePlace:
     """Where the suite runs."""
 
     folder: Path
@@ -68,7 +68,7 @@ class PoolModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SuitePlan:
     """Stores start first and stop last, so that logs stay quiet; services would take any order."""
 
     stores: tuple[ChildSpec, ...]
@@ -84,7 +84,7 @@ class Plan:
     model: str = ""
 
 
-def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequence[PoolModel] = ()) -> Plan:
+def make_plan(options: SuiteOptions, model: Model, place: SuitePlace, models: Sequence[PoolModel] = ()) -> SuitePlan:
     """Every process with its name, program and settings. `models`: of a pool, where there is one."""
     kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
@@ -101,7 +101,7 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
     names = _names(kinds, by_role=place.names_by_role)
     wishes = {"FULCRUM_PLANNER_ACTUATOR": "process", "FULCRUM_PLANNER_ACTUATOR_URL": place.spares_url}
     asked = shared | _catalogue(models) | (wishes if options.spare else {})
-    return Plan(
+    return SuitePlan(
         stores=_stores(options, place),
         gateways=_gateways(options, model, place, shared | keys),
         workers=_workers(options, own, kinds, names),
@@ -116,7 +116,7 @@ def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequenc
     )
 
 
-def _metrics(options: SuiteOptions, place: Place) -> dict[str, str]:
+def _metrics(options: SuiteOptions, place: SuitePlace) -> dict[str, str]:
     """Of the metrics service alone. The page knows the planner's address unless that picks its own port."""
     planner = f"http://127.0.0.1:{place.planner_port}" if place.planner_port else ""
     history = str(options.history) if options.history else ""
@@ -124,7 +124,7 @@ def _metrics(options: SuiteOptions, place: Place) -> dict[str, str]:
     return {name: value for name, value in own.items() if value}
 
 
-def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:
+def _stores(options: SuiteOptions, place: SuitePlace) -> tuple[ChildSpec, ...]:
     specs = []
     if options.kafka is None:
         specs.append(ChildSpec("kafka", place.broker, {}))
@@ -137,7 +137,9 @@ def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:
     return tuple(specs)
 
 
-def _gateways(options: SuiteOptions, model: Model, place: Place, shared: Mapping[str, str]) -> tuple[ChildSpec, ...]:
+def _gateways(
+    options: SuiteOptions, model: Model, place: SuitePlace, shared: Mapping[str, str]
+) -> tuple[ChildSpec, ...]:
     """The first has the port that was asked for, the others any."""
     own = {
         **shared,
@@ -168,7 +170,9 @@ def _service(service: str, env: Mapping[str, str], variable: str, port: int, *, 
     return ChildSpec(name or service, command, {**env, variable: str(port)}, port_variable=variable)
 
 
-def _worker_settings(options: SuiteOptions, model: Model, place: Place, shared: Mapping[str, str]) -> Mapping[str, str]:
+def _worker_settings(
+    options: SuiteOptions, model: Model, place: SuitePlace, shared: Mapping[str, str]
+) -> Mapping[str, str]:
     own = {
         **shared,
         "FULCRUM_WORKER_PORT": "0",
@@ -228,7 +232,7 @@ def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteO
     return worker.settings(options.engine_arguments)
 
 
-def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[str, str]]]:
+def _kinds(options: SuiteOptions, place: SuitePlace) -> dict[str, Sequence[Mapping[str, str]]]:
     """By role, the settings of each worker that not all have. Raises StartupError where GPUs do not go round."""
     if options.profile is not None:
         profile = load_profile(options.profile)

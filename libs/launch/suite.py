@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from libs.contracts.errors import StartupError
-from libs.launch.plan import Plan
+from libs.launch.plan import SuitePlan
 from libs.launch.processes.port import ChildSpec, Launcher
 from libs.launch.processes.supervisor import Supervisor
 from libs.launch.report import Reporter, StatusLine
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Suite:
     """Starts and stops the processes of a plan. `failure` is set when one of them ends the suite."""
 
-    def __init__(self, plan: Plan, launcher: Launcher, reporter: Reporter, *, restart: bool) -> None:
+    def __init__(self, plan: SuitePlan, launcher: Launcher, reporter: Reporter, *, restart: bool) -> None:
         self.failure: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         self._plan = plan
         self._launcher = launcher

@@ -23,7 +23,7 @@ from libs.keys.place import keys_place
 from libs.launch import preflight
 from libs.launch.gpus import visible_gpus
 from libs.launch.options import SuiteOptions
-from libs.launch.plan import Place, Plan, PoolModel, make_plan
+from libs.launch.plan import PoolModel, SuitePlace, SuitePlan, make_plan
 from libs.launch.processes.local import ProcessLauncher
 from libs.launch.processes.port import ChildSpec, Launcher
 from libs.launch.ready import Ready, default_ready_file, logs_folder, write_ready
@@ -103,13 +103,15 @@ class Up:
         if self._suite is not None:
             self._suite.kill()
 
-    def _place(self, options: SuiteOptions, folder: Path, broker_port: int, spares_sock: socket.socket | None) -> Place:
+    def _place(
+        self, options: SuiteOptions, folder: Path, broker_port: int, spares_sock: socket.socket | None
+    ) -> SuitePlace:
         settings = self._settings
         planner_port, metrics_port = self._neighbours(options)
         own_stores = options.kafka is None and options.redis is None
         own_broker = options.kafka is None
         cluster = settings.cluster_of(options.gateway_port, own_stores=own_stores)
-        return Place(
+        return SuitePlace(
             folder=folder,
             broker=broker_command(embedded_broker(), port=broker_port, folder=folder / "kafka") if own_broker else (),
             kafka=f"{LOOPBACK}:{broker_port}" if own_broker else "",
@@ -146,7 +148,9 @@ def _spares_route(suite: Suite, sock: socket.socket, token: str) -> AbstractAsyn
     return serve_http(make_spares_app(suite.spares, token), sock, tasks=suite.tasks, drain_s=1)
 
 
-def _ready(options: SuiteOptions, model: Model, place: Place, plan: Plan, lines: dict[str, StatusLine]) -> Ready:
+def _ready(
+    options: SuiteOptions, model: Model, place: SuitePlace, plan: SuitePlan, lines: dict[str, StatusLine]
+) -> Ready:
     gateways = tuple(_reachable(lines[spec.name].http) for spec in plan.gateways)
     return Ready(
         gateway=gateways[0],

@@ -40,7 +40,7 @@ Windows = Callable[[str, int, int], PhaseTime]
 """What a worker's windows say of [low, high) in Unix ns."""
 
 
-class Fleet:
+class FleetTelemetry:
     """What is known of every worker from its telemetry."""
 
     def __init__(self, prefill_shares: PrefillShares, windows: Windows = lambda *_: PhaseTime()) -> None:

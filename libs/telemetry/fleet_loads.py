@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, LoadWindow, StepBatch, WorkerStepTime
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.windows.cells import DECODE, PREFILL
 
@@ -64,7 +64,7 @@ class LoadTeller:
         self._turn = 0
         """Of the worker whose step time is sent next."""
 
-    def message(self, fleet: Fleet, written: Sequence[WrittenWindow], now_ns: int) -> LoadMessage | None:
+    def message(self, fleet: FleetTelemetry, written: Sequence[WrittenWindow], now_ns: int) -> LoadMessage | None:
         """Of the workers whose telemetry comes here; None without any."""
         timelines = fleet.directory.timelines
         ids, newest = [], []

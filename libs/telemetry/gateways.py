@@ -20,7 +20,7 @@ MAX_TOKENS: Final = 2**40
 """Tokens of one gateway and model; a higher count is invalid."""
 
 
-class Waiting(NamedTuple):
+class ModelBacklog(NamedTuple):
     """The queue of one model, summed over all gateways."""
 
     prefill_requests: int = 0
@@ -42,11 +42,11 @@ class Waiting(NamedTuple):
         """Still to be computed."""
         return self.prefill_tokens + self.decode_prompt_tokens
 
-    def plus(self, queue: ModelQueue) -> "Waiting":
+    def plus(self, queue: ModelQueue) -> "ModelBacklog":
         """With one gateway's."""
         tokens = queue.hopeful_tokens if queue.HasField("hopeful_tokens") else MAX_TOKENS
         every = min(queue.prefill_tokens, MAX_TOKENS) + min(queue.decode_prompt_tokens, MAX_TOKENS)
-        return Waiting(
+        return ModelBacklog(
             self.prefill_requests + queue.prefill_requests,
             self.prefill_tokens + min(queue.prefill_tokens, MAX_TOKENS),
             self.decode_requests + queue.decode_requests,
@@ -67,7 +67,7 @@ class _Report(NamedTuple):
     queues: tuple[ModelQueue, ...]
 
 
-class Gateways:
+class GatewayReports:
     """The latest report of each gateway."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Gateways:
             del self._latest[next(iter(self._latest))]
         self._latest[key] = _Report(now_ns, *age, tuple(message.queues[:MAX_MODELS]))
 
-    def waiting(self, now_ns: int) -> dict[str, Waiting] | None:
+    def waiting(self, now_ns: int) -> dict[str, ModelBacklog] | None:
         """By model, where anything waits; None when gateways are there and none is heard."""
         newest_ns = self._newest_ns()
         if newest_ns is None or now_ns > newest_ns + GONE_NS:
@@ -110,8 +110,8 @@ class Gateways:
         return next(reversed(self._latest.values())).heard_ns if self._latest else None
 
 
-def _by_model(queues: Iterable[ModelQueue]) -> dict[str, Waiting]:
-    found: dict[str, Waiting] = {}
+def _by_model(queues: Iterable[ModelQueue]) -> dict[str, ModelBacklog]:
+    found: dict[str, ModelBacklog] = {}
     for queue in queues:
-        found[queue.model] = found.get(queue.model, Waiting()).plus(queue)
+        found[queue.model] = found.get(queue.model, ModelBacklog()).plus(queue)
     return {model: waiting for model, waiting in found.items() if any(waiting)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import compress, islice
 from typing import Final
 
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.listing import Listing
 from libs.telemetry.members import Members, member_of
 from libs.telemetry.windows.cells import Cells
@@ -35,7 +35,7 @@ class WrittenWindow:
 class History:
     """Follows a fleet, window by window."""
 
-    def __init__(self, fleet: Fleet, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
+    def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
         """`shared`: others write into the same roll-ups, and know more of the time before a worker came here."""
         self._shared = shared
         self._fleet = fleet
@@ -74,7 +74,7 @@ class History:
         """How long a window is that `fill` takes."""
         return self._rollups.tiers[1].window_ns
 
-    def fill(self, start_ns: int, worker_ids: Sequence[str], known: Fleet) -> bool:
+    def fill(self, start_ns: int, worker_ids: Sequence[str], known: FleetTelemetry) -> bool:
         """Take what another fleet knows of workers in a window of the second tier, as far as it covers no less than
         what is known here. False for one that is no longer kept; one that is not written yet is left to `advance`."""
         end_ns = start_ns + self.filled_ns

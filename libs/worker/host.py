@@ -13,9 +13,9 @@ from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 from libs.runtime.clock import Clock
 from libs.worker.admission import admit, refusal_message
-from libs.worker.gateways.attached import Gateways
+from libs.worker.gateways.attached import AttachedGateways
 from libs.worker.gateways.attached_gateway import AttachedGateway
-from libs.worker.hosted import Hosted
+from libs.worker.hosted import HostedSequence
 from libs.worker.roles.assignment import AssignmentState
 from libs.worker.roles.move_offers import MoveOffers
 from libs.worker.roles.role_change import LastChange
@@ -47,8 +47,8 @@ class WorkerHost:
         self.last_change = LastChange()
         self._clock = clock
         self._identity = identity
-        self.gateways = Gateways(engine, self.speed, cluster, self.worker)
-        self._sequences: dict[int, Hosted] = {}
+        self.gateways = AttachedGateways(engine, self.speed, cluster, self.worker)
+        self._sequences: dict[int, HostedSequence] = {}
         self._budget = 0
         """The engine's prompt budget."""
         self._role_budget = 0
@@ -213,7 +213,7 @@ class WorkerHost:
             return refusal_message(Refusal.INVALID, error.message)
         except QueueFull as error:
             return refusal_message(Refusal.NO_CAPACITY, error.message)
-        self._sequences[request.sequence_id] = Hosted(link, submit.phase, request, self._role_budget)
+        self._sequences[request.sequence_id] = HostedSequence(link, submit.phase, request, self._role_budget)
         link.living.add(request.sequence_id)
         if submit.phase == pb.PHASE_PREFILL:
             self._prompts.came(submit.prompt_tokens)
@@ -272,7 +272,7 @@ class WorkerHost:
         for link in self.gateways:
             self.gateways.close_if_unread(link)
 
-    def _deliver(self, sequence: Hosted, output: SequenceOutput) -> None:
+    def _deliver(self, sequence: HostedSequence, output: SequenceOutput) -> None:
         link = sequence.link
         link.outbox.add_tokens(output)
         if not output.pulling:  # which nobody waits for: it goes with the next frame
@@ -285,7 +285,7 @@ class WorkerHost:
                 event.finished.output_tokens = sequence.output_tokens
             link.outbox.add_event(event)
 
-    def _offer(self, sequence: Hosted) -> None:
+    def _offer(self, sequence: HostedSequence) -> None:
         """Have the gateway look for another place, where a running sequence is of a role that has been left."""
         if not self.assignment.leaves_decode:
             return
@@ -301,7 +301,7 @@ class WorkerHost:
         elif self._sequences[sequence_id].decodes:
             self.engine.abort(sequence_id)
 
-    def _end(self, sequence: Hosted, output: SequenceOutput) -> None:
+    def _end(self, sequence: HostedSequence, output: SequenceOutput) -> None:
         del self._sequences[output.sequence_id]
         sequence.link.living.discard(output.sequence_id)
         self.gateways.pool(sequence.phase).free()

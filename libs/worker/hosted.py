@@ -10,7 +10,7 @@ PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
 
 @dataclass(slots=True)
-class Hosted:
+class HostedSequence:
     """A gateway's sequence and how far it is."""
 
     link: AttachedGateway

@@ -14,10 +14,10 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     Capabilities,
     EngineLoad,
+    EnginePhase,
     EngineRequest,
     FinishReason,
     Logprob,
-    Phase,
     SamplingParams,
     SequenceOutput,
 )
@@ -25,7 +25,7 @@ from libs.perfmodel.wire import compute_message
 
 SEQUENCE_BITS = 32
 """A gateway's number of a sequence, the low bits of its id; above them is which of the worker's links it came by."""
-_PHASES = {pb.PHASE_PREFILL: Phase.PREFILL, pb.PHASE_DECODE: Phase.DECODE, pb.PHASE_BOTH: Phase.BOTH}
+_PHASES = {pb.PHASE_PREFILL: EnginePhase.PREFILL, pb.PHASE_DECODE: EnginePhase.DECODE, pb.PHASE_BOTH: EnginePhase.BOTH}
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -117,7 +117,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         raise InvalidRequest(f"prompt_tokens is {submit.prompt_tokens} of {len(token_ids)} tokens")
     if submit.max_output_tokens <= generated:
         raise InvalidRequest(f"max_output_tokens is {submit.max_output_tokens}, and {generated} are there already")
-    if phase is Phase.DECODE and not (submit.HasField("kv") and submit.kv.address and submit.kv.handle):
+    if phase is EnginePhase.DECODE and not (submit.HasField("kv") and submit.kv.address and submit.kv.handle):
         raise InvalidRequest("phase decode needs kv with an address and a handle")
     return EngineRequest(
         sequence_id=sequence_id,
@@ -129,7 +129,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         sampling=_sampling(submit.sampling),
         # A prefix that is found is not computed, and so not scored.
         chain_root=b"" if submit.sampling.prompt_logprobs else chain_root,
-        kv=kv_handle(submit.kv) if phase is Phase.DECODE else None,
+        kv=kv_handle(submit.kv) if phase is EnginePhase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
         first_token_due_ns=submit.context.ttft_deadline_unix_ns,
         adapter=submit.adapter,

@@ -23,7 +23,7 @@ from rich.table import Table
 from libs.testing.batch.jobs import ENDED, submit, write_lines
 from libs.testing.servers.stores import real_kafka
 from libs.testing.suites.processes import until_whole
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.batch.plain_loop import fill, plain_loop
 from load.processes import Kinds, processes_below, usage
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _measure(
-    suite: Suite, servers: str, path: Path, lines: Sequence[bytes], options: argparse.Namespace
+    suite: RunningSuite, servers: str, path: Path, lines: Sequence[bytes], options: argparse.Namespace
 ) -> dict[str, Side]:
     sides = {name: Side() for name in (JOB, PLAIN, TRANSACTIONS)}
     kinds = processes_below(suite.process.pid, {})
@@ -96,7 +96,7 @@ def _cpu_s(kinds: Kinds) -> float:
     return sum(one.cpu_s for one in usage(kinds).values())
 
 
-async def _job(http: httpx.AsyncClient, suite: Suite, path: Path, lines: int) -> float:
+async def _job(http: httpx.AsyncClient, suite: RunningSuite, path: Path, lines: int) -> float:
     """From the submission, upload included, until its output file is there."""
     begun_s = time.perf_counter()
     job = await submit(http, suite.gateway, path)

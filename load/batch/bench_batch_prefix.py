@@ -22,7 +22,7 @@ from rich.table import Table
 from libs.perfmodel.profiles import profile
 from libs.testing.batch.jobs import ENDED, ENDPOINT, submit
 from libs.testing.suites.processes import gateway_metrics, until_whole
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 PROFILE = "llama-8b-h100"
 SPEEDUP = 20
@@ -90,7 +90,7 @@ def _write(path: Path, options: argparse.Namespace) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-async def _run(suite: Suite, path: Path, lines: int) -> tuple[dict[str, float], float]:
+async def _run(suite: RunningSuite, path: Path, lines: int) -> tuple[dict[str, float], float]:
     """The gateway's metrics after the job, and its lines a second."""
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from libs.testing.batch.jobs import ENDED, ENDPOINT
 from libs.testing.suites.processes import gateway_metrics, until_whole
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.yield_lab import Scene, run_scene
 
 LINES = 20_000
@@ -89,7 +89,7 @@ def _real_rounds(options: argparse.Namespace) -> list[Round]:
             return asyncio.run(_rounds(suite, folder, options))
 
 
-async def _rounds(suite: Suite, folder: Path, options: argparse.Namespace) -> list[Round]:
+async def _rounds(suite: RunningSuite, folder: Path, options: argparse.Namespace) -> list[Round]:
     _write(folder / "lines.jsonl", Shape(*options.line))
     found: list[Round] = []
     async with httpx.AsyncClient(base_url=suite.gateway, timeout=60, limits=httpx.Limits(max_connections=None)) as http:

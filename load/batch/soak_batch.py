@@ -27,7 +27,7 @@ from rich.table import Table
 from libs.testing.batch.jobs import ENDED, answered, committed, done, retrieve, shown, submit, unanswered, write_lines
 from libs.testing.servers.stores import KafkaServer, real_kafka
 from libs.testing.suites.processes import kill, pid_of
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 GATEWAYS = ("gateway-1", "gateway-2")
 VICTIMS = (*GATEWAYS, "decode-1", "redis", "kafka")
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
 @dataclass(frozen=True, slots=True)
 class _Stage:
     folder: Path
-    suite: Suite
+    suite: RunningSuite
     kafka: KafkaServer
 
 
@@ -224,7 +224,7 @@ def _victims(chance: random.Random) -> Iterator[str]:
         yield from chance.sample(VICTIMS, len(VICTIMS))
 
 
-def _resident_mib(suite: Suite) -> float:
+def _resident_mib(suite: RunningSuite) -> float:
     found = 0.0
     for name in GATEWAYS:
         pid = pid_of(suite, name)

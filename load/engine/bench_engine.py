@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
-from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.torch.model import pick_dtype
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
@@ -79,7 +79,7 @@ class Bench:
         tokens = rows.shape[1]
         requests = [
             EngineRequest(
-                next(self._ids), "bench", Phase.BOTH, row.astype(np.int32), tokens, output_tokens, GREEDY, root
+                next(self._ids), "bench", EnginePhase.BOTH, row.astype(np.int32), tokens, output_tokens, GREEDY, root
             )
             for row in rows
         ]

@@ -23,7 +23,7 @@ import numpy as np
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import split_step_ns
 from libs.runtime.clock import SystemClock
@@ -77,7 +77,7 @@ async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: floa
         prompt = random.integers(100, 200, tokens, dtype=np.int32)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
         output = int(random.integers(*shape.output_tokens))
-        engine.submit(EngineRequest(key, f"r{key}", Phase.BOTH, prompt, tokens, output, sampling))
+        engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, tokens, output, sampling))
     await asyncio.sleep(max(end_s - time.monotonic(), 0))
     for open_key in range(1, key + 1):
         engine.abort(open_key)

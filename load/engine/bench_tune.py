@@ -27,7 +27,7 @@ import numpy as np
 from libs.perfmodel.profiles import profile
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.testing.engines.real_model import real_model_folder
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.tune_lab import ttft_s
 
 SIM_PROFILE = "llama3.1-8b-h100-aic"
@@ -135,7 +135,7 @@ async def play(http: httpx.AsyncClient, model: str, load: Sequence[Arrival], see
     return [s for s, arrival in zip(took_s, load, strict=True) if arrival.at_s >= WARM_UP_S]
 
 
-def tuned(suite: Suite, *arguments: str) -> dict[str, Any]:
+def tuned(suite: RunningSuite, *arguments: str) -> dict[str, Any]:
     """What `fulcrum tune prefill` says of the only prefill worker."""
     done = suite.fulcrum("tune", "prefill", "--json", *arguments, timeout_s=90)
     if done.returncode:
@@ -144,7 +144,9 @@ def tuned(suite: Suite, *arguments: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def compare(case: Case, suite: Suite, curve: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+async def compare(
+    case: Case, suite: RunningSuite, curve: dict[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
     """TTFT with each size, in rounds that take turns."""
     default, choice = curve["chunk_tokens_default"], curve["chunk_tokens"]
     sizes = dict.fromkeys((default, *case.sizes, choice))
@@ -181,7 +183,7 @@ def _chunk_figures(size: int, rounds: list[list[float]], default: list[list[floa
     }
 
 
-async def decode(case: Case, suite: Suite) -> dict[str, Any]:
+async def decode(case: Case, suite: RunningSuite) -> dict[str, Any]:
     """The largest batch by the model, and what decoding in it takes a token: the client's, so hand-offs count too."""
     model = suite.ready["model"] or "sim"
     async with httpx.AsyncClient(base_url=suite.gateway, timeout=ANSWER_S, trust_env=False) as http:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.engine.port import Engine, EngineRequest, Phase, SamplingParams, StepReport
+from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams, StepReport
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepTimeModel
 from libs.testing.engines.engine import EventReader
@@ -83,7 +83,7 @@ def floors(steps: list[StepReport], model: StepTimeModel) -> dict[StepKind, Floo
 def _submit(engine: Engine, key: int, tokens: int, output_tokens: int) -> int:
     prompt = np.random.default_rng(key).integers(100, 200, tokens, dtype=np.int32)
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-    engine.submit(EngineRequest(key, f"r{key}", Phase.BOTH, prompt, tokens, output_tokens, sampling))
+    engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, tokens, output_tokens, sampling))
     return key
 
 

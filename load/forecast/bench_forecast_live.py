@@ -23,7 +23,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 PROFILE: Final = "smollm2-135m-cpu"
 PREFILL, DECODE = 3, 1
@@ -119,7 +119,7 @@ def _plan_params(horizon_s: float) -> dict[str, str]:
     return {"slo": SLO, "horizon": f"{horizon_s:g}s", "check": "false"}
 
 
-def run_command(suite: Suite, *words: str) -> dict[str, Any]:
+def run_command(suite: RunningSuite, *words: str) -> dict[str, Any]:
     """A `fulcrum` command with --json."""
     done = subprocess.run(
         [sys.executable, "-m", "libs.cli.main", *words, "--json"],
@@ -132,7 +132,7 @@ def run_command(suite: Suite, *words: str) -> dict[str, Any]:
     return found
 
 
-async def live(suite: Suite, args: argparse.Namespace, history: Path) -> dict[str, Any]:
+async def live(suite: RunningSuite, args: argparse.Namespace, history: Path) -> dict[str, Any]:
     """The part of the day."""
     gateway, metrics, model = suite.ready["gateway"], suite.ready["metrics"], suite.ready["model"]
     run_command(suite, "forecast", "import", str(history))

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
 RATE_RPS: Final = 5.0
@@ -227,7 +227,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
 }
 
 
-async def goodput(suite: Suite, headers: Mapping[str, str], seconds: float) -> float:
+async def goodput(suite: RunningSuite, headers: Mapping[str, str], seconds: float) -> float:
     """Share of the modest tenant's requests that were answered in time."""
     good, asked = 0, round(RATE_RPS * seconds)
 
@@ -248,7 +248,9 @@ async def goodput(suite: Suite, headers: Mapping[str, str], seconds: float) -> f
     return good / asked
 
 
-async def attacked(suite: Suite, keys: Mapping[str, str], seconds: float, only: str) -> dict[str, dict[str, Any]]:
+async def attacked(
+    suite: RunningSuite, keys: Mapping[str, str], seconds: float, only: str
+) -> dict[str, dict[str, Any]]:
     """The modest tenant's goodput alone and under each attack."""
     headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
     parts = urlsplit(suite.gateway)

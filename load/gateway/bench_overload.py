@@ -20,7 +20,7 @@ import httpx
 import uvloop
 
 from libs.testing.suites.processes import gateway_metrics
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.processes import Kinds, processes_below, usage
 
 KINDS = {"services.gateway": "gateway", "services.prefill": "prefill", "services.decode": "decode"}
@@ -124,7 +124,9 @@ async def capacity_per_s(http: httpx.AsyncClient, url: str, seconds: float, numb
     return found
 
 
-async def run_phase(http: httpx.AsyncClient, suite: Suite, phase: Phase, numbers: "count[int]", *, never: bool) -> None:
+async def run_phase(
+    http: httpx.AsyncClient, suite: RunningSuite, phase: Phase, numbers: "count[int]", *, never: bool
+) -> None:
     """Arrivals for so long, then until the queue is empty; memory all along."""
     loop, kinds = asyncio.get_running_loop(), processes_below(suite.process.pid, KINDS)
     sampling = asyncio.create_task(_sample(kinds, phase))

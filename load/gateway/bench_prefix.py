@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from libs.contracts import metric_names as names
 from libs.model.builtin import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gateway.mooncake import NoTrace, TracedRequest, prompts_json, read_slice, trace_path
 from load.processes import processes_below, usage
 
@@ -98,7 +98,7 @@ async def replay(
 
 
 def run_case(
-    suite: Suite, case: str, requests: Sequence[TracedRequest], prompts: Sequence[bytes], compression: float
+    suite: RunningSuite, case: str, requests: Sequence[TracedRequest], prompts: Sequence[bytes], compression: float
 ) -> Row:
     """Serve the slice on a suite that has served nothing yet."""
     kinds = processes_below(suite.process.pid, {})

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.bound import fluid_rate
-from libs.lab.experiment import Experiment, Report
+from libs.lab.experiment import Experiment, LabReport
 from libs.lab.hardware import Hardware, by_name
 from libs.lab.search import highest_rate
 from libs.lab.slo import parse_slo
@@ -147,7 +147,7 @@ def _tokens_per_gpu(setup: Setup, policy: str, requests: int) -> float:
         print(f"{setup.profile}, {setup.slo}: {error.message}", file=sys.stderr)
         return 0.0
 
-    def at_rate(rate_rps: float) -> Sequence[Report]:
+    def at_rate(rate_rps: float) -> Sequence[LabReport]:
         return [run_named(setup.experiment(requests, rate_rps), policy)]
 
     found = highest_rate(at_rate, START * fluid_rate(experiment))

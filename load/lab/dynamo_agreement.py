@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from libs.lab.rivals.dynamo_performance import EngineLimits, EngineState, Pass
-from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, ServiceTargets
+from libs.lab.rivals.dynamo_planner import DynamoPlanner, ReplicaCounts, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import PredictorName
 
 LIMITS: Final = EngineLimits(chunk_tokens=8192, max_sequences=256, kv_tokens=400_000)
@@ -124,9 +124,9 @@ class Wheel:
 
     def look(
         self, prefill: list[EngineState], decode: list[EngineState], traffic: tuple[float, ...] | None, loops: str
-    ) -> Pools:
+    ) -> ReplicaCounts:
         """Replicas after a look."""
-        current = Pools(len(prefill), len(decode))
+        current = ReplicaCounts(len(prefill), len(decode))
         seen = self._types.FpmObservations(
             prefill={(f"p{index:02}", 0): self._telemetry(each) for index, each in enumerate(prefill)},
             decode={(f"d{index:02}", 0): self._telemetry(each) for index, each in enumerate(decode)},
@@ -142,7 +142,7 @@ class Wheel:
             decision = self._state.advance_load(seen)
         if decision is None:
             return current
-        return Pools(
+        return ReplicaCounts(
             current.prefill if decision.num_prefill is None else decision.num_prefill,
             current.decode if decision.num_decode is None else decision.num_decode,
         )
@@ -223,7 +223,7 @@ def agreement(loops: str, predictor: PredictorName, looks: int, seed: int) -> di
             traffic = (requests, *lengths, 30.0)
         theirs = wheel.look(prefill, decode, traffic, loops)
         ours = _port_look(port, prefill, decode, traffic, loops)
-        current = Pools(len(prefill), len(decode))
+        current = ReplicaCounts(len(prefill), len(decode))
         if loops == "throughput" and traffic is None:
             continue
         decided += 1
@@ -243,8 +243,8 @@ def _port_look(
     decode: list[EngineState],
     traffic: tuple[float, ...] | None,
     loops: str,
-) -> Pools:
-    current = wanted = Pools(len(prefill), len(decode))
+) -> ReplicaCounts:
+    current = wanted = ReplicaCounts(len(prefill), len(decode))
     port.observe([each.last for each in prefill], [each.last for each in decode])
     if traffic is not None and loops != "load":
         requests, input_tokens, output_tokens, interval_s = traffic

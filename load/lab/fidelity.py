@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from libs.lab.cluster.books import Outcome
+from libs.lab.cluster.books import LabOutcome
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
@@ -121,7 +121,7 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
             answer.cached_tokens,
         )
         for answer in result.answers
-        if answer.outcome is Outcome.COMPLETED
+        if answer.outcome is LabOutcome.COMPLETED
     }
     return Replay(served, sum(worker.load().preemptions for worker in result.workers))
 

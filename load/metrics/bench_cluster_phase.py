@@ -20,10 +20,10 @@ import numpy as np
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.perfmodel.learner import StepKind
 from libs.runtime.clock import SystemClock
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
@@ -76,12 +76,14 @@ async def load(engine: LocalEngine, reader: EventReader, member: Member, seed: i
             tokens = int(random.integers(*PROMPT_TOKENS)) if member.prompts else BURST
             prompt = random.integers(100, 200, tokens, dtype=np.int32)
             output = 1 if member.prompts else OUTPUT_TOKENS
-            engine.submit(EngineRequest(key, f"{member.name}-{key}", Phase.BOTH, prompt, tokens, output, sampling))
+            engine.submit(
+                EngineRequest(key, f"{member.name}-{key}", EnginePhase.BOTH, prompt, tokens, output, sampling)
+            )
         await reader.until(lambda: engine.load().running + engine.load().waiting == 0)
         await asyncio.sleep(random.exponential(PAUSE_S))
 
 
-async def run(member: Member, fleet: Fleet, log: CallLog, seed: int, stop: asyncio.Event) -> None:
+async def run(member: Member, fleet: FleetTelemetry, log: CallLog, seed: int, stop: asyncio.Event) -> None:
     """Serve until `stop` is set."""
     config = EngineConfig(None, "sim", prefill_chunk_tokens=512)
     engine = LocalEngine(ClockedSim(config, log), config, SystemClock())
@@ -109,7 +111,7 @@ def true_ns(calls: dict[Member, list[Call]], low_ns: int, high_ns: int) -> dict[
     return spent
 
 
-def windows_of(fleet: Fleet, unix_ns: int, windows: int) -> Callable[[int, int], GpuTime]:
+def windows_of(fleet: FleetTelemetry, unix_ns: int, windows: int) -> Callable[[int, int], GpuTime]:
     """What the service answers of [low, low + length), from windows that it has written as it always does."""
     rollups, members, end_ns = RollUps(), Members(), unix_ns + windows * WINDOW_NS
     written = History(fleet, rollups, members)
@@ -119,7 +121,9 @@ def windows_of(fleet: Fleet, unix_ns: int, windows: int) -> Callable[[int, int],
     return lambda low, length: cluster_occupancy(fleet, rollups, members, unix_ns + low + length, length).gpu_ns
 
 
-def errors(fleet: Fleet, calls: dict[Member, list[Call]], unix_ns: int, clock_ns: int, windows: int) -> dict[str, Any]:
+def errors(
+    fleet: FleetTelemetry, calls: dict[Member, list[Call]], unix_ns: int, clock_ns: int, windows: int
+) -> dict[str, Any]:
     """Reported less true share of GPU time, in percentage points, window by window and over all; `unix_ns` starts a
     window."""
     gpus = sum(member.gpus for member in calls)
@@ -156,7 +160,7 @@ def errors(fleet: Fleet, calls: dict[Member, list[Call]], unix_ns: int, clock_ns
 
 async def main(seconds: float) -> None:
     """Run the cluster, then compare."""
-    fleet, stop, logs = Fleet(prefill_shares), asyncio.Event(), {member: CallLog() for member in CLUSTER}
+    fleet, stop, logs = FleetTelemetry(prefill_shares), asyncio.Event(), {member: CallLog() for member in CLUSTER}
     running = asyncio.gather(*(run(member, fleet, log, seed, stop) for seed, (member, log) in enumerate(logs.items())))
     await asyncio.sleep(LAG_S)
     unix_ns, clock_ns = time.time_ns(), time.perf_counter_ns()

@@ -30,7 +30,7 @@ import uvloop
 from rich.console import Console
 
 from libs.testing.suites.processes import name_of
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gateway.http_load import PacedLoad, Requests, Shape
 from load.metrics.first_hour_figures import (
     IDLE,
@@ -174,7 +174,7 @@ class Beside:
 class Machine:
     """CPU and memory of a suite's processes, of this one, of the control, and of all others here."""
 
-    def __init__(self, suite: Suite, beside: Beside) -> None:
+    def __init__(self, suite: RunningSuite, beside: Beside) -> None:
         self._launcher = psutil.Process(suite.process.pid)
         self._own = psutil.Process()
         self._beside = beside
@@ -238,7 +238,9 @@ async def until_unix_s(end_s: float) -> None:
 class SuiteObserver:
     """Takes the figures of one suite, phase by phase."""
 
-    def __init__(self, shape: str, suite: Suite, reports: MinuteReports, watcher: Watcher, beside: Beside) -> None:
+    def __init__(
+        self, shape: str, suite: RunningSuite, reports: MinuteReports, watcher: Watcher, beside: Beside
+    ) -> None:
         self._shape = shape
         self._suite = suite
         self._reports = reports
@@ -270,7 +272,7 @@ class SuiteObserver:
         return Phase(self._shape, name, settled, **watcher.phase())
 
 
-async def observe(shape: str, suite: Suite, beside: Beside, options: argparse.Namespace) -> list[Phase]:
+async def observe(shape: str, suite: RunningSuite, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     """Both phases of one suite, as far as they are asked for."""
     url, gateway = str(suite.ready["metrics"]), urlsplit(suite.gateway)
     watcher, asked = Watcher(url), Shape(TOKENS, stream=True)

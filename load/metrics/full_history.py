@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.step_row import StepRow, step_columns
 from libs.telemetry.fleet import MAX_FLEET_STEPS
 from libs.telemetry.members import Member
-from libs.telemetry.windows.rollups import Kept, Written
+from libs.telemetry.windows.rollups import KeptWindow, Written
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.timeline import MAX_STEPS
 from services.metrics.requests.log import MAX_REQUESTS
@@ -55,7 +55,9 @@ def _fill_windows(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -
         roles = np.full(len(worker_ids), DECODE, np.uint8)
         start_ns = now_ns - now_ns % tier.window_ns
         for back in range(tier.windows - 1, -1, -1):
-            state.rollups.restore(Kept(tier.window_ns, start_ns - back * tier.window_ns, worker_ids, times, roles))
+            state.rollups.restore(
+                KeptWindow(tier.window_ns, start_ns - back * tier.window_ns, worker_ids, times, roles)
+            )
 
 
 def _busy(worker_id: str, steps: int, now_ns: int) -> StepBatch:

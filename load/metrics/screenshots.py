@@ -25,7 +25,7 @@ from libs.cli.top.feed import Feed
 from libs.cli.top.screen import Top
 from libs.runtime.net.ports import held_port
 from libs.testing.suites.browser import PHONE, WIDE, browser, listen_for_errors
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.metrics.bench_occupancy import service
 
 WORKERS: Final = ("--engine", "sim", "--prefill", "3", "--decode", "4", "--mixed", "1")
@@ -111,7 +111,7 @@ async def take_top(running: Browser, url: str, file: Path) -> None:
     await page.close()
 
 
-async def run(suite: Suite, folder: Path) -> None:
+async def run(suite: RunningSuite, folder: Path) -> None:
     """Load, a role move, pictures."""
     async with waves(suite.gateway), browser() as running:
         await asyncio.sleep(LOADED_S / 2)
@@ -136,7 +136,7 @@ def made_history() -> dict[str, Any]:
     return {"model": MODELS[0], "start_unix_s": start_s, "step_s": BIN_S, **rates}
 
 
-async def run_views(suite: Suite, folder: Path) -> None:
+async def run_views(suite: RunningSuite, folder: Path) -> None:
     """A history, some requests to each model, pictures."""
     token = {"authorization": f"Bearer {suite.ready['token']}"}
     async with httpx.AsyncClient(timeout=60) as http, browser() as running:

@@ -25,7 +25,7 @@ from libs.lab.models.generate import generate_usage
 from libs.lab.models.usage import UsageLog, use_by_window
 from libs.model.fetch import SIM_SIZE_BYTES
 from libs.perfmodel.profiles import profile
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.models.replay import Device, Replay
 from services.planner.models.keeper import Knobs
 
@@ -236,7 +236,7 @@ def foretell(log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def run(suite: Suite, log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
+async def run(suite: RunningSuite, log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
     """Play the log against a suite."""
     seen: list[dict[str, Any]] = []
     watching = asyncio.create_task(watch(str(suite.ready["planner"]), seen))

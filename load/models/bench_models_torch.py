@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 WAIT_S = 900.0
 """Of a client: this counts wrong tokens, lost answers and memory, on machines however busy."""
@@ -64,7 +64,7 @@ def _random(folder: Path, name: str, layers: int) -> Path:
     return write_random_llama(made, num_hidden_layers=layers, vocab_size=vocabulary)
 
 
-async def _switch(suite: Suite, names: list[str], switches: int) -> dict[str, Any]:
+async def _switch(suite: RunningSuite, names: list[str], switches: int) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         whole: dict[str, str] = {}
         for name in names:
@@ -107,12 +107,12 @@ async def _switch(suite: Suite, names: list[str], switches: int) -> dict[str, An
     }
 
 
-async def _ask(http: httpx.AsyncClient, suite: Suite, model: str) -> httpx.Response:
+async def _ask(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> httpx.Response:
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": TOKENS, "temperature": 0}
     return await http.post(f"{suite.gateway}/v1/completions", json=body)
 
 
-async def _pids(http: httpx.AsyncClient, suite: Suite) -> set[int]:
+async def _pids(http: httpx.AsyncClient, suite: RunningSuite) -> set[int]:
     return {each["pid"] for each in (await http.get(f"{suite.ready['planner']}/v1/workers")).json()}
 
 

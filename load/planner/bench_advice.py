@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final
 
-from libs.lab.cluster.run import Loss, RoleMove
+from libs.lab.cluster.run import PlannedLoss, PlannedMove
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import by_name
 from libs.lab.policies import Policy
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.generate import generate
-from libs.policy.planner.advice import Advice, Kind, advise, mean_of, settled
+from libs.policy.planner.advice import Advice, AdviceKind, advise, mean_of, settled
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import RolePlan
 from libs.policy.planner.scaling import workers_needed
@@ -44,7 +44,7 @@ Looks = list[tuple[int, Workload, RolePlan]]
 class Situation:
     """What calls for an advice."""
 
-    kind: Kind
+    kind: AdviceKind
     spec: str
     roles: Sequence[tuple[Role, int]]
     chunk_tokens: int = 2048
@@ -55,10 +55,10 @@ def _split(prefill: int, mixed: int, budget: int = 0) -> list[tuple[Role, int]]:
 
 
 SITUATIONS: Final = (
-    Situation(Kind.ADD_WORKERS, f"poisson:rate=14,isl=4000,osl=20,spread=0.4,seconds={SECONDS}", _split(2, 2)),
-    Situation(Kind.ADD_WORKERS, f"poisson:rate=18,isl=400,osl=300,spread=0.4,seconds={SECONDS}", _split(2, 2)),
-    Situation(Kind.CHUNK, f"poisson:rate=4,isl=2000,osl=10,spread=0.4,seconds={SECONDS}", _split(2, 2), 128),
-    Situation(Kind.AGGREGATE, f"poisson:rate=15,isl=100,osl=300,spread=0.4,seconds={SECONDS}", _split(1, 3)),
+    Situation(AdviceKind.ADD_WORKERS, f"poisson:rate=14,isl=4000,osl=20,spread=0.4,seconds={SECONDS}", _split(2, 2)),
+    Situation(AdviceKind.ADD_WORKERS, f"poisson:rate=18,isl=400,osl=300,spread=0.4,seconds={SECONDS}", _split(2, 2)),
+    Situation(AdviceKind.CHUNK, f"poisson:rate=4,isl=2000,osl=10,spread=0.4,seconds={SECONDS}", _split(2, 2), 128),
+    Situation(AdviceKind.AGGREGATE, f"poisson:rate=15,isl=100,osl=300,spread=0.4,seconds={SECONDS}", _split(1, 3)),
 )
 
 
@@ -135,12 +135,12 @@ def advice_of(situation: Situation, asked: Experiment, looks: Looks) -> tuple[Ad
 
 def taken(situation: Situation, asked: Experiment, advice: Advice) -> tuple[Looks, float]:
     """The same demand with the advice taken at `AT_S`."""
-    if situation.kind is Kind.CHUNK:
+    if situation.kind is AdviceKind.CHUNK:
         tokens = int(advice.command.partition("=")[2])
         return lived(replace(asked, chunk_tokens=tokens), situation.roles)
-    if situation.kind is Kind.AGGREGATE:
+    if situation.kind is AdviceKind.AGGREGATE:
         budget = asked.speed.chunk_tokens
-        moves = tuple(RoleMove(AT_S, index, Role.MIXED, budget) for index in range(asked.workers))
+        moves = tuple(PlannedMove(AT_S, index, Role.MIXED, budget) for index in range(asked.workers))
         return lived(replace(asked, moves=moves), situation.roles)
     words = advice.what.replace("(", "").replace(")", "").replace(":", "").split()
     more = int(words[1])
@@ -148,7 +148,7 @@ def taken(situation: Situation, asked: Experiment, advice: Advice) -> tuple[Look
     prefill = min(prefill, more)
     new = _split(prefill, more - prefill)
     # Until then they are not there: dead from the start, and back with their roles.
-    losses = tuple(Loss(0.0, asked.workers + index, AT_S) for index in range(more))
+    losses = tuple(PlannedLoss(0.0, asked.workers + index, AT_S) for index in range(more))
     return lived(replace(asked, workers=asked.workers + more, losses=losses), [*situation.roles, *new])
 
 
@@ -162,7 +162,7 @@ def promise(situation: Situation, seed: int) -> Promise | None:
     advice, pressure = found
     later, speed_later = taken(situation, asked, advice)
     came = speed_later - speed
-    if situation.kind is not Kind.CHUNK:
+    if situation.kind is not AdviceKind.CHUNK:
         came = around(later, AT_S + CAME_NS / 1e9)[1].pressure - pressure
     return Promise(situation.kind.value, seed, advice.what, advice.low, advice.high, came, advice.confidence)
 

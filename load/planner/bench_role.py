@@ -27,8 +27,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
-from libs.testing.suites.role_moves import Moved, Mover, Traffic, open_admins, request_bodies
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, open_admins, request_bodies
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 from load.planner.role_figures import AIM_S, aim_met, faults, spread_ms, table
 from load.processes import processes_below, waited_s
@@ -90,7 +90,7 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-async def bench(case: Case, suite: Suite, model: str, rivals: float, *, guided: bool) -> dict[str, Any]:
+async def bench(case: Case, suite: RunningSuite, model: str, rivals: float, *, guided: bool) -> dict[str, Any]:
     """All figures of one engine."""
     async with httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http:
         workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
@@ -102,8 +102,8 @@ async def bench(case: Case, suite: Suite, model: str, rivals: float, *, guided: 
                 model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens, guided=guided
             )
             loops = [os.getpid(), *_gateways(suite)]
-            traffic = Traffic(http, bodies)
-            mover = Mover(admins, roles, lambda worker: sum(map(waited_s, (worker, *loops))))
+            traffic = SteadyTraffic(http, bodies)
+            mover = RoleChanger(admins, roles, lambda worker: sum(map(waited_s, (worker, *loops))))
             await traffic.learn()
             for _ in range(case.idle_moves):
                 await mover.move_one()
@@ -149,21 +149,21 @@ async def bench(case: Case, suite: Suite, model: str, rivals: float, *, guided: 
             }
 
 
-def _gateways(suite: Suite) -> list[int]:
+def _gateways(suite: RunningSuite) -> list[int]:
     return [each.pid for each in processes_below(suite.process.pid, {"services.gateway": "gateway"})["gateway"]]
 
 
-def _own_s(moved: Moved) -> float | None:
+def _own_s(moved: HeldMove) -> float | None:
     """A move's effect without waits for a core; those that overlap are taken off twice, so never below 0."""
     effect_s = moved.move.effect_s
     return None if effect_s is None else max(effect_s - moved.waited_s, 0.0)
 
 
-def _has_answered(traffic: Traffic, count: int) -> bool:
+def _has_answered(traffic: SteadyTraffic, count: int) -> bool:
     return traffic.answered >= count
 
 
-async def _tokens_s(traffic: Traffic, clients: int, answers: int) -> float:
+async def _tokens_s(traffic: SteadyTraffic, clients: int, answers: int) -> float:
     """Output tokens a second while every slot is asked for and nothing moves."""
     start_s, tokens, answered = time.perf_counter(), traffic.output_tokens, traffic.answered
     async with traffic.flowing(clients):
@@ -177,7 +177,7 @@ async def _moved_sequences(http: httpx.AsyncClient) -> int:
     return int(sum(s.value for s in samples if s.name == "fulcrum_gateway_moves_total"))
 
 
-def _first_steps(moves: Sequence[Moved]) -> list[float | None]:
+def _first_steps(moves: Sequence[HeldMove]) -> list[float | None]:
     return [moved.first_step_s for moved in moves if moved.role != "standby"]
 
 

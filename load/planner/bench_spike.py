@@ -24,13 +24,13 @@ from typing import Any, Final
 
 import httpx
 
-from libs.lab.rivals.port import Cluster, Slo
+from libs.lab.rivals.port import RivalSetting, Slo
 from libs.lab.slo import SloSpec, parse_slo
 from libs.lab.traces.request import Trace
 from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.fidelity import Place, prompt_ids
 from load.lab.fidelity_live import Answer, play, settings, sim_settings
 from load.planner.bench_role import tiny_model
@@ -104,7 +104,7 @@ class Seen:
     """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
 
 
-async def watch(suite: Suite, seen: Seen) -> None:
+async def watch(suite: RunningSuite, seen: Seen) -> None:
     """Look at workers and decisions until cancelled."""
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
@@ -124,7 +124,7 @@ async def watch(suite: Suite, seen: Seen) -> None:
 
 
 async def serve(
-    suite: Suite, trace: Trace, prompts: Sequence[Sequence[int]], policy: Policy, cluster: Cluster
+    suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], policy: Policy, cluster: RivalSetting
 ) -> tuple[dict[int, Answer], list[str], Seen]:
     """The whole trace, and what was seen meanwhile."""
     seen, failed = Seen(), list[str]()
@@ -209,7 +209,7 @@ def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS, torc
     place = Place(profile(PROFILE), [(Role.PREFILL, 0)], CHUNK_TOKENS, MAX_SEQUENCES, LINK_GBPS)
     prompts = prompt_ids(trace, seed=seed)
     slo, speed = parse_slo(SLO), Speed(place.profile.step_time.scaled(1 / SPEEDUP), CHUNK_TOKENS)
-    cluster = Cluster(
+    cluster = RivalSetting(
         policy.prefill + policy.decode + policy.mixed, speed, MAX_SEQUENCES, 1_000, 64,
         Slo(slo.ttft_limit_ns(0), slo.tpot_ns),
     )  # fmt: skip

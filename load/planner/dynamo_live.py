@@ -19,10 +19,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import StepRow, step_rows
 from libs.contracts.topics import STEPS
 from libs.lab.rivals.dynamo import START_S, DynamoMover
-from libs.lab.rivals.port import Cluster, Interval, Move, Seen, SeenWorker
+from libs.lab.rivals.port import Interval, Move, RivalSetting, SeenCluster, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 
 ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.MIXED, "mixed": Role.MIXED, "standby": Role.STANDBY}
 ACTOR: Final = "dynamo-load"
@@ -46,7 +46,7 @@ class Heard:
 class DynamoLive:
     """Looks every `DynamoMover.every_ns` and restarts workers, until cancelled."""
 
-    def __init__(self, suite: Suite, cluster: Cluster, start_s: float = START_S) -> None:
+    def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
         self._suite = suite
         self._cluster = cluster
         self._start_s = start_s
@@ -83,7 +83,9 @@ class DynamoLive:
             heard.steps = []
         if any(worker is None for worker in workers):
             return ()  # one has sent nothing yet
-        seen = Seen(time.time_ns(), [each for each in workers if each is not None], Interval(), self._cluster.slo)
+        seen = SeenCluster(
+            time.time_ns(), [each for each in workers if each is not None], Interval(), self._cluster.slo
+        )
         return self._mover.moves(seen)
 
     def _seen(self, index: int, name: str, listed: Mapping[str, Any], waiting_tokens: int) -> SeenWorker | None:

@@ -25,7 +25,7 @@ import psutil
 
 from libs.policy.planner.pay_back import LEAST_PAY_BACK_NS
 from libs.testing.suites.processes import kill, pid_of
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 PREFILL, DECODE, SPARE, GATEWAYS = 2, 2, 1, 2
 VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics", "prefill-2", "decode-2")
@@ -75,7 +75,7 @@ class Soaked:
 class Soak:
     """One run."""
 
-    def __init__(self, suite: Suite, seed: int) -> None:
+    def __init__(self, suite: RunningSuite, seed: int) -> None:
         self.suite = suite
         self.chance = random.Random(seed)
         self.gateways: list[str] = list(suite.ready["gateways"])
@@ -241,7 +241,7 @@ def main() -> None:
     sys.exit(bool(found.lost or found.doubled or found.wrong or hasty or leaks))
 
 
-async def _soak(suite: Suite, seed: int, seconds: float) -> Soaked:
+async def _soak(suite: RunningSuite, seed: int, seconds: float) -> Soaked:
     return await Soak(suite, seed).run(seconds)
 
 

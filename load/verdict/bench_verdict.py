@@ -20,7 +20,7 @@ from typing import Final
 
 import httpx
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from load.verdict.drawn import DrawnSuite, draw_suite
 from load.verdict.judge import Outcome
 from load.verdict.knee import WORKLOADS, find_knee, rows
@@ -44,7 +44,7 @@ def run_suite(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outco
 
 
 @contextmanager
-def live_suite(*, seed: int, little_kv: bool) -> Iterator[tuple[Suite, DrawnSuite, Path]]:
+def live_suite(*, seed: int, little_kv: bool) -> Iterator[tuple[RunningSuite, DrawnSuite, Path]]:
     """Of simulated workers, with the file of their faults; its planner only advises."""
     drawn = draw_suite(seed, little_kv=little_kv)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,9 @@ def live_suite(*, seed: int, little_kv: bool) -> Iterator[tuple[Suite, DrawnSuit
             yield suite, drawn, faults
 
 
-async def _trials(suite: Suite, drawn: DrawnSuite, faults: Path, names: Sequence[str], *, seed: int) -> list[Outcome]:
+async def _trials(
+    suite: RunningSuite, drawn: DrawnSuite, faults: Path, names: Sequence[str], *, seed: int
+) -> list[Outcome]:
     found = []
     async with httpx.AsyncClient(timeout=10) as http:
         bench = Bench(suite, drawn, faults, http)

@@ -22,7 +22,7 @@ from playwright.async_api import Browser, ViewportSize
 from libs.cli.top.feed import Feed
 from libs.cli.top.screen import Top
 from libs.testing.suites.browser import PHONE, browser
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from load.verdict.bench_verdict import live_suite
 from load.verdict.clients import Clients
 from load.verdict.drawn import DrawnSuite
@@ -97,7 +97,7 @@ def keep(taken: bytes, file: Path) -> None:
     Image.open(io.BytesIO(taken)).convert("RGB").quantize(COLORS).save(file, optimize=True)
 
 
-async def photograph(suite: Suite, drawn: DrawnSuite, faults: Path, folder: Path, seed: int) -> None:
+async def photograph(suite: RunningSuite, drawn: DrawnSuite, faults: Path, folder: Path, seed: int) -> None:
     """All situations, in an order drawn by seed."""
     names, key = list(NAMES), {}
     random.Random(seed).shuffle(names)

@@ -12,7 +12,7 @@ from libs.contracts.roles import role_from_name
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from libs.worker.admin.client import WorkerAdmin
 from load.verdict.clients import Clients
 from load.verdict.drawn import DrawnSuite
@@ -28,7 +28,7 @@ FILLING: Final = "x" * 200
 class Bench:
     """A suite, and what its devices are in truth."""
 
-    def __init__(self, suite: Suite, drawn: DrawnSuite, faults: Path, http: httpx.AsyncClient) -> None:
+    def __init__(self, suite: RunningSuite, drawn: DrawnSuite, faults: Path, http: httpx.AsyncClient) -> None:
         self._suite = suite
         self._drawn = drawn
         self._faults = faults

@@ -27,7 +27,7 @@ from libs.keys.hosts import own_hosts
 from libs.keys.port import KeyStore
 from libs.keys.table import KeyTable
 from libs.policy.gateway.effects import Attempt
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
@@ -41,11 +41,11 @@ from libs.stores.limits.port import Ledger
 from libs.stores.registry.port import Registry
 from libs.stores.responses.memory import MemoryResponses
 from libs.stores.responses.port import ResponseStore
-from services.gateway.batch.run import Batch, BatchPorts, Serving
+from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.gpu_charge import GpuCharge
-from services.gateway.dispatch.intake import Intake, Limits
+from services.gateway.dispatch.intake import Intake, RequestLimits
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
 from services.gateway.dispatch.recorder import Recorder
@@ -66,9 +66,9 @@ from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.reading import ResponseReader
 from services.gateway.responses.routes import DECLARED, make_responses_router
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 from services.gateway.workers.silence import SilenceWatch
-from services.gateway.workers.traffic import Traffic
+from services.gateway.workers.traffic import StreamTraffic
 
 TOKENISE_THREADS = 2
 CLOSE_S = 1
@@ -102,7 +102,7 @@ class RunningGateway:
 
     url: str
     dispatcher: Dispatcher
-    fleet: Fleet
+    fleet: WorkerLinks
     metrics: GatewayMetrics
     stalls: Stalls
 
@@ -154,7 +154,11 @@ async def open_gateway(
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        batch = Batch(ports.batch, serving, settings, clock, TenantBounds(ports.keys, limiter)) if ports.batch else None
+        batch = (
+            BatchService(ports.batch, serving, settings, clock, TenantBounds(ports.keys, limiter))
+            if ports.batch
+            else None
+        )
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
             routers=[*([batch.router] if batch else ()), make_responses_router(kept), *_tenants(ports, clock)],
@@ -188,11 +192,11 @@ async def open_gateway(
 
 def _fleet(
     settings: GatewaySettings, transport: Transport, metrics: GatewayMetrics, tasks: TaskOwner, clock: Clock
-) -> Fleet:
-    return Fleet(
+) -> WorkerLinks:
+    return WorkerLinks(
         hello=Hello(gateway_id=settings.id, cluster=settings.cluster, protocol=PROTOCOL, oldest_protocol=OLDEST),
         transport=transport,
-        traffic=Traffic(metrics),
+        traffic=StreamTraffic(metrics),
         tasks=tasks,
         clock=clock,
         tpot_ns=settings.tpot_target_ms * 1e6,
@@ -219,7 +223,7 @@ def _kept_responses(settings: GatewaySettings, ports: GatewayPorts, clock: Clock
 def _intake(
     settings: GatewaySettings,
     catalog: Catalog,
-    fleet: Fleet,
+    fleet: WorkerLinks,
     hints: PrefixHints,
     threads: ThreadPoolExecutor,
     *,
@@ -236,14 +240,14 @@ def _intake(
             settings.tpot_target_ms,
             {name: (each.ttft_ms, each.tpot_ms) for name, each in settings.class_targets.items()},
         ),
-        limits=Limits(settings.max_n, settings.max_choices),
+        limits=RequestLimits(settings.max_n, settings.max_choices),
         cache_salt=str if keys is None else keys.cache_salt,
     )
 
 
 def _dispatcher(
     settings: GatewaySettings,
-    fleet: Fleet,
+    fleet: WorkerLinks,
     clock: Clock,
     scheduler: Scheduler,
     *,
@@ -259,7 +263,7 @@ def _dispatcher(
         suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
         bounds=Bounds(
             max_waiting=settings.max_waiting,
-            patience=Patience(settings.max_wait_ms, settings.no_workers_wait_ms),
+            patience=WaitBounds(settings.max_wait_ms, settings.no_workers_wait_ms),
             max_reroutes=settings.max_reroutes,
         ),
         tenants=keys,
@@ -288,7 +292,7 @@ def _desk(
     store: ModelCatalogue,
     catalog: Catalog,
     dispatcher: Dispatcher,
-    fleet: Fleet,
+    fleet: WorkerLinks,
     *,
     settings: GatewaySettings,
     clock: Clock,
@@ -311,7 +315,7 @@ def _desk(
     return desk
 
 
-def _quiet(fleet: Fleet, attempt: Attempt) -> bool:
+def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
     link = fleet.link(attempt.worker)
     return link is not None and link.quiet(attempt.sequence_id)
 
@@ -324,7 +328,9 @@ def _both(first: Ended, second: Ended) -> Ended:
     return ended
 
 
-def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls: Stalls, tasks: TaskOwner) -> None:
+def _watch(
+    metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: WorkerLinks, stalls: Stalls, tasks: TaskOwner
+) -> None:
     """What is read off when metrics are asked for."""
     metrics.registry.register(PoisonCollector(dispatcher.suspects))
     metrics.watch(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadTeller
 from libs.telemetry.history import WrittenWindow
 
@@ -31,7 +31,7 @@ class LoadPublisher:
         """These were written of own workers."""
         self._written = [*self._written, *written][-2 * MAX_WINDOWS :]
 
-    def tell(self, fleet: Fleet, now_ns: int) -> None:
+    def tell(self, fleet: FleetTelemetry, now_ns: int) -> None:
         """All that has been written and said since the last call."""
         written, self._written = self._written, []
         if self._unsent() > MAX_UNSENT:

@@ -9,12 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from services.metrics.accounting.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
-from services.metrics.requests.wire import Finished
+from services.metrics.requests.wire import FinishedRequest
 from services.metrics.stream.hub import Hub
 
 MAX_MODELS: Final = 64
@@ -44,7 +44,7 @@ class RequestMetrics:
         self._ttft = _histogram(names.REQUEST_TTFT_SECONDS, "Arrival until first token.", TTFT_BUCKETS_S, registry)
         self._tpot = _histogram(names.REQUEST_TPOT_SECONDS, "Mean time per output token.", TPOT_BUCKETS_S, registry)
 
-    def observe(self, finished: Finished) -> None:
+    def observe(self, finished: FinishedRequest) -> None:
         """Count a request."""
         model = self._label(finished.model)
         self._requests.labels(model, finished.outcome).inc()
@@ -72,7 +72,7 @@ class OccupancyCollector(Collector):
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetTelemetry,
         rollups: RollUps,
         members: Members,
         *,

@@ -10,8 +10,8 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
 from libs.policy.alerts.burn import BurnLog
-from libs.telemetry.fleet import Fleet
-from libs.telemetry.gateways import Gateways
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.gateways import GatewayReports
 from libs.telemetry.history import History
 from libs.telemetry.listing import Loads
 from libs.telemetry.members import Members
@@ -39,11 +39,11 @@ class MetricsState:
         """`sharing`: with other instances; None: this one reads everything by itself."""
         self.sharing = sharing
         self.rollups = RollUps()
-        self.fleet = Fleet(prefill_shares, self.rollups.phases)
+        self.fleet = FleetTelemetry(prefill_shares, self.rollups.phases)
         self.members = Members()
         self.history = History(self.fleet, self.rollups, self.members, shared=sharing is not None)
         self.requests = RequestLog()
-        self.gateways = Gateways()
+        self.gateways = GatewayReports()
         self.burns = BurnLog()
         self.events = EventLog()
         self.decision_log = DecisionLog()

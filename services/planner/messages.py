@@ -24,7 +24,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.contracts.roles import role_name
 from libs.policy.planner.hindsight import METHOD, Replay
 from libs.policy.planner.outlook import outlook
-from libs.policy.planner.role_planning import Change, RolePlan
+from libs.policy.planner.role_planning import RoleOrder, RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload
 from services.planner.orders import Order
@@ -55,7 +55,9 @@ def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
     )
 
 
-def changed(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> list[tuple[Decision, Sequence[Change]]]:
+def changed(
+    snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan
+) -> list[tuple[Decision, Sequence[RoleOrder]]]:
     """What mode auto makes of a plan: changes of role, then those of budgets, each as one decision."""
     found = []
     for action, changes, why in (
@@ -209,5 +211,5 @@ def _candidate(engine: WorkerProfile, work: Workload, split: Split) -> Candidate
     )
 
 
-def _assignment(model: str, change: Change) -> Assignment:
+def _assignment(model: str, change: RoleOrder) -> Assignment:
     return Assignment(model=model, role=f"ROLE_{change.role.name}", budget_tokens=change.budget_tokens)

@@ -24,7 +24,7 @@ CALL_S: Final = 2.0
 """A worker that takes longer is left to the next decision; by then its telemetry says whether it has changed."""
 
 
-class Outcome(StrEnum):
+class CallOutcome(StrEnum):
     """What became of a call."""
 
     DONE = "done"
@@ -64,7 +64,7 @@ class OrderExecutor:
         self._planner_id = planner_id
         self._token = token
         self._calling: set[str] = set()
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[CallOutcome] = Counter()
         """Of the calls so far."""
 
     @property
@@ -81,19 +81,19 @@ class OrderExecutor:
         """Start the calls and return; `done` is called once an order, in this event loop."""
         for order in orders:
             if order.worker.id in self._calling or len(self._calling) >= MAX_CALLS:
-                self._end(order, Outcome.LEFT, None, done)
+                self._end(order, CallOutcome.LEFT, None, done)
                 continue
             self._calling.add(order.worker.id)
             self._tasks.spawn(f"change {order.worker.id}", self._call(order, done))
 
     async def _call(self, order: Order, done: Done) -> None:
-        outcome, assignment = Outcome.FAILED, None
+        outcome, assignment = CallOutcome.FAILED, None
         try:
             async with asyncio.timeout(CALL_S):
                 assignment = (await self._set_role(order)).assignment
-            outcome = Outcome.DONE
+            outcome = CallOutcome.DONE
         except StaleRole as error:
-            outcome = Outcome.STALE
+            outcome = CallOutcome.STALE
             log.info("a worker is not as it was when its change was decided", worker=order.worker.id, error=str(error))
         except (FulcrumError, TimeoutError) as error:
             log.warning("a worker could not be changed", worker=order.worker.id, error=str(error) or "it took too long")
@@ -148,6 +148,6 @@ class OrderExecutor:
         finally:
             await channel.close()
 
-    def _end(self, order: Order, outcome: Outcome, assignment: Assignment | None, done: Done) -> None:
+    def _end(self, order: Order, outcome: CallOutcome, assignment: Assignment | None, done: Done) -> None:
         self.outcomes[outcome] += 1
-        done(order, assignment, outcome is Outcome.FAILED)
+        done(order, assignment, outcome is CallOutcome.FAILED)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from libs.policy.planner.outlook import outlook
-from libs.policy.planner.role_planning import CALM_NS, LOWER, Code, RolePlan
+from libs.policy.planner.role_planning import CALM_NS, LOWER, RolePlan, RoleReason
 from libs.policy.pressure.splits import Split, split
 from libs.policy.roles import Role
 from services.planner.role_planner import ModelPlan
@@ -21,9 +21,9 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
     leaves = f"{way} leaves {figure(then.pressure)}"
-    if assigned.code is Code.LIMITS:
+    if assigned.code is RoleReason.LIMITS:
         return f"limits ask for other numbers than {workers(now.prefill, 'prefill')} and {now.mixed} decode; {leaves}"
-    if assigned.code is Code.DECODES_PRESS:
+    if assigned.code is RoleReason.DECODES_PRESS:
         return f"decodes press {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
     pressed = f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}"
     return f"{pressed}{_waits(plan, now)}; {leaves}"
@@ -85,10 +85,10 @@ def workers(count: int, role: str) -> str:
 
 
 _WHY_KEPT: Final = {
-    Code.TOO_SMALL: ", which is more than there is in any split of roles",
-    Code.BEST: "; no other split of roles relieves it by enough",
-    Code.UNMET: ", in numbers that limits do not allow; no others can be reached",
-    Code.HELD: "; another split would relieve it, but workers rest, are pinned, or roles stand still",
+    RoleReason.TOO_SMALL: ", which is more than there is in any split of roles",
+    RoleReason.BEST: "; no other split of roles relieves it by enough",
+    RoleReason.UNMET: ", in numbers that limits do not allow; no others can be reached",
+    RoleReason.HELD: "; another split would relieve it, but workers rest, are pinned, or roles stand still",
 }
 
 

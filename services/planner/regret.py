@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.policy.planner.hindsight import METHOD, NS_PER_HOUR, LossCause, loss
-from libs.policy.planner.role_planning import Code
+from libs.policy.planner.role_planning import RoleReason
 from services.planner.role_planner import ModelPlan
 
 MAX_HOURS: Final = 48
 MAX_MODELS: Final = 64
 MAX_GAP_NS: Final = 2_000_000_000
 """A longer time between two decisions was not decided about: nothing is known of it."""
-_CAUSES: Final[Mapping[Code, LossCause]] = {
-    Code.PROMPTS_PRESS: LossCause.LATE,
-    Code.DECODES_PRESS: LossCause.LATE,
-    Code.LIMITS: LossCause.LIMITS,
-    Code.UNMET: LossCause.LIMITS,
-    Code.HELD: LossCause.HELD,
+_CAUSES: Final[Mapping[RoleReason, LossCause]] = {
+    RoleReason.PROMPTS_PRESS: LossCause.LATE,
+    RoleReason.DECODES_PRESS: LossCause.LATE,
+    RoleReason.LIMITS: LossCause.LIMITS,
+    RoleReason.UNMET: LossCause.LIMITS,
+    RoleReason.HELD: LossCause.HELD,
 }
 
 

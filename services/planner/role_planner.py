@@ -7,17 +7,17 @@ from types import MappingProxyType
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
-from libs.policy.planner.calling import Wish, call_up
-from libs.policy.planner.limits import Limits
+from libs.policy.planner.calling import RoleWish, call_up
+from libs.policy.planner.limits import PlannerLimits
 from libs.policy.planner.pay_back import MoveEvidence
-from libs.policy.planner.role_planning import Change, Code, Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, RoleReason, assign
 from libs.policy.planner.scaling import workers_needed
 from libs.policy.roles import Role
 from services.planner.inputs.fleet_view import FleetView
 from services.planner.inputs.models import ObservedModel
 from services.planner.orders import MAX_CALLS, Order
 
-NO_WISHES: Final[Mapping[str, Wish]] = MappingProxyType({})
+NO_WISHES: Final[Mapping[str, RoleWish]] = MappingProxyType({})
 MAX_UINT64: Final = 2**64 - 1
 """Of an epoch that a registry's nonsense may bring; a call made for it is refused as stale."""
 SECOND_NS: Final = 1_000_000_000
@@ -31,10 +31,10 @@ class ModelPlan:
 
     observed: ObservedModel
     assigned: RolePlan | None
-    moves: Sequence[Change] = ()
+    moves: Sequence[RoleOrder] = ()
     """Those of the decision that no call is outstanding for."""
-    budgets: Sequence[Change] = ()
-    called: Sequence[Change] = ()
+    budgets: Sequence[RoleOrder] = ()
+    called: Sequence[RoleOrder] = ()
     """Spare workers that take a role, or stand by again."""
 
 
@@ -86,11 +86,11 @@ class RolePlanner:
     def decide(
         self,
         models: Iterable[ObservedModel],
-        limits: Limits,
+        limits: PlannerLimits,
         now_ns: int,
         *,
         acts: bool,
-        wishes: Mapping[str, Wish] = NO_WISHES,
+        wishes: Mapping[str, RoleWish] = NO_WISHES,
     ) -> list[ModelPlan]:
         """About each model. `acts`: whether the changes are made, so that workers rest after them. `wishes`: how many
         workers of a model are to have a role."""
@@ -130,21 +130,21 @@ class RolePlanner:
         return plans
 
     def _called(
-        self, model: ObservedModel, assigned: RolePlan, wish: Wish | None, limits: Limits, *, most: int
-    ) -> list[Change]:
+        self, model: ObservedModel, assigned: RolePlan, wish: RoleWish | None, limits: PlannerLimits, *, most: int
+    ) -> list[RoleOrder]:
         """Spare workers are called up at once where no split has room: the wish for others follows."""
         if wish is None or model.engine is None or not wish.spares:
             return []
         changing = {change.worker_id for change in assigned.changes}
         standings = [each for each in model.standings if each.id not in changing]
         held = limits.of(model.model)
-        if assigned.code is Code.TOO_SMALL:
+        if assigned.code is RoleReason.TOO_SMALL:
             serving = sum(each.role is not Role.STANDBY for each in model.standings)
             wish = replace(wish, serving=max(wish.serving, workers_needed(model.engine, model.work, serving, held)))
         wish = replace(wish, serving=wish.serving - (len(model.standings) - len(standings)))
         return self._free(call_up(model.engine, model.work, standings, wish, held, most=max(most, 0)))
 
-    def order(self, change: Change, view: FleetView, reason: str, now_ns: int) -> Order:
+    def order(self, change: RoleOrder, view: FleetView, reason: str, now_ns: int) -> Order:
         """What to ask a worker for, as decided now; it is taken for one that has it, until `done` says that it has
         not."""
         place = view.roster.places[change.worker_id]
@@ -204,12 +204,12 @@ class RolePlanner:
         }
         return set(self._failed_ns)
 
-    def _moves_left(self, limits: Limits, now_ns: int) -> int:
+    def _moves_left(self, limits: PlannerLimits, now_ns: int) -> int:
         while self._moved_ns and now_ns - self._moved_ns[0] >= SECOND_NS:
             self._moved_ns.popleft()
         return 0 if limits.quiet(now_ns) else max(limits.moves_per_s - len(self._moved_ns), 0)
 
-    def _free(self, changes: Iterable[Change]) -> list[Change]:
+    def _free(self, changes: Iterable[RoleOrder]) -> list[RoleOrder]:
         return [change for change in changes if not self._is_outstanding(change.worker_id)]
 
     def _is_outstanding(self, worker_id: str) -> bool:

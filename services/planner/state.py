@@ -22,17 +22,17 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
-from libs.policy.planner.calling import Wish
+from libs.policy.planner.calling import RoleWish
 from libs.policy.planner.hindsight import Replay, came, replayed
-from libs.policy.planner.limits import Limits, is_news
+from libs.policy.planner.limits import PlannerLimits, is_news
 from libs.policy.planner.role_planning import RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Workload, prompt_speed
-from libs.telemetry.gateways import Gateways
+from libs.telemetry.gateways import GatewayReports
 from services.planner import messages
 from services.planner.inputs.fleet_view import FleetView, ObservedWorker, observed_workers
-from services.planner.inputs.models import Look, Observed, Observer
-from services.planner.inputs.roster import Roster
+from services.planner.inputs.models import Look, ObservedCluster, Observer
+from services.planner.inputs.roster import WorkerColumns
 from services.planner.kept import Lead, mode_word
 from services.planner.orders import Order
 from services.planner.regret import RegretLedger
@@ -50,7 +50,7 @@ REPEATED: Final = frozenset((ACTION_KEEP, ACTION_RECOMMEND))
 """Decisions that say the same until something changes: of each run of them, the newest is kept."""
 
 
-NO_LIMITS: Final = Limits()
+NO_LIMITS: Final = PlannerLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class PlannerState:
         window_ns: int,
         kept_decisions: int,
         tpot_ns: int = TPOT_NS,
-        limits: Limits = NO_LIMITS,
+        limits: PlannerLimits = NO_LIMITS,
     ) -> None:
         self.identity = identity
         self.limits = limits
         self.view = FleetView(window_ns, lag_ns)
-        self.gateways = Gateways()
+        self.gateways = GatewayReports()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
         self.published: Counter[Action] = Counter()
         """Decisions so far, by what they say was done."""
@@ -111,7 +111,7 @@ class PlannerState:
         """Whether workers would do what it asks: not without the suite's token."""
         self.ledger = RegretLedger()
         """What was lost against hindsight."""
-        self.wishes: Mapping[str, Wish] = MappingProxyType({})
+        self.wishes: Mapping[str, RoleWish] = MappingProxyType({})
         """How many workers of a model are to have a role, where an actuator starts some."""
         self.plans: Sequence[ModelPlan] = ()
         """What the last decision saw of each model."""
@@ -143,7 +143,7 @@ class PlannerState:
             return []
         known = {(worker.id, worker.incarnation): worker.assignment.epoch for worker in before}
         self.at_rest = False
-        self.view.take_roster(Roster(list(workers), self.identity.planner_id))
+        self.view.take_roster(WorkerColumns(list(workers), self.identity.planner_id))
         return [
             self._tell(messages.role_moved(worker), now_ns)
             for worker in workers
@@ -193,7 +193,7 @@ class PlannerState:
             return self.plans
         return RolePlanner().decide(self._observe({}, now_ns).models, self.limits, now_ns, acts=False)
 
-    def set_limits(self, limits: Limits, actor: str, said: str, now_ns: int) -> Decision:
+    def set_limits(self, limits: PlannerLimits, actor: str, said: str, now_ns: int) -> Decision:
         """Hold to these from now on; `said`: what has changed, in words. Kept like a decision."""
         self.limits = limits
         self.at_rest = False
@@ -227,7 +227,7 @@ class PlannerState:
         """An order was carried out, and the worker has this now; or it was not. `failed`: it could not be asked."""
         self._role_planner.done(order, assignment, now_ns, failed=failed)
 
-    def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> Observed:
+    def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
         waiting = self.gateways.waiting(now_ns)
         return self._observer.look(Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns))

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from libs.testing.suites.compose import ROOT, Cluster, eventually, running_cluster
-from libs.testing.suites.compose_load import Load, running_load
+from libs.testing.suites.compose import ROOT, ComposeCluster, eventually, running_cluster
+from libs.testing.suites.compose_load import ComposeLoad, running_load
 
 PROFILE = os.environ.get("FULCRUM_TEST_COMPOSE", "")
 SOME = 20
@@ -62,7 +62,7 @@ async def test_no_request_fails_whatever_is_scaled_killed_or_restarted() -> None
             tell(f"{load.answered} answers, none failed")
 
 
-async def scale(cluster: Cluster, load: Load) -> None:
+async def scale(cluster: ComposeCluster, load: ComposeLoad) -> None:
     """More decode workers take part without another word; those that leave drop nothing."""
     decode = cluster.kind.decode
     for count in (3, 1):
@@ -73,11 +73,11 @@ async def scale(cluster: Cluster, load: Load) -> None:
     assert load.failed == []
 
 
-async def decoders(cluster: Cluster, count: int) -> bool:
+async def decoders(cluster: ComposeCluster, count: int) -> bool:
     return sum(worker["role"] == "decode" for worker in await cluster.workers()) == count
 
 
-async def kill_each_kind(cluster: Cluster, load: Load) -> None:
+async def kill_each_kind(cluster: ComposeCluster, load: ComposeLoad) -> None:
     """Even the last worker of a kind: what it ran waits for the next one."""
     kind = cluster.kind
     for service in (kind.decode, kind.prefill, "planner", "metrics"):
@@ -93,7 +93,7 @@ async def kill_each_kind(cluster: Cluster, load: Load) -> None:
     assert load.failed == []
 
 
-async def restart_stores(cluster: Cluster, load: Load) -> None:
+async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
     """Broker and Redis come back on their volumes; occupancy is whole again."""
     for store in ("kafka", "redis"):
         tell(f"{store}: restart")

@@ -23,9 +23,9 @@ from libs.engine.port import (
     Engine,
     EngineIdentity,
     EngineIntegrity,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     SamplingParams,
 )
 from libs.engine.vllm.engine import VllmEngine
@@ -161,7 +161,7 @@ ids = itertools.count(1 << 60, -(1 << 32) - 1)
 
 
 def sequence(
-    phase: Phase = Phase.BOTH,
+    phase: EnginePhase = EnginePhase.BOTH,
     *,
     prompt: NDArray[np.int32] = PROMPT,
     generated: list[int] | None = None,
@@ -184,7 +184,7 @@ async def complete(engine: Engine, reader: EventReader, request: EngineRequest) 
 
 async def prefill(engine: Engine, reader: EventReader, **request: object) -> tuple[KvHandle, list[int]]:
     """A handle under a lease, and the first token."""
-    log = await complete(engine, reader, sequence(Phase.PREFILL, **request))  # type: ignore[arg-type]
+    log = await complete(engine, reader, sequence(EnginePhase.PREFILL, **request))  # type: ignore[arg-type]
     assert log.end is not None and log.end.finish is FinishReason.PREFILLED and log.end.handle is not None
     return log.end.handle, log.token_ids
 
@@ -229,7 +229,7 @@ async def test_a_moved_sequence_goes_on_as_if_it_had_stayed(
     prompt = PROMPT[:size]
     stayed = await complete(source, source_reader, sequence(prompt=prompt, sampling=sampling))
     handle, first = await prefill(source, source_reader, prompt=prompt, sampling=sampling)
-    request = sequence(Phase.DECODE, prompt=prompt, generated=first, sampling=sampling, kv=handle)
+    request = sequence(EnginePhase.DECODE, prompt=prompt, generated=first, sampling=sampling, kv=handle)
     log = await complete(target, target_reader, request)
     assert first + log.token_ids == stayed.token_ids
     assert (log.pulled, finish(log)) == (1, FinishReason.LENGTH)
@@ -255,7 +255,9 @@ async def test_a_missing_last_prompt_token_is_computed_even_with_budget_0(bench:
     target.set_prefill_budget(0)
     stayed = await complete(source, source_reader, sequence())
     handle, _ = await prefill(source, source_reader)
-    log = await complete(target, target_reader, sequence(Phase.DECODE, kv=replace(handle, tokens=len(PROMPT) - 1)))
+    log = await complete(
+        target, target_reader, sequence(EnginePhase.DECODE, kv=replace(handle, tokens=len(PROMPT) - 1))
+    )
     assert log.token_ids == stayed.token_ids
     assert log.end is not None and log.end.computed_prompt_tokens == 1
 
@@ -267,7 +269,7 @@ async def test_a_sequence_resumed_from_its_tokens_goes_on_identically(bench: Eng
     log = await complete(engine, reader, sequence(sampling=sampling, generated=whole[:5]))
     assert log.token_ids == whole[5:]
     handle, first = await prefill(engine, reader, sampling=sampling, generated=whole[:5])
-    moved = sequence(Phase.DECODE, sampling=sampling, generated=whole[:5] + first, kv=handle)
+    moved = sequence(EnginePhase.DECODE, sampling=sampling, generated=whole[:5] + first, kv=handle)
     target, target_reader = await bench.start("two")
     assert first + (await complete(target, target_reader, moved)).token_ids == whole[5:]
 
@@ -275,10 +277,10 @@ async def test_a_sequence_resumed_from_its_tokens_goes_on_identically(bench: Eng
 @on_our_core
 async def test_a_first_token_that_ends_the_sequence_leaves_no_handle(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
-    log = await complete(engine, reader, sequence(Phase.PREFILL, output=1))
+    log = await complete(engine, reader, sequence(EnginePhase.PREFILL, output=1))
     assert (len(log.token_ids), finish(log)) == (1, FinishReason.LENGTH)
     stop = replace(GREEDY, stop_token_ids=frozenset(log.token_ids))
-    stopped = await complete(engine, reader, sequence(Phase.PREFILL, sampling=stop))
+    stopped = await complete(engine, reader, sequence(EnginePhase.PREFILL, sampling=stop))
     assert (stopped.token_ids, finish(stopped)) == (log.token_ids, FinishReason.STOP)
     await until(lambda: engine.integrity() == IDLE)
 
@@ -392,7 +394,7 @@ async def opened(reader: EventReader, sequence_id: int) -> KvHandle:
 @on_our_core
 async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
-    request = sequence(Phase.PREFILL, prompt=LONG)
+    request = sequence(EnginePhase.PREFILL, prompt=LONG)
     engine.submit(request)
     handle = await opened(reader, request.sequence_id)
     assert (handle.tokens, handle.blocks) == (len(LONG), len(LONG) // BLOCK)
@@ -419,10 +421,10 @@ async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
     target.set_prefill_budget(0)
     prompt = LONG[:size]
     stayed = await complete(source, source_reader, sequence(prompt=prompt, sampling=sampling))
-    begun = sequence(Phase.PREFILL, prompt=prompt, sampling=sampling)
+    begun = sequence(EnginePhase.PREFILL, prompt=prompt, sampling=sampling)
     source.submit(begun)
     handle = await opened(source_reader, begun.sequence_id)
-    moved = sequence(Phase.DECODE, prompt=prompt, sampling=sampling, kv=handle)
+    moved = sequence(EnginePhase.DECODE, prompt=prompt, sampling=sampling, kv=handle)
     target.submit(moved)
     first = (await source_reader.ended(begun.sequence_id)).token_ids
     await until(lambda: source.integrity() == IDLE)
@@ -440,7 +442,7 @@ async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
 async def test_a_prompt_that_one_step_computes_is_not_opened(bench: EngineBench) -> None:
     """Its blocks are ready when it is: there is nothing to stream."""
     engine, reader = await bench.start("prefill", prefill_chunk_tokens=64)
-    request = sequence(Phase.PREFILL, prompt=LONG[:64])
+    request = sequence(EnginePhase.PREFILL, prompt=LONG[:64])
     engine.submit(request)
     log = await reader.ended(request.sequence_id)
     assert (finish(log), log.opened) == (FinishReason.PREFILLED, None)
@@ -452,9 +454,9 @@ async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBen
     target, target_reader = await bench.start("decode")
     stayed = await complete(source, source_reader, sequence())
     bench.fetcher.gate.clear()
-    begun = sequence(Phase.PREFILL)
+    begun = sequence(EnginePhase.PREFILL)
     source.submit(begun)
-    moved = sequence(Phase.DECODE, kv=await opened(source_reader, begun.sequence_id))
+    moved = sequence(EnginePhase.DECODE, kv=await opened(source_reader, begun.sequence_id))
     target.submit(moved)
     first = (await source_reader.ended(begun.sequence_id)).token_ids
     with pytest.raises(InvalidRequest):
@@ -468,8 +470,8 @@ async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBen
 @on_our_core
 async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", prefill_chunk_tokens=16)
-    await complete(engine, reader, sequence(Phase.BOTH, prompt=LONG[:640], root=ROOT, output=1))
-    request = sequence(Phase.PREFILL, prompt=LONG, root=ROOT)
+    await complete(engine, reader, sequence(EnginePhase.BOTH, prompt=LONG[:640], root=ROOT, output=1))
+    request = sequence(EnginePhase.PREFILL, prompt=LONG, root=ROOT)
     engine.submit(request)
     handle = await opened(reader, request.sequence_id)
     chunks = aiter(exported(engine, handle.opaque, engine.capabilities.kv_layout))
@@ -487,9 +489,9 @@ async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBe
 async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench: EngineBench, ended: str) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16)
     target, target_reader = await bench.start("decode")
-    begun = sequence(Phase.PREFILL, prompt=LONG, output=1 if ended == "by its first token" else 12)
+    begun = sequence(EnginePhase.PREFILL, prompt=LONG, output=1 if ended == "by its first token" else 12)
     source.submit(begun)
-    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.sequence_id))
+    moved = sequence(EnginePhase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.sequence_id))
     target.submit(moved)
     await until(lambda: bench.fetcher.fetching == 1)
     if ended == "aborted":
@@ -503,9 +505,9 @@ async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench
 async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: EngineBench) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16, kv_lease_ms=50)
     target, target_reader = await bench.start("decode")
-    begun = sequence(Phase.PREFILL, prompt=LONG)
+    begun = sequence(EnginePhase.PREFILL, prompt=LONG)
     source.submit(begun)
-    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.sequence_id))
+    moved = sequence(EnginePhase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.sequence_id))
     target.submit(moved)
     await until(lambda: bench.fetcher.fetching == 1)
     target.abort(moved.sequence_id)
@@ -558,11 +560,15 @@ async def test_a_running_sequence_moves_twice_and_goes_on_as_if_it_had_stayed(
     second = await moved(
         two,
         two_reader,
-        sequence(Phase.DECODE, prompt=prompt, generated=first.token_ids, sampling=sampling, output=100, kv=handle),
+        sequence(
+            EnginePhase.DECODE, prompt=prompt, generated=first.token_ids, sampling=sampling, output=100, kv=handle
+        ),
         5,
     )
     so_far = first.token_ids + second.token_ids
-    back = sequence(Phase.DECODE, prompt=prompt, generated=so_far, sampling=sampling, output=100, kv=left_with(second))
+    back = sequence(
+        EnginePhase.DECODE, prompt=prompt, generated=so_far, sampling=sampling, output=100, kv=left_with(second)
+    )
     third = await complete(one, one_reader, back)
     assert so_far + third.token_ids == stayed.token_ids
     assert first.logprobs + second.logprobs + third.logprobs == stayed.logprobs
@@ -593,7 +599,7 @@ async def test_a_prompt_that_is_told_to_leave_does_so_with_its_first_token(bench
 async def test_nothing_else_leaves(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     engine.hand_over(10**9)
-    prompt_only = sequence(Phase.PREFILL)
+    prompt_only = sequence(EnginePhase.PREFILL)
     engine.submit(prompt_only)
     engine.hand_over(prompt_only.sequence_id)
     prefilled = await reader.ended(prompt_only.sequence_id)
@@ -618,7 +624,7 @@ async def test_a_sequence_that_nobody_takes_over_costs_no_more_than_its_lease(be
     handle = left_with(await moved(engine, reader, sequence(output=200), 3))
     await until(lambda: engine.integrity() == IDLE)
     target, target_reader = await bench.start("two")
-    request = sequence(Phase.DECODE, generated=[1] * (handle.tokens + 1 - len(PROMPT)), output=200, kv=handle)
+    request = sequence(EnginePhase.DECODE, generated=[1] * (handle.tokens + 1 - len(PROMPT)), output=200, kv=handle)
     assert finish(await complete(target, target_reader, request)) is FinishReason.KV_LOST
 
 
@@ -640,10 +646,12 @@ async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
     prompt = LONG[:size]
     stayed = (await complete(source, source_reader, sequence(prompt=prompt))).token_ids
     for _ in range(2):
-        begun = sequence(Phase.PREFILL, prompt=prompt)
+        begun = sequence(EnginePhase.PREFILL, prompt=prompt)
         source.submit(begun)
         if streamed:
-            moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, kv=await opened(source_reader, begun.sequence_id))
+            moved = sequence(
+                EnginePhase.DECODE, prompt=prompt, root=ROOT, kv=await opened(source_reader, begun.sequence_id)
+            )
             target.submit(moved)
             first = (await source_reader.ended(begun.sequence_id)).token_ids
             target.proceed(moved.sequence_id, tuple(first))
@@ -651,7 +659,7 @@ async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
             prefilled = await source_reader.ended(begun.sequence_id)
             assert prefilled.end is not None
             first = prefilled.token_ids
-            moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, generated=first, kv=prefilled.end.handle)
+            moved = sequence(EnginePhase.DECODE, prompt=prompt, root=ROOT, generated=first, kv=prefilled.end.handle)
             target.submit(moved)
         log = await target_reader.ended(moved.sequence_id)
         assert first + log.token_ids == stayed
@@ -668,12 +676,12 @@ async def test_blocks_of_an_aborted_pull_stay_for_the_next(bench: EngineBench) -
     stayed = (await complete(source, source_reader, sequence(prompt=LONG))).token_ids
     seen, first = await prefill(source, source_reader, prompt=LONG[:320], root=ROOT)
     await complete(
-        target, target_reader, sequence(Phase.DECODE, prompt=LONG[:320], root=ROOT, generated=first, kv=seen)
+        target, target_reader, sequence(EnginePhase.DECODE, prompt=LONG[:320], root=ROOT, generated=first, kv=seen)
     )
     handle, first = await prefill(source, source_reader, prompt=LONG, root=ROOT)
     bench.fetcher.gate.clear()
     for _ in range(2):
-        moved = sequence(Phase.DECODE, prompt=LONG, root=ROOT, generated=first, kv=handle)
+        moved = sequence(EnginePhase.DECODE, prompt=LONG, root=ROOT, generated=first, kv=handle)
         target.submit(moved)
         await until(lambda: bench.fetcher.fetching == 1)
         assert target.integrity().referenced_blocks == handle.blocks + 1  # one for the tokens to come
@@ -682,7 +690,7 @@ async def test_blocks_of_an_aborted_pull_stay_for_the_next(bench: EngineBench) -
         await until(lambda: bench.fetcher.fetching == 0)
         assert target.integrity() == IDLE
     bench.fetcher.gate.set()
-    moved = sequence(Phase.DECODE, prompt=LONG, root=ROOT, generated=first, kv=handle)
+    moved = sequence(EnginePhase.DECODE, prompt=LONG, root=ROOT, generated=first, kv=handle)
     assert first + (await complete(target, target_reader, moved)).token_ids == stayed
     assert blocks_received(target_reader) == [20, 30]
 
@@ -760,7 +768,7 @@ async def test_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
     handle, first = await prefill(engine, reader)
     bench.fetcher.gate.clear()
     long = engine.capabilities.max_context_tokens
-    running, fetching = sequence(output=long), sequence(Phase.DECODE, generated=first, output=long, kv=handle)
+    running, fetching = sequence(output=long), sequence(EnginePhase.DECODE, generated=first, output=long, kv=handle)
     queued = sequence()
     for request in (running, fetching, queued):
         engine.submit(request)
@@ -779,7 +787,7 @@ async def test_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
 
 async def test_abort_of_a_prefilled_sequence_ends_its_lease(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
-    request = sequence(Phase.PREFILL)
+    request = sequence(EnginePhase.PREFILL)
     assert finish(await complete(engine, reader, request)) is FinishReason.PREFILLED
     engine.abort(request.sequence_id)
     await until(lambda: engine.integrity() == IDLE)
@@ -808,7 +816,7 @@ async def test_lost_kv_ends_a_sequence_as_kv_lost(bench: EngineBench, loss: str)
         lost = replace(handle, blocks=handle.blocks - 1)
     bench.fetcher.dies = loss == "half-way"
     log = await complete(
-        target, target_reader, sequence(Phase.DECODE, prompt=prompt, generated=first, kv=lost, output=20)
+        target, target_reader, sequence(EnginePhase.DECODE, prompt=prompt, generated=first, kv=lost, output=20)
     )
     assert (finish(log), log.token_ids, log.pulled) == (FinishReason.KV_LOST, [], 1)
     assert log.end is not None and log.end.detail
@@ -824,7 +832,7 @@ async def test_blocks_of_another_layout_are_refused(bench: EngineBench) -> None:
     with pytest.raises(KvMismatch):
         await anext(aiter(exported(source, handle.opaque, target.capabilities.kv_layout)))
     assert handle.kv_layout == source.capabilities.kv_layout != target.capabilities.kv_layout
-    log = await complete(target, target_reader, sequence(Phase.DECODE, generated=first, kv=handle))
+    log = await complete(target, target_reader, sequence(EnginePhase.DECODE, generated=first, kv=handle))
     assert finish(log) is FinishReason.FAILED
     assert log.end is not None and log.end.detail.startswith("kv_mismatch")
     source.release(handle.opaque)
@@ -855,10 +863,10 @@ async def test_what_can_never_run_is_refused(bench: EngineBench) -> None:
         sequence(output=0),
         sequence(prompt=np.array([engine.capabilities.vocab_size], dtype=np.int32)),
         sequence(prompt=np.array([-1], dtype=np.int32)),
-        sequence(Phase.DECODE, generated=first),
-        sequence(Phase.BOTH, generated=first, kv=handle),
-        sequence(Phase.DECODE, generated=first, kv=replace(handle, tokens=len(PROMPT) - 2)),
-        sequence(Phase.DECODE, generated=first, kv=replace(handle, blocks=engine.capabilities.kv_blocks + 1)),
+        sequence(EnginePhase.DECODE, generated=first),
+        sequence(EnginePhase.BOTH, generated=first, kv=handle),
+        sequence(EnginePhase.DECODE, generated=first, kv=replace(handle, tokens=len(PROMPT) - 2)),
+        sequence(EnginePhase.DECODE, generated=first, kv=replace(handle, blocks=engine.capabilities.kv_blocks + 1)),
     ]
     for request in impossible:
         with pytest.raises(InvalidRequest):
@@ -885,7 +893,7 @@ async def test_steps_are_in_order_and_never_during_a_kv_wait(bench: EngineBench)
     target, target_reader = await bench.start("decode")
     before = await prefill(source, source_reader)
     bench.fetcher.gate.clear()
-    request = sequence(Phase.DECODE, generated=before[1], kv=before[0])
+    request = sequence(EnginePhase.DECODE, generated=before[1], kv=before[0])
     target.submit(request)
     await until(lambda: bench.fetcher.fetching == 1)
     assert target.load().kv_wait_since_unix_ns > 0
@@ -952,7 +960,7 @@ async def test_a_chunk_bounds_steps_whatever_the_budget(bench: EngineBench) -> N
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
     engine.set_prefill_budget(1 << 30)
     engine.set_prefill_chunk(32)
-    request = sequence(Phase.BOTH, prompt=LONG[:100], output=1)
+    request = sequence(EnginePhase.BOTH, prompt=LONG[:100], output=1)
     engine.submit(request)
     await reader.ended(request.sequence_id)
     sizes = [event.step.prefill_tokens for event in reader.events if event.step and event.step.end_unix_ns]

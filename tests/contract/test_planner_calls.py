@@ -5,7 +5,7 @@ from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
 from libs.testing.workers.hosts import TOKEN, LocalWorker, eventually, local_worker
-from services.planner.orders import Order, OrderExecutor, Outcome
+from services.planner.orders import CallOutcome, Order, OrderExecutor
 
 
 async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() -> None:
@@ -28,5 +28,5 @@ async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() 
         assert other.host.assignment.current.budget_tokens == 0
         assert ended["a"] == one.host.worker().assignment
         assert ended["b"] is None
-        assert actor.outcomes == {Outcome.DONE: 1, Outcome.STALE: 1}
+        assert actor.outcomes == {CallOutcome.DONE: 1, CallOutcome.STALE: 1}
     await tasks.close()

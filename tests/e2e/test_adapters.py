@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -15,7 +15,7 @@ PROMPT = "Once upon a time there was a model with many adapters. " * 3
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     env = {
         "FULCRUM_GATEWAY_ADAPTERS": json.dumps(ADAPTERS),
         "FULCRUM_WORKER_ADAPTERS": json.dumps({"sql": "/adapters/sql"}),
@@ -25,7 +25,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 
 @pytest.fixture(scope="module")
-def client(suite: Suite) -> Iterator[openai.OpenAI]:
+def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
         yield found
 

@@ -25,7 +25,7 @@ from libs.runtime.http import bind, serve_http
 from libs.runtime.net.ports import held_port
 from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import pid_of
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
@@ -60,7 +60,7 @@ def webhook_port() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory, webhook_port: int) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory, webhook_port: int) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("suite")
     env = {**ALERTS_AT_ONCE, "FULCRUM_CACHE": str(folder)}
     env["FULCRUM_METRICS_ALERT_WEBHOOKS"] = f"http://127.0.0.1:{webhook_port}/api/v2/alerts"
@@ -85,7 +85,7 @@ async def receiver(port: int) -> AsyncIterator[list[dict[str, Any]]]:
 
 
 @asynccontextmanager
-async def load(suite: Suite, *, words: int, tokens: int, clients: int) -> AsyncIterator[None]:
+async def load(suite: RunningSuite, *, words: int, tokens: int, clients: int) -> AsyncIterator[None]:
     """So many clients that ask one thing after the other, while the context is open."""
 
     async def client(http: httpx.AsyncClient) -> None:
@@ -141,7 +141,7 @@ class Windows:
         self.ticks.append(Tick(told["now_unix_ms"], to_ms, most, {a["labels"]["phase"] for a in imbalances}))
 
 
-async def watch(suite: Suite, windows: Windows) -> None:
+async def watch(suite: RunningSuite, windows: Windows) -> None:
     """Keep what the stream tells."""
     url = f"{suite.ready['metrics']}/v1/occupancy/stream"
     async with httpx.AsyncClient(timeout=10) as http, http.stream("GET", url) as answer:
@@ -162,7 +162,7 @@ async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
 
 
 async def test_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
-    suite: Suite, webhook_port: int
+    suite: RunningSuite, webhook_port: int
 ) -> None:
     events: list[AlertEvent] = []
 
@@ -208,7 +208,7 @@ def _in_a_minute() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 60))
 
 
-async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_idle(suite: Suite) -> None:
+async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_idle(suite: RunningSuite) -> None:
     pid = pid_of(suite, "decode-2")
     assert pid
     async with load(suite, words=5, tokens=300, clients=48), httpx.AsyncClient(base_url=suite.ready["metrics"]) as http:
@@ -237,7 +237,7 @@ async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_
                 await asyncio.sleep(0.05)
 
 
-async def test_a_queue_at_the_gateway_is_seen_and_its_cause_alerts(suite: Suite) -> None:
+async def test_a_queue_at_the_gateway_is_seen_and_its_cause_alerts(suite: RunningSuite) -> None:
     """Credits bound what workers hold: nearly all that waits under overload waits at the gateway."""
 
     async def queue(http: httpx.AsyncClient) -> tuple[int, int]:

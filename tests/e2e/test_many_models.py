@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("pool")
     models = [word for name in ("alpha", "org/beta", "gamma") for word in ("--model", name)]
     shape = ("--engine", "sim", "--pool", "2", "--workers-per-process", "2", *models)
@@ -31,29 +31,29 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield found
 
 
-async def ask(http: httpx.AsyncClient, suite: Suite, model: str, **more: Any) -> httpx.Response:
+async def ask(http: httpx.AsyncClient, suite: RunningSuite, model: str, **more: Any) -> httpx.Response:
     body = {"model": model, "prompt": "a b c", "max_tokens": 4, "temperature": 0, **more}
     return await http.post(f"{suite.gateway}/v1/completions", json=body)
 
 
-async def listed(http: httpx.AsyncClient, suite: Suite) -> dict[str, Any]:
+async def listed(http: httpx.AsyncClient, suite: RunningSuite) -> dict[str, Any]:
     found = (await http.get(f"{suite.ready['planner']}/v1/models")).json()
     return {each["name"]: each for each in found["models"]}
 
 
-async def held(http: httpx.AsyncClient, suite: Suite) -> set[str]:
+async def held(http: httpx.AsyncClient, suite: RunningSuite) -> set[str]:
     """Models that workers have."""
     return {each["model"] for each in (await http.get(f"{suite.ready['planner']}/v1/workers")).json()}
 
 
-def told(suite: Suite, *arguments: str) -> Any:
+def told(suite: RunningSuite, *arguments: str) -> Any:
     done = suite.fulcrum("models", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unknown_ones_are_404(
-    suite: Suite,
+    suite: RunningSuite,
 ) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         assert (await http.get(f"{suite.gateway}/readyz")).status_code == 200
@@ -69,7 +69,7 @@ async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unk
         assert shown["state"] in ("serving", "loading", "asleep", "disk") and shown["expected_wait_ms"] >= 0
 
 
-async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(suite: Suite) -> None:
+async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         first = (await ask(http, suite, "alpha", seed=3, temperature=1)).json()["choices"]
         for name in ("org/beta", "gamma", "org/beta", "gamma"):
@@ -78,7 +78,7 @@ async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(s
         assert again == first
 
 
-async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite: Suite) -> None:
+async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite: RunningSuite) -> None:
     added = told(suite, "add", "org/new-8b", "--size", "8GB", "--priority", "2", "--tpot-ms", "40")
     assert (added["size_bytes"], added["priority"], added["tpot_ms"]) == (8_000_000_000, 2, 40.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -96,7 +96,7 @@ async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite
                 await asyncio.sleep(0.05)
 
 
-async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite: Suite) -> None:
+async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite: RunningSuite) -> None:
     kept = told(suite, "reserve", "alpha", "--gpus", "2", "--from", "09:00", "--to", "18:00")
     assert kept["reservations"] == [{"gpus": 2, "from_time": "09:00", "to_time": "18:00"}]
     refused = suite.fulcrum("models", "reserve", "gamma", "--gpus", "1", "--from", "17:00", "--to", "19:00")
@@ -107,7 +107,7 @@ async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite
         assert told(suite, "reserve", name, "--gpus", "0")["reservations"] == []
 
 
-async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suite: Suite) -> None:
+async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suite: RunningSuite) -> None:
     told(suite, "add", "gamma", "--floor", "1")
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
@@ -123,7 +123,7 @@ async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suit
         told(suite, "add", "gamma", "--floor", "0")
 
 
-async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_the_planner(suite: Suite) -> None:
+async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_the_planner(suite: RunningSuite) -> None:
     told(suite, "add", "alpha", "--tpot-ms", "25", "--ttft-ms", "400")
     told(suite, "add", "gamma", "--tpot-ms", "250")
     both = {"alpha", "gamma"}
@@ -137,7 +137,7 @@ async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_t
                 break
 
 
-def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: Suite) -> None:
+def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: RunningSuite) -> None:
     found = told(suite, "forecast")
     assert found["gpus"] == 2 and found["needed_gpus"] <= 2
     assert set(found["next_uses"]) == {"alpha", "org/beta", "gamma"}

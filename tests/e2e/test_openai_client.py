@@ -10,7 +10,7 @@ import openai
 import pydantic
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -30,14 +30,14 @@ TOOLS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("suite")
     with running_suite(folder, "--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def client(suite: Suite) -> Iterator[openai.OpenAI]:
+def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -71,7 +71,7 @@ def test_streamed_text_equals_the_text_in_one_piece(client: openai.OpenAI) -> No
     assert chunks[-1].usage.completion_tokens == 24
 
 
-def test_both_gateways_give_the_same_answer(suite: Suite) -> None:
+def test_both_gateways_give_the_same_answer(suite: RunningSuite) -> None:
     answers = set()
     for url in suite.ready["gateways"]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:

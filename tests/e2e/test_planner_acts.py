@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
@@ -23,13 +23,15 @@ SLOW = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.5"}
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Iterator[Suite]:
+def suite(tmp_path: Path) -> Iterator[RunningSuite]:
     workers = ("--engine", "sim", "--prefill", "1", "--decode", "2")
     with running_suite(tmp_path, *workers, env={"FULCRUM_CACHE": str(tmp_path / "cache"), **SLOW}) as found:
         yield found
 
 
-async def ask_on(http: httpx.AsyncClient, suite: Suite, client: int, answers: list[int], ended: asyncio.Event) -> None:
+async def ask_on(
+    http: httpx.AsyncClient, suite: RunningSuite, client: int, answers: list[int], ended: asyncio.Event
+) -> None:
     """One request after the other, each with a prompt of its own, until the test has seen what it waits for."""
     turn = 0
     while not ended.is_set():
@@ -39,7 +41,7 @@ async def ask_on(http: httpx.AsyncClient, suite: Suite, client: int, answers: li
         answers.append(answer.status_code)
 
 
-async def until_decided(http: httpx.AsyncClient, suite: Suite) -> dict[str, Any]:
+async def until_decided(http: httpx.AsyncClient, suite: RunningSuite) -> dict[str, Any]:
     """The first decision that changes a worker, once that worker has what was decided."""
     planner = suite.ready["planner"]
     async with asyncio.timeout(SEEN_S):
@@ -55,7 +57,7 @@ async def until_decided(http: httpx.AsyncClient, suite: Suite) -> dict[str, Any]
             await asyncio.sleep(0.1)
 
 
-async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_fails(suite: Suite) -> None:
+async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_fails(suite: RunningSuite) -> None:
     done = suite.fulcrum("planner", "mode", "auto")
     assert done.returncode == 0, done.stderr
     answers: list[int] = []
@@ -79,14 +81,14 @@ async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_f
     assert 'fulcrum_planner_calls_total{outcome="done"}' in metrics
 
 
-def lines(suite: Suite, *arguments: str) -> list[dict[str, Any]]:
+def lines(suite: RunningSuite, *arguments: str) -> list[dict[str, Any]]:
     """Of a command that prints a JSON value a line."""
     done = suite.fulcrum(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused_by_name(suite: Suite) -> None:
+def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused_by_name(suite: RunningSuite) -> None:
     (status,) = lines(suite, "planner", "status")
     assert (status["mode"], status["lead"]) == ("advisory", "ours")
     assert suite.fulcrum("planner", "mode", "auto").returncode == 0

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -17,24 +17,24 @@ ENV = {"FULCRUM_PLANNER_MODE": "auto", "FULCRUM_WORKER_SIM_SPEEDUP": "10", "FULC
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("shared")
     shape = ("--engine", "sim", "--pool", "2", "--workers-per-gpu", "2", "--model", "alpha", "--model", "beta")
     with running_suite(folder, *shape, env={"FULCRUM_CACHE": str(folder / "cache"), **ENV}) as found:
         yield found
 
 
-async def ask(http: httpx.AsyncClient, suite: Suite, model: str) -> httpx.Response:
+async def ask(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> httpx.Response:
     body = {"model": model, "prompt": "a b c", "max_tokens": 50, "temperature": 0, "ignore_eos": True}
     return await http.post(f"{suite.gateway}/v1/completions", json=body)
 
 
-async def catalogue(http: httpx.AsyncClient, suite: Suite) -> dict[str, Any]:
+async def catalogue(http: httpx.AsyncClient, suite: RunningSuite) -> dict[str, Any]:
     found: dict[str, Any] = (await http.get(f"{suite.ready['planner']}/v1/models")).json()
     return found
 
 
-async def test_two_models_are_served_from_one_gpu_at_once_and_it_counts_once(suite: Suite) -> None:
+async def test_two_models_are_served_from_one_gpu_at_once_and_it_counts_once(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         answers = await asyncio.gather(*(ask(http, suite, name) for name in ("alpha", "beta") * 3))
         assert [each.status_code for each in answers] == [200] * 6
@@ -46,7 +46,9 @@ async def test_two_models_are_served_from_one_gpu_at_once_and_it_counts_once(sui
         assert len({each["pid"] for each in workers}) == 1 and len({each["id"] for each in workers}) == 2
 
 
-async def test_a_model_that_fits_the_gpu_and_no_part_of_it_is_503_with_the_reason(suite: Suite, tmp_path: Path) -> None:
+async def test_a_model_that_fits_the_gpu_and_no_part_of_it_is_503_with_the_reason(
+    suite: RunningSuite, tmp_path: Path
+) -> None:
     assert suite.fulcrum("models", "add", "large", "--size", "60GB").returncode == 0
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):

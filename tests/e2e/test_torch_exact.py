@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
 from libs.engine.local import LocalEngine
-from libs.engine.port import Engine, EngineRequest, Phase, SamplingParams
+from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench, EventReader, SequenceLog
 from libs.testing.engines.real_model import real_model_folder
@@ -106,7 +106,9 @@ async def bench(folder: Path) -> AsyncIterator[EngineBench]:
     await bench.close()
 
 
-def asked(prompt: Tokens, sampling: SamplingParams, phase: Phase = Phase.BOTH, **more: Any) -> EngineRequest:
+def asked(
+    prompt: Tokens, sampling: SamplingParams, phase: EnginePhase = EnginePhase.BOTH, **more: Any
+) -> EngineRequest:
     key = next(keys)
     seeded = replace(sampling, seed=sampling.seed + len(prompt))
     return EngineRequest(
@@ -138,7 +140,7 @@ async def batched(bench: EngineBench, case: Case, sampling: SamplingParams) -> l
 
 async def cached(bench: EngineBench, case: Case, sampling: SamplingParams) -> list[SequenceLog]:
     engine, reader = await bench.start("cached")
-    await together(engine, reader, [asked(prompt, sampling, Phase.BOTH) for prompt in case.prompts])
+    await together(engine, reader, [asked(prompt, sampling, EnginePhase.BOTH) for prompt in case.prompts])
     logs = await together(engine, reader, [asked(prompt, sampling) for prompt in case.prompts])
     size = engine.capabilities.block_size_tokens
     for prompt, log in zip(case.prompts, logs, strict=True):
@@ -152,12 +154,12 @@ async def split(bench: EngineBench, case: Case, sampling: SamplingParams) -> lis
     target.set_prefill_budget(0)
 
     async def one(prompt: Tokens) -> SequenceLog:
-        request = asked(prompt, sampling, Phase.PREFILL)
+        request = asked(prompt, sampling, EnginePhase.PREFILL)
         source.submit(request)
         first = await ended(source_reader, request)
         assert first.end is not None
         tokens = np.append(prompt, first.token_ids).astype(np.int32)
-        moved = asked(prompt, sampling, Phase.DECODE, tokens=tokens, kv=first.end.handle)
+        moved = asked(prompt, sampling, EnginePhase.DECODE, tokens=tokens, kv=first.end.handle)
         (rest,) = await together(target, target_reader, [moved])
         return SequenceLog(first.token_ids + rest.token_ids, first.logprobs + rest.logprobs, end=rest.end)
 
@@ -177,7 +179,9 @@ async def preempted(bench: EngineBench, case: Case, sampling: SamplingParams) ->
         engine, reader = await bench.start(f"tiny {group}", block_size_tokens=TINY_BLOCK, kv_memory_mb=memory_mb)
         rest = engine.capabilities.kv_blocks - blocks
         if rest:  # held under a lease meanwhile
-            await together(engine, reader, [asked(np.arange(rest * TINY_BLOCK, dtype=np.int32), GREEDY, Phase.PREFILL)])
+            await together(
+                engine, reader, [asked(np.arange(rest * TINY_BLOCK, dtype=np.int32), GREEDY, EnginePhase.PREFILL)]
+            )
         assert engine.load().free_kv_blocks == blocks
         # Without prefix reuse, which would leave hardly anything to compute again.
         requests = {place: replace(asked(case.prompts[place], sampling), chain_root=b"") for place in places}

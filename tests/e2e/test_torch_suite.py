@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from libs.runtime.paths import cache_dir
-from libs.testing.suites.suite import Suite, kv_transfers, running_suite
+from libs.testing.suites.suite import RunningSuite, kv_transfers, running_suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ BLOCK_SIZE_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "torch", "--prefill", "2") as found:
         yield found
 
@@ -50,7 +50,7 @@ def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def _ask(suite: Suite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
+def _ask(suite: RunningSuite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     """(text, usage) of a greedy answer."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
     answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=120)
@@ -58,7 +58,7 @@ def _ask(suite: Suite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
+def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: RunningSuite) -> None:
     from tokenizers import Tokenizer
 
     model_path = cache_dir() / "models" / MODEL
@@ -93,7 +93,9 @@ def _block_bytes(model_path: Path) -> int:
     return int(per_token * BLOCK_SIZE_TOKENS)
 
 
-def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_that_has_them(suite: Suite) -> None:
+def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_that_has_them(
+    suite: RunningSuite,
+) -> None:
     prompts = _prompts(LONG_LENGTHS, seed=12)
     with ThreadPoolExecutor(len(prompts)) as pool:  # one after the other they may all go to the faster worker
         first = list(pool.map(lambda prompt: _ask(suite, prompt), prompts))
@@ -112,7 +114,7 @@ def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_th
     assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
 
 
-def _sources(suite: Suite, wanted: dict[int, int]) -> dict[int, list[str]]:
+def _sources(suite: RunningSuite, wanted: dict[int, int]) -> dict[int, list[str]]:
     """Workers that KV came from, by the length of their prompt."""
     found: dict[int, list[str]] = {}
     for transfer in asyncio.run(kv_transfers(suite, wanted)):
@@ -120,13 +122,13 @@ def _sources(suite: Suite, wanted: dict[int, int]) -> dict[int, list[str]]:
     return found
 
 
-def test_asked_for_the_capital_of_france_it_says_paris(suite: Suite) -> None:
+def test_asked_for_the_capital_of_france_it_says_paris(suite: RunningSuite) -> None:
     done = suite.fulcrum("chat", "What is the capital of France?", "--max-tokens", "30", "--temperature", "0")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
 
 
-def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Suite) -> None:
+def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: RunningSuite) -> None:
     def ask(seed: int) -> str:
         body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.8, "seed": seed}
         text: str = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
@@ -136,7 +138,7 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Suite)
     assert ask(5) != ask(6)
 
 
-def test_tuning_prefill_on_the_real_model_tells_curve_knee_budget_and_gain(suite: Suite) -> None:
+def test_tuning_prefill_on_the_real_model_tells_curve_knee_budget_and_gain(suite: RunningSuite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "50", "--measure-only")
     done = suite.fulcrum(*arguments, "--tpot", "100000", "--json")
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex.port import KvIndex, PrefixQuery
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.servers.stores import KafkaServer
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
 from services.gateway.batch.run import BatchPorts
@@ -31,7 +31,7 @@ KV_LEASE_MS = 10_000
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     """A whole suite of processes on the sim engine, with a spare of all that clients depend on.
 
     It is slow enough to be met at every stage: a prompt of 1,500 tokens takes 0.2 s, and about as long to pull.

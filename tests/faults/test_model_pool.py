@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("pool")
     models = [word for name in ("alpha", "beta", "gamma") for word in ("--model", name)]
     shape = ("--engine", "sim", "--pool", "2", *models)
@@ -30,17 +30,17 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield found
 
 
-async def ask(http: httpx.AsyncClient, suite: Suite, model: str, tokens: int = 4) -> httpx.Response:
+async def ask(http: httpx.AsyncClient, suite: RunningSuite, model: str, tokens: int = 4) -> httpx.Response:
     body = {"model": model, "prompt": "a b c", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     return await http.post(f"{suite.gateway}/v1/completions", json=body)
 
 
-async def workers(http: httpx.AsyncClient, suite: Suite) -> list[dict[str, Any]]:
+async def workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
     return found
 
 
-async def loading(http: httpx.AsyncClient, suite: Suite, model: str) -> dict[str, Any]:
+async def loading(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> dict[str, Any]:
     """The worker that loads a model, as soon as one does."""
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -50,7 +50,7 @@ async def loading(http: httpx.AsyncClient, suite: Suite, model: str) -> dict[str
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_that_is_killed_while_it_loads_costs_time_and_no_request(suite: Suite) -> None:
+async def test_a_worker_that_is_killed_while_it_loads_costs_time_and_no_request(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         asked = [asyncio.ensure_future(ask(http, suite, "alpha")) for _ in range(3)]
         os.kill((await loading(http, suite, "alpha"))["pid"], signal.SIGKILL)
@@ -60,7 +60,7 @@ async def test_a_worker_that_is_killed_while_it_loads_costs_time_and_no_request(
 
 
 async def test_a_model_that_is_removed_while_it_is_asked_for_is_404_in_words_and_what_runs_elsewhere_ends(
-    suite: Suite,
+    suite: RunningSuite,
 ) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         assert (await ask(http, suite, "alpha")).status_code == 200
@@ -79,7 +79,9 @@ async def test_a_model_that_is_removed_while_it_is_asked_for_is_404_in_words_and
         assert (await ask(http, suite, "doomed")).status_code == 404
 
 
-async def test_a_model_that_no_worker_has_memory_for_is_503_with_the_reason_and_the_others_go_on(suite: Suite) -> None:
+async def test_a_model_that_no_worker_has_memory_for_is_503_with_the_reason_and_the_others_go_on(
+    suite: RunningSuite,
+) -> None:
     assert suite.fulcrum("models", "add", "huge", "--size", "141GB").returncode == 0
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
@@ -96,7 +98,9 @@ async def test_a_model_that_no_worker_has_memory_for_is_503_with_the_reason_and_
         assert suite.fulcrum("models", "remove", "huge").returncode == 0
 
 
-async def test_a_model_that_takes_longer_than_requests_wait_is_503_and_is_there_after_retry_after(suite: Suite) -> None:
+async def test_a_model_that_takes_longer_than_requests_wait_is_503_and_is_there_after_retry_after(
+    suite: RunningSuite,
+) -> None:
     # 80 GB at 4 GB/s and half a second: as long as a request may wait, and a little more once another is put away.
     assert suite.fulcrum("models", "add", "large", "--size", "79GB").returncode == 0
     async with httpx.AsyncClient(timeout=WAIT_S) as http:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
@@ -26,7 +26,7 @@ TIGHT = {
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("pool")
     models = [word for name in ("alpha", "beta", "gamma") for word in ("--model", name)]
     shape = ("--engine", "sim", "--pool", "1", *models)
@@ -38,11 +38,11 @@ def body(model: str, tokens: int) -> dict[str, Any]:
     return {"model": model, "prompt": "a b c", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
 
 
-async def ask(http: httpx.AsyncClient, suite: Suite, model: str, tokens: int = 4) -> httpx.Response:
+async def ask(http: httpx.AsyncClient, suite: RunningSuite, model: str, tokens: int = 4) -> httpx.Response:
     return await http.post(f"{suite.gateway}/v1/completions", json=body(model, tokens))
 
 
-async def test_answers_that_a_turn_cuts_are_ended_later_as_if_nothing_had_been(suite: Suite) -> None:
+async def test_answers_that_a_turn_cuts_are_ended_later_as_if_nothing_had_been(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         alone = (await ask(http, suite, "alpha", 600)).json()["choices"][0]["text"]
         both = await asyncio.gather(*(ask(http, suite, name, 600) for name in ("alpha", "beta", "alpha")))
@@ -51,7 +51,7 @@ async def test_answers_that_a_turn_cuts_are_ended_later_as_if_nothing_had_been(s
     assert [both[place].json()["choices"][0]["text"] for place in (0, 2)] == [alone] * 2
 
 
-async def test_batch_lines_wake_models_that_no_worker_has(suite: Suite) -> None:
+async def test_batch_lines_wake_models_that_no_worker_has(suite: RunningSuite) -> None:
     lines = [
         json.dumps({"custom_id": f"{name}-{n}", "method": "POST", "url": "/v1/completions", "body": body(name, 4)})
         for n in range(3)
@@ -76,7 +76,7 @@ async def test_batch_lines_wake_models_that_no_worker_has(suite: Suite) -> None:
         assert found["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
 
-async def test_a_full_host_memory_costs_the_one_left_longest_ago_its_place_and_no_answer(suite: Suite) -> None:
+async def test_a_full_host_memory_costs_the_one_left_longest_ago_its_place_and_no_answer(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         for name in ("alpha", "beta", "gamma", "alpha"):
             assert (await ask(http, suite, name)).status_code == 200
@@ -90,7 +90,7 @@ async def test_a_full_host_memory_costs_the_one_left_longest_ago_its_place_and_n
                 await asyncio.sleep(0.05)
 
 
-async def test_broken_weights_are_503_with_the_reason_and_the_others_go_on(suite: Suite, tmp_path: Path) -> None:
+async def test_broken_weights_are_503_with_the_reason_and_the_others_go_on(suite: RunningSuite, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{")

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 
 from libs.contracts import keys
 from libs.testing.suites.processes import gateway_metrics, kill, until_whole
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 
 pytestmark = pytest.mark.suite
 
@@ -18,7 +18,7 @@ async def ask(http: httpx.AsyncClient, url: str) -> int:
     return (await http.post(f"{url}/v1/completions", json=body)).status_code
 
 
-async def test_gateways_and_planner_outlive_and_start_over_entries_that_are_no_workers(suite: Suite) -> None:
+async def test_gateways_and_planner_outlive_and_start_over_entries_that_are_no_workers(suite: RunningSuite) -> None:
     cluster, urls = suite.ready["cluster"], suite.ready["gateways"]
     store: Redis = Redis.from_url(suite.ready["redis"])
     leases = [keys.worker(cluster, "").encode() + member for member in MEMBERS]

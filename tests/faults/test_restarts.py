@@ -21,7 +21,7 @@ from libs.testing.suites.processes import (
     workers,
 )
 from libs.testing.suites.steady_load import SteadyLoad, steady_load
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
@@ -36,7 +36,7 @@ MOVE_S = 5.0
 """A role move takes milliseconds, and must not wait for stores."""
 
 
-async def until_idle(http: httpx.AsyncClient, suite: Suite) -> None:
+async def until_idle(http: httpx.AsyncClient, suite: RunningSuite) -> None:
     """Fails with what is left of requests that have all ended."""
     left = ["?"]
     try:
@@ -52,7 +52,7 @@ def is_spare_down(name: str, down: Collection[str]) -> bool:
     return any(other.split("-")[0] == name.split("-", maxsplit=1)[0] for other in down if "-" in other)
 
 
-async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(suite: Suite) -> None:
+async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(suite: RunningSuite) -> None:
     """One gateway, one worker of each kind, both stores, planner and metrics."""
     async with httpx.AsyncClient(timeout=10) as http:
         async with steady_load(suite.ready["gateways"][:1], tokens=TOKENS) as load:
@@ -68,7 +68,7 @@ async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: Suite, seed: int) -> None:
+async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: RunningSuite, seed: int) -> None:
     """Every process once, the next one while the last ones are still coming back, but for the last one of a kind."""
     order = Random(seed).sample(NAMES + SPARES, len(NAMES + SPARES))
     async with httpx.AsyncClient(timeout=10) as http:
@@ -108,7 +108,7 @@ MOST_OF_IT = 0.8
     ids=" and ".join,
 )
 async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_on(
-    suite: Suite, stores: tuple[str, ...]
+    suite: RunningSuite, stores: tuple[str, ...]
 ) -> None:
     """What telemetry does not fit into its buffer is shown as not known, never as idle."""
     loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_o
         await until_idle(http, suite)
 
 
-async def assert_silence_is_noticed(http: httpx.AsyncClient, suite: Suite, load: SteadyLoad) -> None:
+async def assert_silence_is_noticed(http: httpx.AsyncClient, suite: RunningSuite, load: SteadyLoad) -> None:
     """A frozen worker is left though no store says that it has gone."""
 
     async def silences() -> float:
@@ -152,7 +152,7 @@ async def assert_silence_is_noticed(http: httpx.AsyncClient, suite: Suite, load:
         await load.more(4)
 
 
-async def until_covered(http: httpx.AsyncClient, suite: Suite) -> None:
+async def until_covered(http: httpx.AsyncClient, suite: RunningSuite) -> None:
     """Every worker's time is known again."""
     async with asyncio.timeout(BACK_S):
         while True:
@@ -162,7 +162,7 @@ async def until_covered(http: httpx.AsyncClient, suite: Suite) -> None:
             await asyncio.sleep(0.1)
 
 
-async def assert_loss_is_shown(http: httpx.AsyncClient, suite: Suite, since_s: float) -> None:
+async def assert_loss_is_shown(http: httpx.AsyncClient, suite: RunningSuite, since_s: float) -> None:
     await until_covered(http, suite)
     window_s = asyncio.get_running_loop().time() - since_s
     known = await occupancy(http, suite, window_s)
@@ -176,7 +176,7 @@ async def assert_loss_is_shown(http: httpx.AsyncClient, suite: Suite, since_s: f
     assert 0 < lost_s < unknown_s / MOST_OF_IT
 
 
-async def occupancy(http: httpx.AsyncClient, suite: Suite, window_s: float) -> dict[str, Any]:
+async def occupancy(http: httpx.AsyncClient, suite: RunningSuite, window_s: float) -> dict[str, Any]:
     answer = await http.get(f"{suite.ready['metrics']}/v1/occupancy", params={"window": f"{window_s:.1f}s"})
     found: dict[str, Any] = answer.json()
     return found

@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.local import LocalEngine
 from libs.policy.gateway import placement
-from libs.testing.suites.role_moves import Mover, Traffic, open_admins, request_bodies
+from libs.testing.suites.role_moves import RoleChanger, SteadyTraffic, open_admins, request_bodies
 from libs.testing.wait import until
 from libs.testing.workers.hosts import TOKEN, LocalWorker, local_worker
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
@@ -313,8 +313,8 @@ async def moves_under_load(
             open_gateway_over(*(worker.host.worker() for worker in workers.values()))
         )
         addresses = {name: worker.address for name, worker in workers.items()}
-        mover = Mover(await stack.enter_async_context(open_admins(addresses, TOKEN)), ROLES)
-        traffic = Traffic(gateway.http, request_bodies("sim", 8, prompt_tokens=60, output_tokens=output_tokens))
+        mover = RoleChanger(await stack.enter_async_context(open_admins(addresses, TOKEN)), ROLES)
+        traffic = SteadyTraffic(gateway.http, request_bodies("sim", 8, prompt_tokens=60, output_tokens=output_tokens))
         await traffic.learn()
         async with traffic.flowing(18):  # of 24 slots
             for _ in range(moves):

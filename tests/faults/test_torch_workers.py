@@ -10,7 +10,7 @@ import pytest
 
 from libs.testing.suites.processes import gateway_metrics, integrity, kill, until_whole, workers
 from libs.testing.suites.streams import Streamed, joined_logprobs, stream
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.torch, pytest.mark.faults, pytest.mark.timeout(240)]
@@ -25,7 +25,7 @@ STREAMS = 8
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     """Two of each kind: only a worker with a spare can be left for its silence."""
     shape = ("--engine", "torch", "--prefill", "2", "--decode", "2")
     threads = {"FULCRUM_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -38,7 +38,7 @@ def answers() -> list[Streamed]:
 
 
 async def ask_all(
-    http: httpx.AsyncClient, suite: Suite, temperature: float, into: Sequence[Streamed], *, times: int = 1
+    http: httpx.AsyncClient, suite: RunningSuite, temperature: float, into: Sequence[Streamed], *, times: int = 1
 ) -> None:
     """The same requests at each call, none of which finds its prefix cached; `times` as long."""
     tenant = uuid.uuid4().hex
@@ -54,7 +54,7 @@ async def ask_all(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: Suite, temperature: float) -> None:
+async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: RunningSuite, temperature: float) -> None:
     async with httpx.AsyncClient(timeout=120) as http:
         await until_whole(http, suite)
         expected, found = answers(), answers()
@@ -68,7 +68,7 @@ async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: Sui
     same_answers(found, expected)
 
 
-async def test_a_prefill_worker_killed_over_its_prompts_changes_no_answer(suite: Suite) -> None:
+async def test_a_prefill_worker_killed_over_its_prompts_changes_no_answer(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=120) as http:
         await until_whole(http, suite)
         expected, found = answers(), answers()
@@ -82,7 +82,7 @@ async def test_a_prefill_worker_killed_over_its_prompts_changes_no_answer(suite:
     same_answers(found, expected)
 
 
-async def busiest(http: httpx.AsyncClient, suite: Suite, role: str) -> tuple[str, int]:
+async def busiest(http: httpx.AsyncClient, suite: RunningSuite, role: str) -> tuple[str, int]:
     """The worker of that role with most sequences, and how many they are."""
     held = {
         str(worker["id"]): (await integrity(suite, worker["address"])).live_sequences
@@ -110,7 +110,7 @@ def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -
         assert tops == pytest.approx(others, abs=1e-3)
 
 
-async def test_long_prompts_and_many_streams_on_busy_cores_are_no_silence(suite: Suite) -> None:
+async def test_long_prompts_and_many_streams_on_busy_cores_are_no_silence(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=120) as http:
         await until_whole(http, suite)
         before = await gateway_metrics(http, suite.gateway)

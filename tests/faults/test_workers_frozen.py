@@ -9,7 +9,7 @@ import pytest
 
 from libs.testing.suites.processes import frozen, gateway_metrics, until_whole, workers
 from libs.testing.suites.streams import Streamed, stream
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
@@ -36,7 +36,7 @@ def undisturbed() -> dict[tuple[str, int], list[Streamed]]:
     return {}
 
 
-async def ask_all(http: httpx.AsyncClient, suite: Suite, prompt: str, tokens: int) -> list[Streamed]:
+async def ask_all(http: httpx.AsyncClient, suite: RunningSuite, prompt: str, tokens: int) -> list[Streamed]:
     """The same requests at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
     body = {"model": "sim", "max_tokens": tokens, "temperature": 0.8, "ignore_eos": True}
@@ -53,7 +53,7 @@ def lasted_s(answers: list[Streamed]) -> float:
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
 async def test_a_frozen_worker_is_routed_round(
-    suite: Suite,
+    suite: RunningSuite,
     undisturbed: dict[tuple[str, int], list[Streamed]],
     stage: tuple[str, tuple[str, int], float],
     record_property: Callable[[str, object], None],

@@ -10,7 +10,7 @@ import pytest
 
 from libs.testing.suites.processes import gateway_metrics, kill, until_whole
 from libs.testing.suites.streams import Streamed, joined_logprobs, stream
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
@@ -38,7 +38,7 @@ def answers() -> list[Streamed]:
 
 
 @pytest.mark.parametrize("name", ["prefill-1", "decode-2"])
-async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(suite: Suite, name: str) -> None:
+async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(suite: RunningSuite, name: str) -> None:
     urls = suite.ready["gateways"]
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 COUNTS = pytest.StashKey[Counter[str]]()
 SHORT_EXAMPLES = 12
@@ -49,7 +49,7 @@ def fuzz(pytestconfig: pytest.Config) -> Fuzz:
 
 
 @pytest.fixture(scope="module")
-def live_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def live_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     """A suite of processes; when it is left they still run, beside what they start of themselves, and none has logged a
     fault."""
     folder = tmp_path_factory.mktemp("fuzz")
@@ -61,7 +61,7 @@ def live_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         assert not _faults(folder), _faults(folder)
 
 
-def _processes(suite: Suite) -> set[int]:
+def _processes(suite: RunningSuite) -> set[int]:
     return {child.pid for child in psutil.Process(suite.process.pid).children(recursive=True)}
 
 

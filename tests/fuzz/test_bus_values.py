@@ -24,7 +24,7 @@ from libs.policy.metrics.shares import Shares
 from libs.telemetry.fleet_loads import COLUMNS
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.messages import messages, spoiled
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock, at_once
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
@@ -199,7 +199,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     holds()
 
 
-async def test_values_from_the_broker(live_suite: Suite, fuzz: Any) -> None:
+async def test_values_from_the_broker(live_suite: RunningSuite, fuzz: Any) -> None:
     """All at once into the running services; a good event behind them shows that they have been read."""
     drawn: list[tuple[Topic, bytes]] = []
 
@@ -227,7 +227,7 @@ async def test_values_from_the_broker(live_suite: Suite, fuzz: Any) -> None:
                 assert response.status_code == 200, f"{path}: {response.text}"
 
 
-async def _publish(suite: Suite, found: list[tuple[str, bytes, list[tuple[str, bytes]]]]) -> None:
+async def _publish(suite: RunningSuite, found: list[tuple[str, bytes, list[tuple[str, bytes]]]]) -> None:
     from libs.bus.clients import open_producer
 
     async with open_producer(suite.ready["kafka"], "fuzz") as producer:

@@ -41,10 +41,10 @@ from libs.stores.steps.port import StepTimeKey
 from libs.stores.steps.redis import CURVE_FIELD, RedisStepTimes
 from libs.testing.messages import messages, spoiled
 from libs.testing.servers.stores import RedisServer
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
@@ -161,7 +161,7 @@ def takes(workers: list[Worker]) -> None:
     """A gateway's links and a planner's decisions are made of them."""
     tasks = Mock(spec=TaskOwner)
     tasks.spawn.side_effect = lambda _name, coroutine: (coroutine.close(), Mock())[1]
-    fleet = Fleet(hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
+    fleet = WorkerLinks(hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
     fleet.update(workers, Mock())
     for link in fleet.links:
         link._worker = link._registered  # as if it had said so itself
@@ -348,7 +348,7 @@ def test_the_reason_says_what_is_wrong_with_a_worker(worker: Worker, why: str) -
         read_worker(worker.id.encode(), worker.SerializeToString())
 
 
-async def test_a_suite_serves_and_starts_again_over_any_entries(live_suite: Suite, fuzz: Any) -> None:
+async def test_a_suite_serves_and_starts_again_over_any_entries(live_suite: RunningSuite, fuzz: Any) -> None:
     cluster, client = live_suite.ready["cluster"], Redis.from_url(live_suite.ready["redis"])
     found = collected(fuzz, entries, 4)
     await put(client, cluster, [*found, (b"\xff\xfe", b"\xff"), (b"\xff\xfd", None)])
@@ -360,6 +360,6 @@ async def test_a_suite_serves_and_starts_again_over_any_entries(live_suite: Suit
     await client.aclose()
 
 
-async def _serves(http: httpx.AsyncClient, suite: Suite) -> None:
+async def _serves(http: httpx.AsyncClient, suite: RunningSuite) -> None:
     body = {"model": "sim", "prompt": "hello", "max_tokens": 3}
     assert (await http.post(f"{suite.gateway}/v1/completions", json=body)).status_code == 200

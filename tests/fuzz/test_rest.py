@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 
 pytestmark = pytest.mark.suite
 
@@ -73,7 +73,9 @@ def check(status: int, text: str, headers: Mapping[str, str]) -> None:
 
 @pytest.mark.parametrize("service", ["gateway", "planner", "metrics"])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
-def test_every_operation_answers_as_described(live_suite: Suite, fuzz: Any, service: str, mode: GenerationMode) -> None:
+def test_every_operation_answers_as_described(
+    live_suite: RunningSuite, fuzz: Any, service: str, mode: GenerationMode
+) -> None:
     with httpx.Client(timeout=ANSWER_S) as client:
         for operation in operations(live_suite.ready[service]):
 
@@ -105,7 +107,7 @@ pieces |= st.binary(max_size=40)
 
 
 @pytest.mark.parametrize("service", ["gateway", "planner", "metrics"])
-def test_bytes_that_are_no_request_are_refused(live_suite: Suite, fuzz: Any, service: str) -> None:
+def test_bytes_that_are_no_request_are_refused(live_suite: RunningSuite, fuzz: Any, service: str) -> None:
     where = urlsplit(live_suite.ready[service])
 
     @fuzz.settings(4)
@@ -141,7 +143,7 @@ def exchange(connection: socket.socket, sent: bytes) -> bytes:
     return answer
 
 
-def test_paths_and_methods_that_are_not_there_answer_in_the_same_shape(live_suite: Suite) -> None:
+def test_paths_and_methods_that_are_not_there_answer_in_the_same_shape(live_suite: RunningSuite) -> None:
     for service in ("gateway", "planner", "metrics"):
         for method, path, status in (("GET", "/nowhere", 404), ("POST", "/healthz", 405), ("DELETE", "/metrics", 405)):
             response = httpx.request(method, live_suite.ready[service] + path)

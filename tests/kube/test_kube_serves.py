@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.kube.clients import Load, Service, running_load
+from libs.testing.kube.clients import KubeLoad, KubeService, running_load
 from libs.testing.kube.kubelet import STAND_IN, TOLERATION, Kubelet, running_kubelet
 from libs.testing.kube.namespace import STARTED_S, Namespace, namespace
 from libs.testing.servers.stores import KafkaServer, RedisServer
@@ -65,7 +65,7 @@ async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_requ
         async with running_kubelet(f"stand-in-{own.name}", tmp_path / "pods", given, sources=sources) as kubelet:
             for component in ("gateway", "planner", "metrics", "prefill", "decode"):
                 await own.until(f"{component} is ready", partial(own.ready_pods, component), timeout_s=STARTED_S)
-            service = Service(own, "fulcrum-gateway")
+            service = KubeService(own, "fulcrum-gateway")
             await answers(own, service)
             tell(f"a question is answered {time.monotonic() - since_s:.0f} s after the install")
             async with running_load(service, clients=16, prompt="word " * 20, max_tokens=96) as load:
@@ -80,7 +80,7 @@ async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_requ
             tell(f"{load.answered} answers under the upgrade, none failed")
 
 
-async def answers(own: Namespace, service: Service) -> None:
+async def answers(own: Namespace, service: KubeService) -> None:
     async def both_listed() -> bool:
         await service.refresh()
         return len(service.urls) == 2
@@ -99,7 +99,7 @@ async def decoding(own: Namespace) -> set[str]:
     return {name.removeprefix("pod/") for name in found.split()} & ready
 
 
-async def grows(own: Namespace, load: Load) -> None:
+async def grows(own: Namespace, load: KubeLoad) -> None:
     assert await decoding(own) == await own.ready_pods("decode")
 
     async def grown() -> bool:
@@ -111,7 +111,7 @@ async def grows(own: Namespace, load: Load) -> None:
     assert "the planner wishes for" in await own.kubectl("describe", "deployment", "fulcrum-spare")
 
 
-async def shrinks(own: Namespace, kubelet: Kubelet, load: Load) -> None:
+async def shrinks(own: Namespace, kubelet: Kubelet, load: KubeLoad) -> None:
     """Every worker that goes had been asked to stand by before, and none in a role goes."""
     since_s = time.monotonic()
     pools = {"spare": await own.ready_pods("spare")}
@@ -136,7 +136,7 @@ async def only(own: Namespace, pods: set[str]) -> bool:
     return await decoding(own) == pods
 
 
-async def is_replaced(own: Namespace, kubelet: Kubelet, load: Load, file: str) -> None:
+async def is_replaced(own: Namespace, kubelet: Kubelet, load: KubeLoad, file: str) -> None:
     before, since_s = set(kubelet.pods), time.monotonic()
     usual = "planner.env.FULCRUM_PLANNER_SCALE_CALM_S=60,planner.env.FULCRUM_PLANNER_SCALE_LINGER_S=120"
     await own.helm("upgrade", "--values", file, "--set", f"image.tag=new,{usual}")

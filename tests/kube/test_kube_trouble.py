@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from libs.testing.kube.api_server import killed
-from libs.testing.kube.clients import Load, Service, running_load
+from libs.testing.kube.clients import KubeLoad, KubeService, running_load
 from libs.testing.kube.kubelet import TOLERATION, Kubelet, running_kubelet
 from libs.testing.kube.namespace import STARTED_S, CommandFailed, Namespace, namespace, run
 from libs.testing.servers.proxy import VanishingProxy, vanishing_proxy
@@ -81,7 +81,7 @@ async def test_evictions_a_server_that_is_away_and_a_lost_node_fail_no_request(
         far = await stack.enter_async_context(far_kubelet(own, tmp_path / "second"))
         for component in ("gateway", "planner", "metrics", "prefill", "decode", "far"):
             await own.until(f"{component} is ready", partial(own.ready_pods, component), timeout_s=STARTED_S)
-        service = Service(own, "fulcrum-gateway", kubeconfig)
+        service = KubeService(own, "fulcrum-gateway", kubeconfig)
         async with running_load(service, clients=8, prompt="word " * 20, max_tokens=16) as load:
             await load.until(ANSWERS, ANSWERS_S)
             await pods_are_evicted(own, load)
@@ -104,7 +104,7 @@ async def evict(own: Namespace, pod: str) -> None:
     await own.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(body))
 
 
-async def pods_are_evicted(own: Namespace, load: Load) -> None:
+async def pods_are_evicted(own: Namespace, load: KubeLoad) -> None:
     """One at a time: the budget refuses the second until another has taken the first one's place."""
     first, second = await own.until("both decode pods are ready", lambda: two(own))
     await own.until("the budget allows one", lambda: allowed(own))
@@ -117,7 +117,7 @@ async def pods_are_evicted(own: Namespace, load: Load) -> None:
     tell(f"a pod was evicted, another one refused: {load.answered} answers")
 
 
-async def a_worker_is_killed(own: Namespace, kubelet: Kubelet, load: Load) -> None:
+async def a_worker_is_killed(own: Namespace, kubelet: Kubelet, load: KubeLoad) -> None:
     """Its pod starts it again, as the worker that it was."""
     name = min(await own.ready_pods("decode"))
     (pod,) = (each for each in kubelet.pods.values() if each.pod["metadata"]["name"] == name)
@@ -165,7 +165,7 @@ async def away(proxy: VanishingProxy) -> AsyncIterator[None]:
             proxy.target = there
 
 
-async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: Load, proxy: VanishingProxy) -> None:
+async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: KubeLoad, proxy: VanishingProxy) -> None:
     """For the kubelet, the planner and the clients."""
     secret = (await own.get("secret", "fulcrum-token"))["data"]["token"]
     moved = min(await own.ready_pods("decode"))
@@ -190,7 +190,7 @@ async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: Load, proxy
     tell(f"the API server was {how} for {AWAY_S:.0f} s: two roles moved, {load.answered - before} answers")
 
 
-async def a_node_is_lost(own: Namespace, far: Kubelet, load: Load) -> None:
+async def a_node_is_lost(own: Namespace, far: Kubelet, load: KubeLoad) -> None:
     """A node goes with what ran there. Its pod waits for another one."""
     (lost,) = await own.ready_pods("far")
     since_s = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
 from libs.engine.kv_port import KvChunk, KvHandle
-from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
@@ -48,15 +48,15 @@ async def test_sequences_of_several_adapters_are_computed_beside_each_other_and_
         engines.append((engine, EventReader(engine)))
     (source, source_reader), (target, target_reader) = engines
 
-    def request(key: int, phase: Phase, adapter: str, kv: KvHandle | None = None) -> EngineRequest:
+    def request(key: int, phase: EnginePhase, adapter: str, kv: KvHandle | None = None) -> EngineRequest:
         root = f"chain {adapter}".encode()
         return EngineRequest(key, f"r-{key}", phase, PROMPT, len(PROMPT), TOKENS, GREEDY, root, kv, adapter=adapter)
 
     async def ask(key: int, adapter: str) -> list[int]:
-        source.submit(request(key, Phase.PREFILL, adapter))
+        source.submit(request(key, EnginePhase.PREFILL, adapter))
         prefilled = (await source_reader.ended(key)).end
         assert prefilled is not None and prefilled.handle is not None, prefilled
-        target.submit(request(key, Phase.DECODE, adapter, prefilled.handle))
+        target.submit(request(key, EnginePhase.DECODE, adapter, prefilled.handle))
         return (await target_reader.ended(key)).token_ids
 
     names = ("sql", "", "chat", "sql")

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from libs.engine.config import EngineConfig
-from libs.engine.port import EngineIdentity, EngineIntegrity, EngineRequest, FinishReason, Phase, SamplingParams
+from libs.engine.port import EngineIdentity, EngineIntegrity, EnginePhase, EngineRequest, FinishReason, SamplingParams
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
@@ -48,7 +48,7 @@ def prompt(seed: int) -> NDArray[np.int32]:
 
 def request(key: int, seed: int) -> EngineRequest:
     tokens = prompt(seed)
-    return EngineRequest(key, f"request-{key}", Phase.BOTH, tokens, len(tokens), OUTPUT_TOKENS, GREEDY)
+    return EngineRequest(key, f"request-{key}", EnginePhase.BOTH, tokens, len(tokens), OUTPUT_TOKENS, GREEDY)
 
 
 def under_way(engine: VllmEngine) -> bool:

@@ -15,17 +15,24 @@ from libs.engine.port import (
     Capabilities,
     EngineIdentity,
     EngineIntegrity,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     Progress,
     SamplingParams,
 )
 from libs.engine.vllm.connectors import Connector, Handing, Way
 from libs.engine.vllm.engine import VllmEngine
 from libs.engine.vllm.scheduling.running_step import Board
-from libs.engine.vllm.scheduling.step_report import COMMAND_KEY, REPORT_KEY, Command, Report, decode_command, encode
-from libs.engine.vllm.starting.started import Ready
+from libs.engine.vllm.scheduling.step_report import (
+    COMMAND_KEY,
+    REPORT_KEY,
+    Command,
+    EngineReport,
+    decode_command,
+    encode,
+)
+from libs.engine.vllm.starting.started import StartedCore
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.real_model import write_random_llama
@@ -51,9 +58,9 @@ class PlayedCore:
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self.sent = 0
 
-    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         handing = Handing(Connector("NixlConnector", Way.REPLY, {}), "engine-1")
-        return Ready(CAPABILITIES, "cpu", handing, self._board)
+        return StartedCore(CAPABILITIES, "cpu", handing, self._board)
 
     async def send(self, request: Any) -> None:
         self.sent += 1
@@ -88,7 +95,7 @@ async def engine(core: PlayedCore, tmp_path: Path) -> AsyncIterator[VllmEngine]:
     await engine.close()
 
 
-def prompt(key: int, phase: Phase = Phase.PREFILL, sampling: SamplingParams = GREEDY) -> EngineRequest:
+def prompt(key: int, phase: EnginePhase = EnginePhase.PREFILL, sampling: SamplingParams = GREEDY) -> EngineRequest:
     return EngineRequest(key, f"request-{key}", phase, PROMPT, len(PROMPT), 4, sampling)
 
 
@@ -98,7 +105,7 @@ async def test_parameters_that_vllm_refuses_are_an_invalid_request_and_leave_not
     bad = replace(GREEDY, repetition_penalty=-1.0)
     for key in range(10):  # more than the engine's bound
         with pytest.raises(InvalidRequest, match="repetition_penalty"):
-            engine.submit(prompt(key, Phase.BOTH, bad))
+            engine.submit(prompt(key, EnginePhase.BOTH, bad))
     assert engine.integrity() == EngineIntegrity(0, 0, 0) and engine.load().waiting == 0
     engine.submit(prompt(0))
     assert (await core.got.get()).prompt_token_ids == PROMPT.tolist()
@@ -143,7 +150,7 @@ async def test_a_lease_runs_from_the_end_of_the_prompt_however_late_that_is_read
 
 def outputs(*told: Any, now_ns: int = 1, **news: Any) -> Any:
     """A message of EngineCore's, with the report of a scheduler in which nothing is left."""
-    report = Report(now_ns, 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
+    report = EngineReport(now_ns, 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
     return vllm_engine.EngineCoreOutputs(
         outputs=list(told), scheduler_stats=vllm_stats.SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from libs.engine.config import EngineConfig
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import EngineIdentity, EngineIntegrity, EngineRequest, FinishReason, Phase, SamplingParams
+from libs.engine.port import EngineIdentity, EngineIntegrity, EnginePhase, EngineRequest, FinishReason, SamplingParams
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
@@ -49,18 +49,18 @@ def prompt(seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, 250, PROMPT_TOKENS, dtype=np.int32)
 
 
-def request(key: int, phase: Phase, seed: int, kv: KvHandle | None = None) -> EngineRequest:
+def request(key: int, phase: EnginePhase, seed: int, kv: KvHandle | None = None) -> EngineRequest:
     return EngineRequest(key, f"request-{key}", phase, prompt(seed), PROMPT_TOKENS, OUTPUT_TOKENS, GREEDY, b"", kv)
 
 
-async def ask(side: Side, key: int, phase: Phase, seed: int, kv: KvHandle | None = None) -> SequenceLog:
+async def ask(side: Side, key: int, phase: EnginePhase, seed: int, kv: KvHandle | None = None) -> SequenceLog:
     engine, reader = side
     engine.submit(request(key, phase, seed, kv))
     return await reader.ended(key)
 
 
 async def prefilled(source: Side, key: int, seed: int) -> KvHandle:
-    end = (await ask(source, key, Phase.PREFILL, seed)).end
+    end = (await ask(source, key, EnginePhase.PREFILL, seed)).end
     assert end is not None and end.finish is FinishReason.PREFILLED and end.handle is not None
     return end.handle
 
@@ -75,18 +75,18 @@ async def test_blocks_are_good_for_one_receiver_which_frees_them(tmp_path: Path)
 
 async def second_reader(source: Side, target: Side) -> None:
     """It gets other tokens and no error; computed again they are right. Should vLLM refuse it, `kv_once` can go."""
-    alone = (await ask(source, 1, Phase.BOTH, 1)).token_ids
+    alone = (await ask(source, 1, EnginePhase.BOTH, 1)).token_ids
     handle = await prefilled(source, 2, 1)
-    assert (await ask(target, 3, Phase.DECODE, 1, handle)).token_ids == alone
+    assert (await ask(target, 3, EnginePhase.DECODE, 1, handle)).token_ids == alone
     await until(lambda: source[0].integrity() == IDLE)
     pool_tokens = source[0].capabilities.kv_blocks * BLOCK_TOKENS
     others = range(100, 100 + 2 * pool_tokens // PROMPT_TOKENS)
-    await asyncio.gather(*(ask(source, number, Phase.BOTH, number) for number in others))
-    second = await ask(target, 4, Phase.DECODE, 1, handle)
+    await asyncio.gather(*(ask(source, number, EnginePhase.BOTH, number) for number in others))
+    second = await ask(target, 4, EnginePhase.DECODE, 1, handle)
     assert second.end is not None and second.end.finish is FinishReason.LENGTH
     assert second.token_ids != alone
     again = await prefilled(source, 5, 1)
-    assert (await ask(target, 6, Phase.DECODE, 1, again)).token_ids == alone
+    assert (await ask(target, 6, EnginePhase.DECODE, 1, again)).token_ids == alone
     await until(lambda: source[0].integrity() == target[0].integrity() == IDLE)
 
 
@@ -95,7 +95,7 @@ async def aborted_reader(source: Side, target: Side, key: int, *, pulls: bool) -
     engine, reader = target
     handle = await prefilled(source, key, key)
     assert source[0].integrity().leased_handles == 1
-    engine.submit(request(key, Phase.DECODE, key, handle))
+    engine.submit(request(key, EnginePhase.DECODE, key, handle))
     if pulls:
         await reader.until(lambda: reader.log(key).pulled == 1)
     engine.abort(key)

@@ -20,9 +20,9 @@ from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     SamplingParams,
 )
 from libs.engine.vllm.core import VllmCore
@@ -126,7 +126,7 @@ def truth(model: Path, pair: Pair) -> dict[str, list[list[int]]]:
 
 
 def request(
-    key: int, phase: Phase, prompt: NDArray[np.int32], sampling: SamplingParams, kv: KvHandle | None = None
+    key: int, phase: EnginePhase, prompt: NDArray[np.int32], sampling: SamplingParams, kv: KvHandle | None = None
 ) -> EngineRequest:
     return EngineRequest(key, f"request-{key}", phase, prompt, len(prompt), OUTPUT_TOKENS, sampling, b"", kv)
 
@@ -140,10 +140,10 @@ async def test_disaggregated_tokens_are_those_of_vllm_itself(
 
     async def ask(number: int, prompt: NDArray[np.int32]) -> list[int]:
         key = number + (1000 if name == "seeded" else 0)
-        source.submit(request(key, Phase.PREFILL, prompt, sampling))
+        source.submit(request(key, EnginePhase.PREFILL, prompt, sampling))
         prefilled = (await source_reader.ended(key)).end
         assert prefilled is not None and prefilled.finish is FinishReason.PREFILLED
-        target.submit(request(key, Phase.DECODE, prompt, sampling, prefilled.handle))
+        target.submit(request(key, EnginePhase.DECODE, prompt, sampling, prefilled.handle))
         log = await target_reader.ended(key)
         assert log.end is not None and log.end.finish is FinishReason.LENGTH, log.end
         return log.token_ids
@@ -157,7 +157,7 @@ async def test_disaggregated_tokens_are_those_of_vllm_itself(
 async def test_whole_sequences_are_those_of_vllm_itself(pair: Pair, truth: dict[str, list[list[int]]]) -> None:
     engine, reader = pair[0]
     for key, prompt in enumerate(prompts()[:10], 2001):
-        engine.submit(request(key, Phase.BOTH, prompt, SEEDED))
+        engine.submit(request(key, EnginePhase.BOTH, prompt, SEEDED))
     found = [(await reader.ended(key)).token_ids for key in range(2001, 2011)]
     assert found == truth["seeded"][:10]
 
@@ -178,15 +178,15 @@ async def test_blocks_of_another_layout_or_past_their_lease_are_refused(pair: Pa
 
     (source, source_reader), (target, target_reader) = pair
     prompt = prompts()[1]
-    source.submit(request(3000, Phase.PREFILL, prompt, GREEDY))
+    source.submit(request(3000, EnginePhase.PREFILL, prompt, GREEDY))
     end = (await source_reader.ended(3000)).end
     assert end is not None and end.handle is not None
     other = replace(end.handle, kv_layout="vllm/0.31.0/NixlConnector/float32")
-    target.submit(request(3001, Phase.DECODE, prompt, GREEDY, other))
+    target.submit(request(3001, EnginePhase.DECODE, prompt, GREEDY, other))
     refused = (await target_reader.ended(3001)).end
     assert refused is not None and refused.finish is FinishReason.FAILED and "kv_mismatch" in refused.detail
     late = replace(end.handle, opaque=pack_handover(Handover({}, 1)))
-    target.submit(request(3002, Phase.DECODE, prompt, GREEDY, late))
+    target.submit(request(3002, EnginePhase.DECODE, prompt, GREEDY, late))
     refused = (await target_reader.ended(3002)).end
     assert refused is not None and refused.finish is FinishReason.KV_LOST
     source.abort(3000)
@@ -204,10 +204,10 @@ async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_fr
     whole = []
     greedy = replace(GUIDED, guide=guide)
     for key, sampling in enumerate((greedy, replace(greedy, temperature=0.9, seed=7)), 5000):
-        source.submit(replace(request(key, Phase.PREFILL, prompt, sampling), max_output_tokens=GUIDED_TOKENS))
+        source.submit(replace(request(key, EnginePhase.PREFILL, prompt, sampling), max_output_tokens=GUIDED_TOKENS))
         prefilled = (await source_reader.ended(key)).end
         assert prefilled is not None and prefilled.handle is not None
-        going_on = replace(request(key, Phase.DECODE, prompt, sampling, prefilled.handle))
+        going_on = replace(request(key, EnginePhase.DECODE, prompt, sampling, prefilled.handle))
         target.submit(replace(going_on, max_output_tokens=GUIDED_TOKENS))
         log = await target_reader.ended(key)
         assert log.end is not None and log.end.finish is FinishReason.STOP, log.end
@@ -216,11 +216,11 @@ async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_fr
         whole.append(log.token_ids)
     for key, tokens in enumerate(range(1, len(whole[0]), 3), 5100):  # as where its worker was lost after so many
         so_far = np.concatenate([prompt, np.array(whole[0][:tokens], np.int32)])
-        resumed = replace(request(key, Phase.BOTH, so_far, greedy), prompt_tokens=len(prompt))
+        resumed = replace(request(key, EnginePhase.BOTH, so_far, greedy), prompt_tokens=len(prompt))
         source.submit(replace(resumed, max_output_tokens=GUIDED_TOKENS))
         assert (await source_reader.ended(key)).token_ids == whole[0][tokens:]
     astray = np.concatenate([prompt, prompt[:3]])
-    source.submit(replace(request(5200, Phase.BOTH, astray, greedy), prompt_tokens=len(prompt)))
+    source.submit(replace(request(5200, EnginePhase.BOTH, astray, greedy), prompt_tokens=len(prompt)))
     end = (await source_reader.ended(5200)).end
     assert end is not None and end.finish is FinishReason.FAILED
     await until(lambda: source.integrity() == target.integrity() == IDLE)
@@ -234,15 +234,15 @@ async def test_a_source_that_dies_while_its_blocks_are_pulled_costs_the_target_t
     (target, target_reader), (source, source_reader) = pair
     prompt, other = prompts()[5], prompts()[6]
     source.set_prefill_budget(512)
-    source.submit(request(4000, Phase.PREFILL, prompt, GREEDY))
+    source.submit(request(4000, EnginePhase.PREFILL, prompt, GREEDY))
     end = (await source_reader.ended(4000)).end
     assert end is not None and end.handle is not None
-    target.submit(replace(request(4001, Phase.BOTH, other, GREEDY), max_output_tokens=LONG_OUTPUT_TOKENS))
+    target.submit(replace(request(4001, EnginePhase.BOTH, other, GREEDY), max_output_tokens=LONG_OUTPUT_TOKENS))
     await target_reader.tokens(4001, 1)
     processes = processes_of(cores[1])
     for process in processes:
         process.suspend()
-    target.submit(request(4002, Phase.DECODE, prompt, GREEDY, end.handle))
+    target.submit(request(4002, EnginePhase.DECODE, prompt, GREEDY, end.handle))
     await target_reader.until(lambda: target_reader.log(4002).pulled == 1)
     seen = len(target_reader.log(4001).token_ids)
     await target_reader.tokens(4001, seen + 5)

@@ -12,9 +12,9 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     SamplingParams,
 )
 from libs.engine.vllm.core import VllmCore
@@ -49,24 +49,26 @@ async def test_tokens_over_a_store_are_those_of_one_engine_and_a_lost_store_is_c
     (source, source_reader), (target, target_reader) = ((engine, EventReader(engine)) for engine in engines)
     prompts = [np.random.default_rng(length).integers(0, 250, length, dtype=np.int32) for length in LENGTHS]
 
-    async def ask(engine: VllmEngine, reader: EventReader, key: int, phase: Phase, kv: KvHandle | None) -> SequenceLog:
+    async def ask(
+        engine: VllmEngine, reader: EventReader, key: int, phase: EnginePhase, kv: KvHandle | None
+    ) -> SequenceLog:
         prompt = prompts[key % len(prompts)]
         engine.submit(EngineRequest(key, f"request-{key}", phase, prompt, len(prompt), OUTPUT_TOKENS, GREEDY, b"", kv))
         return await reader.ended(key)
 
     async def over_store(key: int, *, lost: bool = False) -> SequenceLog:
-        prefilled = (await ask(source, source_reader, key, Phase.PREFILL, None)).end
+        prefilled = (await ask(source, source_reader, key, EnginePhase.PREFILL, None)).end
         assert prefilled is not None and prefilled.finish is FinishReason.PREFILLED
         if lost:
             shutil.rmtree(store)
-        return await ask(target, target_reader, key, Phase.DECODE, prefilled.handle)
+        return await ask(target, target_reader, key, EnginePhase.DECODE, prefilled.handle)
 
     target.set_prefill_budget(0)
     handed = await asyncio.gather(*map(over_store, range(len(prompts))))
     again = await over_store(0, lost=True)
     target.set_prefill_budget(512)
     shutil.rmtree(store, ignore_errors=True)
-    alone = [await ask(target, target_reader, key, Phase.BOTH, None) for key in range(10, 10 + len(prompts))]
+    alone = [await ask(target, target_reader, key, EnginePhase.BOTH, None) for key in range(10, 10 + len(prompts))]
     assert [log.token_ids for log in handed] == [log.token_ids for log in alone]
     assert again.token_ids == alone[0].token_ids
     ends = [log.end for log in handed if log.end is not None]

@@ -15,9 +15,9 @@ from libs.runtime.service import EXIT_CANNOT_START
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.joining import joining
 from libs.testing.suites.processes import is_whole, pid_of
-from libs.testing.suites.role_moves import Mover, Traffic, open_admins, request_bodies
+from libs.testing.suites.role_moves import RoleChanger, SteadyTraffic, open_admins, request_bodies
 from libs.testing.suites.streams import Streamed, stream
-from libs.testing.suites.suite import Suite, kv_transfers, running_suite
+from libs.testing.suites.suite import RunningSuite, kv_transfers, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ START_S = 400.0
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("suite")
     arguments = ("--engine", "vllm", "--prefill", "1", "--decode", "2")
     settings = {"FULCRUM_WORKER_VLLM_ARGUMENTS": '{"max_model_len": 512}', "FULCRUM_WORKER_KV_MEMORY_MB": "128"}
@@ -49,27 +49,27 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield found
 
 
-def http_to(suite: Suite) -> httpx.AsyncClient:
+def http_to(suite: RunningSuite) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False)
 
 
-def test_it_says_paris(suite: Suite) -> None:
+def test_it_says_paris(suite: RunningSuite) -> None:
     said = suite.fulcrum("chat", "What is the capital of France?")
     assert said.returncode == 0 and "Paris" in said.stdout, said.stdout + said.stderr
 
 
-def engine_processes(suite: Suite) -> list[psutil.Process]:
+def engine_processes(suite: RunningSuite) -> list[psutil.Process]:
     """vLLM's own, of all workers."""
     children = psutil.Process(suite.process.pid).children(recursive=True)
     return [child for child in children if child.name().startswith("VLLM")]
 
 
-def test_engines_compute_on_every_core_there_is(suite: Suite) -> None:
+def test_engines_compute_on_every_core_there_is(suite: RunningSuite) -> None:
     cores = psutil.Process().cpu_affinity()
     assert [process.cpu_affinity() for process in engine_processes(suite)] == [cores] * ENGINE_PROCESSES
 
 
-def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: Suite) -> None:
+def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: RunningSuite) -> None:
     def cpu_s() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in engine_processes(suite))
 
@@ -80,18 +80,18 @@ def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: 
 
 
 @asynccontextmanager
-async def mover(suite: Suite, http: httpx.AsyncClient) -> AsyncIterator[Mover]:
+async def mover(suite: RunningSuite, http: httpx.AsyncClient) -> AsyncIterator[RoleChanger]:
     """Of the suite's workers, whose roles are what they were when the context closes."""
     workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
     roles = {worker["id"]: worker["role"] for worker in workers}
     addresses = {worker["id"]: worker["address"] for worker in workers}
     async with open_admins(addresses, suite.ready["token"]) as admins:
-        moving = Mover(admins, roles)
+        moving = RoleChanger(admins, roles)
         yield moving
         await moving.reset(roles)
 
 
-async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(suite: Suite) -> None:
+async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(suite: RunningSuite) -> None:
     bodies = [
         {"model": MODEL, "prompt": [1000 + tokens, *range(300, 299 + tokens)], "max_tokens": 4, "temperature": 0}
         for tokens in LONG_LENGTHS
@@ -110,7 +110,7 @@ async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(su
     assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
 
 
-def test_prefill_is_tuned_by_steps_of_its_own(suite: Suite) -> None:
+def test_prefill_is_tuned_by_steps_of_its_own(suite: RunningSuite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "60", "--measure-only", "--json")
     said = suite.fulcrum(*arguments, timeout_s=120)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -118,9 +118,9 @@ def test_prefill_is_tuned_by_steps_of_its_own(suite: Suite) -> None:
     assert found["plateau_tokens_per_s"] > 0 and found["chunk_tokens"] <= 256
 
 
-async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Suite) -> None:
+async def test_roles_move_under_load_and_every_answer_is_the_same(suite: RunningSuite) -> None:
     async with http_to(suite) as http:
-        traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=40, output_tokens=12))
+        traffic = SteadyTraffic(http, request_bodies(MODEL, 4, prompt_tokens=40, output_tokens=12))
         await traffic.learn()
         async with mover(suite, http) as moving, traffic.flowing(CLIENTS):
             for _ in range(MOVES):
@@ -131,9 +131,11 @@ async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Suite) 
     assert any(moved.move.running for moved in moving.moves), "some were caught decoding"
 
 
-async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on(suite: Suite, tmp_path: Path) -> None:
+async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on(
+    suite: RunningSuite, tmp_path: Path
+) -> None:
     async with http_to(suite) as http:
-        traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
+        traffic = SteadyTraffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
         await traffic.learn()
         model = {"FULCRUM_WORKER_MODEL": MODEL, "FULCRUM_WORKER_MODEL_PATH": str(real_model_folder())}
         vllm, sim = (model | {"FULCRUM_WORKER_ENGINE": engine} for engine in ("vllm", "sim"))
@@ -157,7 +159,7 @@ async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on
 
 
 @asynccontextmanager
-async def streams(suite: Suite) -> AsyncIterator[None]:
+async def streams(suite: RunningSuite) -> AsyncIterator[None]:
     """Some are under way while the context is open; they end as they do while nothing happens."""
     async with httpx.AsyncClient(timeout=300) as http:
 
@@ -175,7 +177,7 @@ async def streams(suite: Suite) -> AsyncIterator[None]:
         assert (answer.text, answer.finish_reason, answer.error) == (unbroken.text, "length", None)
 
 
-def processes_of(suite: Suite, name: str) -> tuple[psutil.Process, list[psutil.Process]]:
+def processes_of(suite: RunningSuite, name: str) -> tuple[psutil.Process, list[psutil.Process]]:
     """A worker, and vLLM's below it: EngineCore first."""
     pid = pid_of(suite, name)
     assert pid is not None
@@ -191,7 +193,9 @@ async def gone(processes: list[psutil.Process], within_s: float = GONE_S) -> boo
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
-async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_streams_go_on(suite: Suite) -> None:
+async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_streams_go_on(
+    suite: RunningSuite,
+) -> None:
     worker, below = processes_of(suite, "decode-2")
     async with streams(suite):
         below[0].kill()
@@ -204,7 +208,7 @@ async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_st
             await asyncio.sleep(0.1)
 
 
-async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: Suite) -> None:
+async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: RunningSuite) -> None:
     worker, below = processes_of(suite, "decode-1")
     async with streams(suite):
         worker.kill()

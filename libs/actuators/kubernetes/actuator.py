@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from libs.actuators.kubernetes.api import Conflict, KubeApi, Pool
+from libs.actuators.kubernetes.api import DeploymentPool, KubeApi, ScaledMeanwhile
 from libs.actuators.kubernetes.steps import Pod, SetCosts, SetReplicas, Wait, Wish, next_step, oldest_first
 from libs.actuators.kubernetes.view import PodView
 from libs.actuators.port import ActuatorDown, Started
@@ -88,7 +88,7 @@ class KubernetesActuator:
         await self._tasks.close()
         await self._api.close()
 
-    async def _known(self) -> tuple[Pool, list[Pod]]:
+    async def _known(self) -> tuple[DeploymentPool, list[Pod]]:
         if self._watching is None or self._watching.done():
             self._watching = self._tasks.spawn("watch pods", self._view.run())
         return await self._view.known()
@@ -128,13 +128,13 @@ class KubernetesActuator:
                         try:
                             await self._api.set_scale(count, version)
                             self._replicas = count
-                        except Conflict:
+                        except ScaledMeanwhile:
                             continue
                         await self._say_scaled(pool, pods, replicas, count)
                         return count == min(self._wish.count, self._most)
             raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")
 
-    async def _is_held(self, pool: Pool, replicas: int) -> bool:
+    async def _is_held(self, pool: DeploymentPool, replicas: int) -> bool:
         """Whether somebody else wants at least that number for now, and the wish is for fewer."""
         known, self._replicas = self._replicas, replicas
         if known is not None and replicas > known:
@@ -147,7 +147,7 @@ class KubernetesActuator:
         held = asyncio.get_running_loop().time() < self._held_until_s
         return held and min(self._wish.count, self._most) < min(self._held, replicas)
 
-    async def _say_scaled(self, pool: Pool, pods: Sequence[Pod], before: int, count: int) -> None:
+    async def _say_scaled(self, pool: DeploymentPool, pods: Sequence[Pod], before: int, count: int) -> None:
         wish = self._wish
         message = f"the planner wishes for {wish.count} workers of {pool.model or 'this pool'}: {before} to {count}"
         if count >= before or not wish.first_to_end:
@@ -160,7 +160,7 @@ class KubernetesActuator:
             await self._said(self._api.say_of_pod(there[name], "EndedByPlanner", said))
         return None
 
-    async def _say(self, pool: Pool, reason: str, message: str) -> None:
+    async def _say(self, pool: DeploymentPool, reason: str, message: str) -> None:
         await self._said(self._api.say(pool, reason, message))
 
     async def _said(self, event: Coroutine[Any, Any, None]) -> None:

@@ -118,7 +118,7 @@ class _Scale(_Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DeploymentPool:
     """What does not change of a Deployment while it runs."""
 
     uid: str
@@ -138,15 +138,15 @@ class Change:
     """What it has become; None once it has ended."""
 
 
-class Refused(ActuatorDown):
+class ApiRefusal(ActuatorDown):
     """The server has answered, and not as was asked."""
 
 
-class Conflict(Refused):
+class ScaledMeanwhile(ApiRefusal):
     """Somebody else has scaled it meanwhile."""
 
 
-class TooOld(Refused):
+class TooOld(ApiRefusal):
     """The server no longer keeps the changes since a version: pods have to be listed again."""
 
 
@@ -159,7 +159,7 @@ class KubeApi:
         self._kubeconfig = kubeconfig
         self._client: client.ApiClient | None = None
 
-    async def pool(self) -> Pool:
+    async def pool(self) -> DeploymentPool:
         """The Deployment. Raises ActuatorDown, as all here."""
         apps = client.AppsV1Api(await self._connected())
         found = await self._call(
@@ -169,7 +169,7 @@ class KubeApi:
             each.name: each.value for container in found.spec.template.spec.containers for each in container.env
         }
         selector = ",".join(f"{key}={value}" for key, value in found.spec.selector.match_labels.items())
-        return Pool(found.metadata.uid, variables.get(MODEL, ""), selector)
+        return DeploymentPool(found.metadata.uid, variables.get(MODEL, ""), selector)
 
     async def pods(self, selector: str) -> tuple[dict[str, Pod], str]:
         """Those that have not ended, by name, and the version to watch from."""
@@ -231,7 +231,7 @@ class KubeApi:
         """Its label."""
         await self._patch(pod, {"labels": {ROLE: role}})
 
-    async def say(self, pool: Pool, reason: str, message: str) -> None:
+    async def say(self, pool: DeploymentPool, reason: str, message: str) -> None:
         """An event on the Deployment, which `kubectl describe` shows."""
         of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": self._name, "uid": pool.uid}
         await self._say(of, reason, message)
@@ -297,10 +297,10 @@ class _failures:  # noqa: N801 - reads as a statement
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, ApiException):
             if error.status == HTTPStatus.CONFLICT:
-                raise Conflict(error.reason) from error
+                raise ScaledMeanwhile(error.reason) from error
             if error.status == HTTPStatus.GONE:
                 raise TooOld(error.reason) from error
-            raise Refused(f"Kubernetes refuses: {error.status} {error.reason}") from error
+            raise ApiRefusal(f"Kubernetes refuses: {error.status} {error.reason}") from error
         if isinstance(error, ConfigException):
             raise ActuatorDown(f"no way to a Kubernetes API server is known: {error}") from error
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):

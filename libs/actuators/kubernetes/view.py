@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from libs.actuators.kubernetes.api import CALL_S, Change, KubeApi, Pool, Refused, TooOld
+from libs.actuators.kubernetes.api import CALL_S, ApiRefusal, Change, DeploymentPool, KubeApi, TooOld
 from libs.actuators.kubernetes.steps import Pod
 from libs.actuators.port import ActuatorDown
 
@@ -22,13 +22,13 @@ class PodView:
         self._api = api
         self.pods: dict[str, Pod] = {}
         """As last seen; at most MAX_PODS at each list."""
-        self._pool: Pool | None = None
+        self._pool: DeploymentPool | None = None
         self._failed = ""
         self._changed = asyncio.Event()
         self.lists = 0
         """Times that all pods were read."""
 
-    async def known(self) -> tuple[Pool, list[Pod]]:
+    async def known(self) -> tuple[DeploymentPool, list[Pod]]:
         """The Deployment and its pods. Raises ActuatorDown while they cannot be followed."""
         if self._pool is None and not self._failed:
             await self.change(CALL_S)
@@ -65,7 +65,9 @@ class PodView:
                 version = ""
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
-                if isinstance(error, Refused):  # a server that was put back to an older state knows no version of ours
+                if isinstance(
+                    error, ApiRefusal
+                ):  # a server that was put back to an older state knows no version of ours
                     version = ""
                 if not self._failed:
                     log.warning("a Deployment's pods cannot be followed: asked again", error=str(error))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.run import Loss
+from libs.lab.cluster.run import PlannedLoss
 from libs.lab.cluster.wrong import Wrong
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
 from libs.lab.hardware import resolve
@@ -70,7 +70,7 @@ class RunOptions:
         return scaled(experiment, self.rate_scale, self.scaling)
 
 
-def parse_loss(text: str) -> Loss:
+def parse_loss(text: str) -> PlannedLoss:
     """`120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raises InvalidRequest."""
     parts = text.split(":")
     try:
@@ -82,7 +82,7 @@ def parse_loss(text: str) -> Loss:
         raise InvalidRequest(
             f"{text!r} is no loss such as 120:3:60, by which worker 3 dies at 120 s and is back 60 s later"
         )
-    return Loss(at_s, worker, back_after_s)
+    return PlannedLoss(at_s, worker, back_after_s)
 
 
 def parse_wrong(texts: Sequence[str]) -> Wrong:

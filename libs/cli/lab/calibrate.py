@@ -51,7 +51,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class WorkerDescription:
     """What a worker answers."""
 
     worker: Worker
@@ -133,7 +133,7 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
 
     quiet_client_log()
     began_ns = time.time_ns()
-    described: dict[str, Described] = {}
+    described: dict[str, WorkerDescription] = {}
     for each in listed:
         try:
             described[each["id"]] = await _describe(suite, each)
@@ -154,7 +154,7 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
     return [learned_of(described[worker_id], each) for worker_id, each in reported.items()]
 
 
-def learned_of(described: Described, reported: Reported) -> Learned:
+def learned_of(described: WorkerDescription, reported: Reported) -> Learned:
     """One worker's, of its own answer and its telemetry."""
     worker, can = described.worker, described.worker.capabilities
     assert reported.fitted is not None
@@ -175,7 +175,7 @@ def learned_of(described: Described, reported: Reported) -> Learned:
     )
 
 
-async def _describe(suite: Ready, listed: dict[str, Any]) -> Described:
+async def _describe(suite: Ready, listed: dict[str, Any]) -> WorkerDescription:
     settings = load_settings(CommonSettings)
     async with make_channel(settings, listed["address"]) as channel:
         admin = WorkerAdmin(channel, listed["id"], admin_token(settings, listed["address"], suite.token))
@@ -189,7 +189,7 @@ async def _describe(suite: Ready, listed: dict[str, Any]) -> Described:
             start_s = time.perf_counter()
             await admin.describe()
             trips_ms.append((time.perf_counter() - start_s) * 1000)
-    return Described(worker, chunk_tokens, trips_ms)
+    return WorkerDescription(worker, chunk_tokens, trips_ms)
 
 
 def _words(hardware: Hardware, workers: Collection[Learned], notes: Collection[str], path: Path) -> str:

@@ -13,7 +13,7 @@ from libs.cli.lab.progress import noting
 from libs.cli.lab.runs import WIDE, about, rounded, table
 from libs.cli.report.page import make_folder
 from libs.contracts.errors import InvalidRequest
-from libs.lab.experiment import Experiment, Report
+from libs.lab.experiment import Experiment, LabReport
 from libs.lab.hindsight import merit
 from libs.lab.policies import ALL, has_hindsight, policy_named
 from libs.lab.study import count_gpus, quiet, run_all
@@ -27,7 +27,7 @@ def compare_all(
 ) -> None:
     """Print how each fares; what was found before Ctrl-C is printed, and written, too."""
     names = list(ALL) if policies == "all" else policies.split(",")
-    reports: dict[str, Report] = {}
+    reports: dict[str, LabReport] = {}
     needs: Needs = {}
     interrupted = False
     quiet()
@@ -64,7 +64,7 @@ def compare_all(
         sys.exit(130)
 
 
-def _figures(experiment: Experiment, ranked: list[Report], needs: Needs, *, interrupted: bool) -> dict[str, Any]:
+def _figures(experiment: Experiment, ranked: list[LabReport], needs: Needs, *, interrupted: bool) -> dict[str, Any]:
     gpus = experiment.hardware.profile.gpus
     return {
         "trace": experiment.trace.name,
@@ -83,7 +83,7 @@ def _figures(experiment: Experiment, ranked: list[Report], needs: Needs, *, inte
     }
 
 
-def _show(experiment: Experiment, ranked: list[Report], needs: Needs, report: Path | None) -> None:
+def _show(experiment: Experiment, ranked: list[LabReport], needs: Needs, report: Path | None) -> None:
     console = make_console()
     console.print(about(experiment.trace))
     gpus = experiment.hardware.profile.gpus

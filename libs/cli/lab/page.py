@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from libs.cli.report.page import draw_svg, html_page
-from libs.lab.experiment import Experiment, Report
+from libs.lab.experiment import Experiment, LabReport
 from libs.lab.traces.describe import describe
 
 COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514", "idle": "#c9d0d8"}
 
 
-def write_page(path: Path, experiment: Experiment, ranked: Sequence[Report], needs: dict[str, int | None]) -> None:
+def write_page(path: Path, experiment: Experiment, ranked: Sequence[LabReport], needs: dict[str, int | None]) -> None:
     """Table and plots, the best policy first. Raises InvalidRequest without matplotlib."""
     found = describe(experiment.trace)
     gpus = experiment.hardware.profile.gpus
@@ -43,7 +43,7 @@ Interference of prompts beside decodes is {experiment.step_time.interference:g},
     )
 
 
-def _table(ranked: Sequence[Report], needs: dict[str, int | None], gpus: int) -> str:
+def _table(ranked: Sequence[LabReport], needs: dict[str, int | None], gpus: int) -> str:
     titles = (
         "policy", "roles", "good", "work good", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "good/s/GPU",
         "not served", "role moves", "GPUs needed",
@@ -65,7 +65,7 @@ def _table(ranked: Sequence[Report], needs: dict[str, int | None], gpus: int) ->
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _attainment(axes: Any, ranked: Sequence[Report]) -> None:
+def _attainment(axes: Any, ranked: Sequence[LabReport]) -> None:
     places = range(len(ranked))
     width = 0.4
     axes.bar([at - width / 2 for at in places], [100 * each.score.slo_attainment for each in ranked], width,
@@ -78,7 +78,7 @@ def _attainment(axes: Any, ranked: Sequence[Report]) -> None:
     axes.legend(loc="lower left")
 
 
-def _spans(axes: Any, ranked: Sequence[Report], name: str, factor: float, unit: str, *, log: bool = False) -> None:
+def _spans(axes: Any, ranked: Sequence[LabReport], name: str, factor: float, unit: str, *, log: bool = False) -> None:
     for at, report in enumerate(ranked):
         values = getattr(report.score, name)
         if not values:
@@ -94,7 +94,7 @@ def _spans(axes: Any, ranked: Sequence[Report], name: str, factor: float, unit: 
     axes.legend(loc="upper left")
 
 
-def _gpu_time(axes: Any, ranked: Sequence[Report]) -> None:
+def _gpu_time(axes: Any, ranked: Sequence[LabReport]) -> None:
     bottoms = [0.0] * len(ranked)
     for name, color in COLORS.items():
         wholes = [sum(each.gpu_seconds[part] for part in COLORS) or 1.0 for each in ranked]
@@ -106,5 +106,5 @@ def _gpu_time(axes: Any, ranked: Sequence[Report]) -> None:
     axes.legend(loc="upper right")
 
 
-def _name(axes: Any, ranked: Sequence[Report]) -> None:
+def _name(axes: Any, ranked: Sequence[LabReport]) -> None:
     axes.set_xticks(range(len(ranked)), [each.policy for each in ranked], rotation=20, ha="right")

@@ -28,7 +28,7 @@ NOTE_EVERY: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class EventBroker:
     """Where events are."""
 
     address: str
@@ -71,17 +71,17 @@ def record(
         sys.exit(130)
 
 
-def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> Broker:
+def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> EventBroker:
     """The one that is named, else that of the suite that runs here. Raises StartupError."""
     if kafka:
-        return Broker(kafka, cluster or "local")
+        return EventBroker(kafka, cluster or "local")
     suite = find_one_suite(ready_file)
     if not suite.kafka:
         raise StartupError(
             "no suite runs here: start one with `fulcrum up`, or name its ready file with --ready,"
             " or a broker with --kafka HOST:PORT --cluster NAME"
         )
-    return Broker(suite.kafka, cluster or suite.cluster)
+    return EventBroker(suite.kafka, cluster or suite.cluster)
 
 
 async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note) -> None:
@@ -113,12 +113,12 @@ async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note
             return
 
 
-async def read_all(broker: Broker, recording: Recording) -> None:
+async def read_all(broker: EventBroker, recording: Recording) -> None:
     """All that the broker holds now. Raises StartupError where it does not answer."""
     await _read(broker, recording, 0.0, lambda line: None)
 
 
-async def _read(broker: Broker, recording: Recording, seconds: float, note: Note) -> None:
+async def _read(broker: EventBroker, recording: Recording, seconds: float, note: Note) -> None:
     from libs.bus.live import KafkaLiveBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
     quiet_client_log()  # errors are printed below, once
@@ -140,7 +140,7 @@ def _take(recording: Recording, event: RequestEvent, note: Note, of: str) -> Non
         note(f"{len(recording.events):,}{of} requests read")
 
 
-def _trace(recording: Recording, broker: Broker, path: Path) -> Trace:
+def _trace(recording: Recording, broker: EventBroker, path: Path) -> Trace:
     name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
     trace = recorded_trace(recording.events, name=name)
     if not trace.requests:

@@ -9,7 +9,7 @@ from rich.table import Table
 from libs.cli.console import make_console, plain_table
 from libs.cli.lab.asked import RunOptions
 from libs.cli.lab.progress import noting
-from libs.lab.experiment import Report
+from libs.lab.experiment import LabReport
 from libs.lab.policies import has_hindsight, policy_named
 from libs.lab.search import Found
 from libs.lab.study import quiet, run_named, search_named
@@ -99,7 +99,7 @@ def about(trace: Trace) -> str:
     )
 
 
-def table(reports: list[Report], gpus_needed: dict[str, int | None] | None = None, *, wide: bool = True) -> Table:
+def table(reports: list[LabReport], gpus_needed: dict[str, int | None] | None = None, *, wide: bool = True) -> Table:
     """A row a report, with the GPUs that its policy would need where that was looked for; less where it is narrow."""
     titles = [
         "policy",
@@ -123,7 +123,7 @@ def table(reports: list[Report], gpus_needed: dict[str, int | None] | None = Non
     return shown
 
 
-def _cells(report: Report) -> list[str]:
+def _cells(report: LabReport) -> list[str]:
     score = report.score
     return [
         report.policy,
@@ -139,7 +139,7 @@ def _cells(report: Report) -> list[str]:
     ]
 
 
-def times(report: Report) -> str:
+def times(report: LabReport) -> str:
     """Where GPU time went, in a line."""
     spent = report.gpu_seconds
     whole = sum(spent[name] for name in ("prefill", "decode", "kv_wait", "idle")) or 1.0

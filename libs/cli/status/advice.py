@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from libs.cli.find import find_one_suite, find_suite, get_json
-from libs.cli.status.answer import STATUS_PATH, Action, Status, parse_status
+from libs.cli.status.answer import STATUS_PATH, ActionAnswer, Status, parse_status
 from libs.cli.status.show import commands
 from libs.contracts.errors import StartupError
 
@@ -30,7 +30,7 @@ def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: boo
         _apply(status, verdict.action, ready_file, yes=yes, as_json=as_json)
 
 
-def _apply(status: Status, action: Action, ready_file: Path | None, *, yes: bool, as_json: bool) -> None:
+def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes: bool, as_json: bool) -> None:
     if not status.live:
         raise StartupError(f"the data are old ({status.not_live_because}): look again before you act on them")
     if not yes and not typer.confirm(f"{status.verdict.sentence}\nRun `{action.command}`?", err=True):
@@ -50,6 +50,6 @@ def _apply(status: Status, action: Action, ready_file: Path | None, *, yes: bool
     )
 
 
-def role_text(action: Action) -> str:
+def role_text(action: ActionAnswer) -> str:
     """As `fulcrum role` takes it."""
     return f"{MIXED}:{action.budget_tokens}" if action.role == MIXED and action.budget_tokens else action.role

@@ -12,7 +12,7 @@ CALM_CODES: Final = frozenset(("balanced", "idle"))
 UNKNOWN_CODE: Final = "unknown"
 
 
-class Action(msgspec.Struct, frozen=True):
+class ActionAnswer(msgspec.Struct, frozen=True):
     """What to do: a command to paste, and the pressure that it is predicted to leave on the worse-off phase: between
     the last two."""
 
@@ -25,29 +25,29 @@ class Action(msgspec.Struct, frozen=True):
     pressure_most: float | None = None
 
 
-class Cause(msgspec.Struct, frozen=True):
+class CauseAnswer(msgspec.Struct, frozen=True):
     """One thing that is wrong; `workers` are those that are to blame."""
 
     code: str
     sentence: str
     since_unix_ms: int
     model: str = ""
-    action: Action | None = None
+    action: ActionAnswer | None = None
     workers: list[str] = []
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class VerdictAnswer(msgspec.Struct, frozen=True):
     """The sentence to show first."""
 
     code: str
     sentence: str
     since_unix_ms: int
     model: str = ""
-    action: Action | None = None
-    causes: list[Cause] = []
+    action: ActionAnswer | None = None
+    causes: list[CauseAnswer] = []
 
 
-class LastMove(msgspec.Struct, frozen=True):
+class LastMoveAnswer(msgspec.Struct, frozen=True):
     """The last worker that was seen in another role, whoever moved it."""
 
     worker: str
@@ -58,7 +58,7 @@ class LastMove(msgspec.Struct, frozen=True):
     at_unix_ms: int
 
 
-class PlannerState(msgspec.Struct, frozen=True):
+class PlannerStateAnswer(msgspec.Struct, frozen=True):
     """What the planner decided last; `heard`: of late."""
 
     heard: bool
@@ -68,7 +68,7 @@ class PlannerState(msgspec.Struct, frozen=True):
     decided_unix_ms: int | None = None
     reason: str = ""
     reason_code: str = ""
-    last_move: LastMove | None = None
+    last_move: LastMoveAnswer | None = None
 
 
 class PrefillPool(msgspec.Struct, frozen=True):
@@ -108,14 +108,14 @@ class Mixed(msgspec.Struct, frozen=True):
     workers: int = 0
 
 
-class Split(msgspec.Struct, frozen=True):
+class SplitAnswer(msgspec.Struct, frozen=True):
     """Workers by phase."""
 
     prefill: int
     decode: int
 
 
-class ModelStatus(msgspec.Struct, frozen=True):
+class ModelStatusAnswer(msgspec.Struct, frozen=True):
     """One model; `cluster_pressure` is the least over all splits of its workers."""
 
     model: str
@@ -125,11 +125,11 @@ class ModelStatus(msgspec.Struct, frozen=True):
     decode: DecodePool
     unknown_because: str | None = None
     cluster_pressure: float | None = None
-    best_split: Split | None = None
+    best_split: SplitAnswer | None = None
     mixed: Mixed = Mixed()
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class TrafficAnswer(msgspec.Struct, frozen=True):
     """Of all models, a second, over `window_ms`."""
 
     window_ms: int
@@ -155,10 +155,10 @@ class Status(msgspec.Struct, frozen=True):
     as_of_unix_ms: int
     age_ms: int | None
     live: bool
-    verdict: Verdict
-    planner: PlannerState
-    models: list[ModelStatus]
-    traffic: Traffic
+    verdict: VerdictAnswer
+    planner: PlannerStateAnswer
+    models: list[ModelStatusAnswer]
+    traffic: TrafficAnswer
     not_live_because: str | None = None
     alerts_firing: int = 0
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.text import Text
 
-from libs.cli.status.answer import Cause, ModelStatus, Status, Traffic, Verdict
+from libs.cli.status.answer import CauseAnswer, ModelStatusAnswer, Status, TrafficAnswer, VerdictAnswer
 from libs.cli.status.gauge import pressure_bar, pressure_text, span, verdict_style
 
 BAR_CELLS: Final = 16
@@ -39,12 +39,12 @@ def lines(status: Status) -> Iterator[Text]:
     yield age_line(status)
 
 
-def other_causes(verdict: Verdict) -> list[Cause]:
+def other_causes(verdict: VerdictAnswer) -> list[CauseAnswer]:
     """What is wrong beside the verdict itself."""
     return verdict.causes[1:]
 
 
-def commands(verdict: Verdict) -> list[str]:
+def commands(verdict: VerdictAnswer) -> list[str]:
     """What the advice is to run, the verdict's own first, each once."""
     actions = (verdict.action, *(cause.action for cause in verdict.causes))
     return list(dict.fromkeys(action.command for action in actions if action is not None))
@@ -58,7 +58,7 @@ def age_line(status: Status) -> Text:
     return Text(f"Data are {span(status.age_ms)} {'behind' if old else 'old'}.", "bold red" if old else "dim")
 
 
-def _model(model: ModelStatus) -> Iterator[Text]:
+def _model(model: ModelStatusAnswer) -> Iterator[Text]:
     """Its pools, two lines each: the pressure, and what stands behind it."""
     yield Text(model.model, "bold")
     if not model.known:
@@ -80,7 +80,7 @@ def _model(model: ModelStatus) -> Iterator[Text]:
         yield Text(f"  {best}", "dim")
 
 
-def prefill_facts(model: ModelStatus) -> list[str]:
+def prefill_facts(model: ModelStatusAnswer) -> list[str]:
     """What stands behind the pressure of prompts, in words."""
     pool = model.prefill
     facts = []
@@ -96,7 +96,7 @@ def prefill_facts(model: ModelStatus) -> list[str]:
     return facts
 
 
-def decode_facts(model: ModelStatus) -> list[str]:
+def decode_facts(model: ModelStatusAnswer) -> list[str]:
     """The same of decode: sequences, KV, and TPOT against its target."""
     pool = model.decode
     facts = []
@@ -113,7 +113,7 @@ def decode_facts(model: ModelStatus) -> list[str]:
     return facts
 
 
-def _best(model: ModelStatus) -> str:
+def _best(model: ModelStatusAnswer) -> str:
     """What the best split of the workers would bring, where it is not the present one."""
     split, least = model.best_split, model.cluster_pressure
     now = max(model.prefill.pressure or 0.0, model.decode.pressure or 0.0)
@@ -122,7 +122,7 @@ def _best(model: ModelStatus) -> str:
     return f"{split.prefill} prefill + {split.decode} decode would leave a pressure of {least:.2f}"
 
 
-def _traffic(traffic: Traffic) -> Iterator[Text]:
+def _traffic(traffic: TrafficAnswer) -> Iterator[Text]:
     window = f"last {span(traffic.window_ms)}"
     if traffic.batch_waiting or traffic.batch_at_workers:
         yield Text(

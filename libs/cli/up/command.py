@@ -12,7 +12,7 @@ MAX_PER_KIND = 64
 DEFAULT_POOL = 2
 
 
-class Engine(StrEnum):
+class EngineChoice(StrEnum):
     """What workers compute with."""
 
     TORCH = "torch"
@@ -21,7 +21,7 @@ class Engine(StrEnum):
 
 
 EngineName = Annotated[
-    Engine, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
+    EngineChoice, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
 ]
 PrefillCount = Annotated[
     int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
@@ -107,7 +107,7 @@ JsonReady = Annotated[
 
 def up(
     *,
-    engine: EngineName = Engine.TORCH,
+    engine: EngineName = EngineChoice.TORCH,
     prefill: PrefillCount = None,
     decode: DecodeCount = None,
     mixed: MixedCount = None,

@@ -17,7 +17,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.starting import hung
-from libs.engine.vllm.starting.started import Ready
+from libs.engine.vllm.starting.started import StartedCore
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
@@ -31,7 +31,7 @@ VLLM_LIMIT_AFTER_S = 60
 class CoreProcess(Protocol):
     """EngineCore as the engine uses it."""
 
-    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         """Load the model. Raises StartupError."""
         ...
 
@@ -74,10 +74,10 @@ class VllmCore:
         self._sent = 0
         self._stage = "starting"
 
-    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         """Load the model. Raises StartupError with one line, and ends what it has started where that takes too long."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[tuple[AsyncMPClient, Ready]] = loop.create_future()
+        done: asyncio.Future[tuple[AsyncMPClient, StartedCore]] = loop.create_future()
 
         def tell(stage: str, fraction: float) -> None:
             self._stage = stage
@@ -109,7 +109,7 @@ class VllmCore:
             raise StartupError(hung.sentence(config.vllm_start_limit_s, self._stage, stood)) from None
         return self._ready
 
-    async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, Ready]]", *, explain: bool) -> list[str]:
+    async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, StartedCore]]", *, explain: bool) -> list[str]:
         """End the processes of a start under way; where each of them stood."""
         done.cancel()
         self._over.set()
@@ -176,7 +176,7 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
 
 def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
-) -> "tuple[AsyncMPClient, Ready]":
+) -> "tuple[AsyncMPClient, StartedCore]":
     connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
     # vLLM reads its own limit when it is imported; ours comes first and says why.
     os.environ.setdefault(VLLM_LIMIT_VARIABLE, str(int(config.vllm_start_limit_s) + VLLM_LIMIT_AFTER_S))
@@ -184,7 +184,7 @@ def _launch(
     launch = import_launch()
     tell("importing vllm", 1.0)
     tell("starting EngineCore", 0.0)
-    result: tuple[AsyncMPClient, Ready] = launch.launch(config, identity)
+    result: tuple[AsyncMPClient, StartedCore] = launch.launch(config, identity)
     return result
 
 

@@ -23,9 +23,9 @@ from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
     EngineLoad,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     Progress,
     SequenceOutput,
 )
@@ -34,10 +34,10 @@ from libs.engine.vllm.core import CoreProcess
 from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal
 from libs.engine.vllm.outputs import Reading, announcement
 from libs.engine.vllm.scheduling.running_step import Running
-from libs.engine.vllm.scheduling.step_report import Command, Report
+from libs.engine.vllm.scheduling.step_report import Command, EngineReport
 from libs.engine.vllm.scheduling.trial import trial_tokens
 from libs.engine.vllm.sequences import Sequences
-from libs.engine.vllm.starting.started import Ready
+from libs.engine.vllm.starting.started import StartedCore
 from libs.model.info import load_model_info
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
@@ -48,7 +48,7 @@ LOOK_S = 0.05
 """How often the engine looks which step runs."""
 ANNOUNCE_AFTER_NS = 100_000_000
 """A step that runs so long is announced, so that telemetry can show it before it ends."""
-NOTHING = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = EngineReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 Send = Callable[[], Awaitable[None]]
 
 
@@ -56,7 +56,7 @@ Send = Callable[[], Awaitable[None]]
 class _Parts:
     """What there is once EngineCore serves."""
 
-    ready: Ready
+    ready: StartedCore
     reading: Reading
 
 
@@ -259,7 +259,7 @@ class VllmEngine:
         report = self._report
         unseen = max(self._submitted - report.taken, 0)
         late = self._sequences.all()[len(self._sequences) - unseen :] if unseen else []
-        tokens = [len(live.request.token_ids) for live in late if live.request.phase is not Phase.DECODE]
+        tokens = [len(live.request.token_ids) for live in late if live.request.phase is not EnginePhase.DECODE]
         waiting = report.waiting + len(tokens)
         unread_ns = self._events.oldest_start_ns()
         return EngineLoad(
@@ -341,7 +341,7 @@ class VllmEngine:
 
     def _take(self, outputs: Any) -> None:
         """One message."""
-        report: Report | None = self._wire.report_of(outputs)
+        report: EngineReport | None = self._wire.report_of(outputs)
         event = self._parts.reading.event(outputs, report)
         if report is not None:
             self._report = report
@@ -353,7 +353,7 @@ class VllmEngine:
         if event != EngineEvent():
             self._events.put(event)
 
-    async def _look(self, ready: Ready) -> None:
+    async def _look(self, ready: StartedCore) -> None:
         """Announce steps that run for long."""
         while True:
             await asyncio.sleep(LOOK_S)

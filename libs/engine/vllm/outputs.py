@@ -8,15 +8,15 @@ from libs.engine.port import (
     Capabilities,
     EngineEvent,
     EngineIdentity,
+    EnginePhase,
     FinishReason,
     KvTransferReport,
-    Phase,
     SequenceOutput,
     StepReport,
 )
 from libs.engine.vllm.connectors import Handing
 from libs.engine.vllm.scheduling.running_step import Running
-from libs.engine.vllm.scheduling.step_report import Report, Step, step_of
+from libs.engine.vllm.scheduling.step_report import EngineReport, Step, step_of
 from libs.engine.vllm.sequences import Live, Sequences
 
 
@@ -41,7 +41,7 @@ class Reading:
         self._lease_ns = lease_ns
         self._release = release
 
-    def event(self, outputs: Any, report: Report | None) -> EngineEvent:
+    def event(self, outputs: Any, report: EngineReport | None) -> EngineEvent:
         """The events of one message, with the report that it carries."""
         found: list[SequenceOutput] = []
         transfers: tuple[KvTransferReport, ...] = ()
@@ -64,7 +64,7 @@ class Reading:
             BlockEvents(tuple(report.stored), tuple(report.removed)),
         )
 
-    def _output(self, output: Any, report: Report | None) -> SequenceOutput | None:
+    def _output(self, output: Any, report: EngineReport | None) -> SequenceOutput | None:
         from libs.engine.vllm import wire  # noqa: PLC0415 - it imports vLLM, which takes seconds
 
         live = self._sequences.by_name(output.request_id)
@@ -82,7 +82,7 @@ class Reading:
             lost = live.request.kv is not None
             detail = "kv_lost: the blocks did not come" if lost else f"vLLM ended it: {output.finish_reason}"
             return self._end(live, FinishReason.KV_LOST if lost else FinishReason.FAILED, detail=detail)
-        if live.request.phase is not Phase.PREFILL:
+        if live.request.phase is not EnginePhase.PREFILL:
             return self._end(live, finish, token_ids=token_ids, logprobs=logprobs)
         parameters = self._handing.left(live.name, output.kv_transfer_params)
         if parameters is None:
@@ -107,7 +107,7 @@ class Reading:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._capabilities.block_size_tokens)
 
-    def _transfers(self, report: Report) -> tuple[KvTransferReport, ...]:
+    def _transfers(self, report: EngineReport) -> tuple[KvTransferReport, ...]:
         transfers = []
         for pulled in report.pulled:
             live = self._sequences.by_name(pulled.request_id)
@@ -130,12 +130,12 @@ class Reading:
         return tuple(transfers)
 
 
-def announcement(running: Running, report: Report) -> StepReport:
+def announcement(running: Running, report: EngineReport) -> StepReport:
     """The report of a step that still runs."""
     return step_report(step_of(running.work, running.start_unix_ns, 0), report)
 
 
-def step_report(step: Step, report: Report) -> StepReport:
+def step_report(step: Step, report: EngineReport) -> StepReport:
     """The report of a step, with the depths of the engine's report."""
     return StepReport(
         start_unix_ns=step.start_ns,

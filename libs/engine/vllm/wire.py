@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinish
 
 from libs.contracts.errors import InvalidRequest
-from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
+from libs.engine.port import EnginePhase, EngineRequest, FinishReason, Logprob
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.vllm.connectors import Handing
 from libs.engine.vllm.scheduling.guides import GENERATED_KEY
@@ -25,7 +25,7 @@ from libs.engine.vllm.scheduling.step_report import (
     REPORT_KEY,
     TRIAL_KEY,
     Command,
-    Report,
+    EngineReport,
     decode_report,
     encode,
 )
@@ -85,7 +85,7 @@ def core_request(
     adapters: Mapping[str, Path],
 ) -> EngineCoreRequest:
     """One sequence for EngineCore. Raises InvalidRequest for parameters that vLLM refuses."""
-    if request.phase is Phase.PREFILL:
+    if request.phase is EnginePhase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
             temperature=0.0,
@@ -157,7 +157,7 @@ def _made_up(token_ids: list[int], request_id: str, extra_args: dict[str, Any]) 
     )
 
 
-def report_of(outputs: Any) -> Report | None:
+def report_of(outputs: Any) -> EngineReport | None:
     """What the scheduler has put into a message."""
     stats = outputs.scheduler_stats
     carried = stats.kv_connector_stats if stats is not None else None

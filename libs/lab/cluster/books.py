@@ -16,7 +16,7 @@ GRACE_NS: Final = 200_000_000
 """A token is late when it comes so long after t_first + TPOT·k, or later."""
 
 
-class Outcome(Enum):
+class LabOutcome(Enum):
     """How a request ended."""
 
     COMPLETED = "completed"
@@ -29,7 +29,7 @@ class Outcome(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Answer:
+class LabAnswer:
     """One request's, as its client sees it. Implements the dispatcher's `Sink`."""
 
     request: TraceRequest
@@ -44,7 +44,7 @@ class Answer:
     tokens: int = 0
     late: int = 0
     """Tokens that came too late."""
-    outcome: Outcome = Outcome.UNFINISHED
+    outcome: LabOutcome = LabOutcome.UNFINISHED
     predicted_ttft_ns: int = 0
     """As the gateway expected when it bound the request; 0: it never did, or a policy named the worker."""
     likely_ttft_ns: tuple[int, ...] = ()
@@ -93,13 +93,13 @@ class Answer:
 
     def finish(self, reason: ApiFinishReason) -> None:
         """All have come."""
-        self.outcome = Outcome.COMPLETED
+        self.outcome = LabOutcome.COMPLETED
         if self.on_end is not None:
             self.on_end()
 
     def fail(self, error: FulcrumError) -> None:
         """No more will come."""
-        self.outcome = Outcome.ABORTED if self.tokens else Outcome.REJECTED
+        self.outcome = LabOutcome.ABORTED if self.tokens else LabOutcome.REJECTED
         if self.on_end is not None:
             self.on_end()
 

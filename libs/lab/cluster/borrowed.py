@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from libs.lab.cluster.books import Answer
+from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Mover, Seen, SeenWorker, Slo
+from libs.lab.rivals.port import RivalMover, SeenCluster, SeenWorker, Slo
 from libs.policy.roles import Role
 
 NO_KEYS: Final[list[bytes]] = []
@@ -26,7 +26,7 @@ class BorrowedMover:
         self,
         workers: Sequence[LabWorker],
         time: VirtualTime,
-        mover: Mover,
+        mover: RivalMover,
         slo: Slo,
         waiting: Callable[[], tuple[int, int]],
     ) -> None:
@@ -36,19 +36,19 @@ class BorrowedMover:
         self._mover = mover
         self._waiting = waiting
         self._watch = Watch(workers, time, slo, keep_steps=mover.wants_steps)
-        self._before_token: dict[int, Answer] = {}
+        self._before_token: dict[int, LabAnswer] = {}
         """By request number: those that the watch has no first token of."""
 
     def start(self) -> None:
         """Look at the cluster at intervals."""
         self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
 
-    def arrived(self, answer: Answer) -> None:
+    def arrived(self, answer: LabAnswer) -> None:
         """A request has come."""
         self._watch.came(answer, NO_KEYS)
         self._before_token[answer.request.number] = answer
 
-    def ended(self, answer: Answer) -> None:
+    def ended(self, answer: LabAnswer) -> None:
         """A request has ended."""
         if self._before_token.pop(answer.request.number, None) is not None and answer.tokens:
             self._watch.first_token(answer)
@@ -65,7 +65,7 @@ class BorrowedMover:
                 self._workers[move.index].set_role(move.role, move.budget_tokens)
         self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
 
-    def _with_waiting(self, seen: Seen) -> list[SeenWorker]:
+    def _with_waiting(self, seen: SeenCluster) -> list[SeenWorker]:
         takers = [worker for worker in seen.workers if worker.ready and _computes_prompts(worker)]
         prompts, tokens = self._waiting()
         if not takers or not prompts:

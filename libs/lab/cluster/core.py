@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple, cast
 
 from libs.engine.core import Core
-from libs.engine.port import EngineLoad, Phase
+from libs.engine.port import EngineLoad, EnginePhase
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.lab.cluster.sequence import CountedRequest, CountedSequence
@@ -152,5 +152,5 @@ class LabCore(Core):
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         assert isinstance(sequence, CountedSequence)
-        sequence.sampled_here = sequence.request.phase is not Phase.PREFILL
+        sequence.sampled_here = sequence.request.phase is not EnginePhase.PREFILL
         super()._take_token(sequence, token, now_ns)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from libs.dispatch.ports import Demand
+from libs.dispatch.ports import QueuedDemand
 from libs.dispatch.worker_news import Happened
-from libs.engine.port import EngineLoad, Phase
+from libs.engine.port import EngineLoad, EnginePhase
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.sequence import CountedRequest
 from libs.policy.roles import Assignment
@@ -20,7 +20,7 @@ class ToWorker:
     """(sequence id, tokens sampled where its prompt was computed)."""
     hand_overs: list[int] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
-    demand: Demand | None = None
+    demand: QueuedDemand | None = None
     returned_prefill: int = 0
     returned_decode: int = 0
     spent_prefill: int = 0
@@ -58,5 +58,5 @@ class Coasted:
     """Where it is another one: then these steps are a single one."""
 
 
-PHASES = {Phase.PREFILL: 1, Phase.DECODE: 2, Phase.BOTH: 3}
+PHASES = {EnginePhase.PREFILL: 1, EnginePhase.DECODE: 2, EnginePhase.BOTH: 3}
 """As in `libs.policy.roles`."""

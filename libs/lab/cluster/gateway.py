@@ -9,7 +9,7 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher
 from libs.dispatch.generation import Ending, Generation, RequestTimes
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import Suspects
-from libs.lab.cluster.books import Answer
+from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.borrowed import BorrowedMover
 from libs.lab.cluster.frames import Coasted, ToGateway
 from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
@@ -18,11 +18,11 @@ from libs.lab.cluster.sequence import CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.lab.cluster.wrong import Wrong
-from libs.lab.rivals.port import Mover, Slo
+from libs.lab.rivals.port import RivalMover, Slo
 from libs.lab.traces.request import TraceRequest
 from libs.policy.gateway.effects import Attempt
-from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.routing import Policy
+from libs.policy.gateway.expiry import WaitBounds
+from libs.policy.gateway.routing import RoutingPolicy
 from libs.policy.roles import Phase, serves
 
 SUSPECTED_S = 60.0
@@ -40,7 +40,7 @@ class _Context(NamedTuple):
 class Borrowed:
     """A rival's mover in our planner's place."""
 
-    mover: Mover
+    mover: RivalMover
     slo: Slo
     """Of a typical request."""
 
@@ -51,10 +51,10 @@ class LabGateway:
     def __init__(
         self,
         workers: Sequence[LabWorker],
-        policy: Policy,
+        policy: RoutingPolicy,
         time: VirtualTime,
         *,
-        patience: Patience,
+        patience: WaitBounds,
         max_waiting: int,
         tpot_ns: int = 0,
         planned: bool = False,
@@ -115,7 +115,7 @@ class LabGateway:
         if self._borrowed is not None:
             self._borrowed.start()
 
-    def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
+    def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         """A request has come."""
         arrived_ns = self._time.now_ns()
         if self._borrowed is not None:
@@ -142,7 +142,7 @@ class LabGateway:
         return prompts > 1 or sum(serves(role, Phase.DECODE) for role in roles) > 1
 
     def _generation(
-        self, answer: Answer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int, now_ns: int
+        self, answer: LabAnswer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int, now_ns: int
     ) -> TracedGeneration:
         deadline_ns = now_ns + answer.ttft_limit_ns if self._late_last else 0
         return TracedGeneration(
@@ -185,7 +185,7 @@ class LabGateway:
         return False
 
     def _ended(self, generation: Generation, ending: Ending) -> None:
-        answer = cast(Answer, generation.sink)
+        answer = cast(LabAnswer, generation.sink)
         answer.cached_tokens = generation.cached_tokens
         answer.predicted_ttft_ns = generation.timeline.predicted_ttft_ns
         arrival_ns = generation.timeline.arrival_ns
@@ -243,5 +243,5 @@ class LabGateway:
             cast(CountedTokens, generation.output).count += coasted.steps
             attempt.tokens += coasted.steps
             generation.timeline.last_token_ns = last_ns
-            cast(Answer, generation.sink).coasted(coasted.coast, coasted.steps, delay_ps)
+            cast(LabAnswer, generation.sink).coasted(coasted.coast, coasted.steps, delay_ps)
         link.coasted(coasted)

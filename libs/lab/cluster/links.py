@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from libs.dispatch.generation import Generation
-from libs.dispatch.ports import Demand, LinkListener, Work
+from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import Prefilled, Tokens, WorkerNews
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, Phase
+from libs.engine.port import Capabilities, EnginePhase
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
 from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
@@ -18,10 +18,13 @@ from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
 from libs.policy.gateway.outlook import Sent, WorkerOutlook
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
-from libs.policy.roles import Assignment, Role, serves
-from libs.policy.roles import Phase as RolePhase
+from libs.policy.roles import Assignment, Phase, Role, serves
 
-_PHASES: Final = {RolePhase.PREFILL: Phase.PREFILL, RolePhase.DECODE: Phase.DECODE, RolePhase.BOTH: Phase.BOTH}
+_PHASES: Final = {
+    Phase.PREFILL: EnginePhase.PREFILL,
+    Phase.DECODE: EnginePhase.DECODE,
+    Phase.BOTH: EnginePhase.BOTH,
+}
 _CHAIN_ROOT: Final = b"lab"
 _NOTHING: Final = WorkerNews(False, False, None, ())
 _SPEED: Final = WorkerNews(False, True, None, ())
@@ -64,7 +67,7 @@ class LabLink:
         self._connected = False
         self._prompts: dict[int, bool] = {}
         """Sequences whose prompt is computed for another worker, and whether each is a batch line."""
-        self._demand = Demand()
+        self._demand = QueuedDemand()
         self._next = ToWorker()
         self._due = False
         self._view: WorkerView | None = None
@@ -90,7 +93,7 @@ class LabLink:
         """As sequences that are to decode there see it."""
         if not self._connected:
             return None
-        takes = serves(self._described.assignment, RolePhase.DECODE)
+        takes = serves(self._described.assignment, Phase.DECODE)
         return Partner(takes, self.worker.shape.kv_kind, streams_kv=True)
 
     def quiet(self, sequence_id: int) -> bool:
@@ -120,7 +123,7 @@ class LabLink:
         """Send work there, as `libs.dispatch.ports.Link` says."""
         generation = cast(TracedGeneration, work)
         sequence_id, phase = attempt.sequence_id, attempt.phase
-        if phase is RolePhase.PREFILL:
+        if phase is Phase.PREFILL:
             self.prefill.use()
             self._prompts[sequence_id] = work.batch
         else:
@@ -164,7 +167,7 @@ class LabLink:
         self._view = None
         self._return_credits()
 
-    def set_demand(self, demand: Demand) -> None:
+    def set_demand(self, demand: QueuedDemand) -> None:
         """Send the worker what waits: at once where that changes who gets credits, else with the next frame."""
         if demand == self._demand or not self._connected:
             return
@@ -290,7 +293,7 @@ def _request(generation: TracedGeneration, attempt: Attempt, blocks: Blocks | No
         max_output_tokens=generation.max_output_tokens,
         sampling=GREEDY,
         chain_root=_CHAIN_ROOT,
-        kv=cast(KvHandle, blocks.source) if blocks is not None and phase is Phase.DECODE else None,
+        kv=cast(KvHandle, blocks.source) if blocks is not None and phase is EnginePhase.DECODE else None,
         tpot_target_ns=generation.tpot_target_ns,
         first_token_due_ns=generation.first_token_due_ns,
         yields=generation.batch,

@@ -10,16 +10,16 @@ from typing import Final
 
 from libs.contracts.errors import NoWorkers
 from libs.dispatch.generation import ApiFinishReason
-from libs.dispatch.worker_news import Failed, Finished, Happened, Prefilled, Refused
+from libs.dispatch.worker_news import Failed, Happened, Prefilled, SequenceFinished, SequenceRefused
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Phase
-from libs.lab.cluster.books import Answer
+from libs.engine.port import EnginePhase
+from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
 from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Move, MoveCost, Mover, RivalRouter, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import Move, MoveCost, RivalMover, RivalRouter, SeenRequest, SeenWorker, Slo
 from libs.policy.roles import Role
 
 MAX_ATTEMPTS: Final = 64
@@ -31,7 +31,7 @@ _CHAIN_ROOT: Final = b"lab"
 class _Pushed:
     """A request on its way."""
 
-    answer: Answer
+    answer: LabAnswer
     keys: Sequence[bytes]
     tpot_target_ns: int
     seen: SeenRequest
@@ -55,7 +55,7 @@ class PushGateway:
         time: VirtualTime,
         *,
         router: RivalRouter,
-        mover: Mover | None,
+        mover: RivalMover | None,
         cost: MoveCost,
         slo: Slo,
         binds_at_arrival: bool = False,
@@ -83,7 +83,7 @@ class PushGateway:
 
     # ------------------------------------------------------------ requests
 
-    def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
+    def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         """A request has come."""
 
         def route() -> None:
@@ -101,8 +101,8 @@ class PushGateway:
             self._stranded.append(pushed)
             return
         index = self._router.prompt(pushed.seen, views, self._time.now_ns())
-        phase = Phase.PREFILL if self._workers[index].assignment.role is Role.PREFILL else Phase.BOTH
-        if self._binds_at_arrival and phase is Phase.PREFILL and any(map(_decodes, views)):
+        phase = EnginePhase.PREFILL if self._workers[index].assignment.role is Role.PREFILL else EnginePhase.BOTH
+        if self._binds_at_arrival and phase is EnginePhase.PREFILL and any(map(_decodes, views)):
             pushed.bound = self._router.decode(pushed.seen, index, views, self._time.now_ns())
             self._watch.bound(pushed.bound, pushed.seen.input_tokens)
         self._submit(pushed, index, phase)
@@ -117,7 +117,7 @@ class PushGateway:
                 return
             assert pushed.source is not None
             index = self._router.decode(pushed.seen, pushed.source[0], views, self._time.now_ns())
-        self._submit(pushed, index, Phase.DECODE)
+        self._submit(pushed, index, EnginePhase.DECODE)
 
     def _unbind(self, pushed: _Pushed) -> None:
         """It is at its decode worker, or will decode elsewhere."""
@@ -125,7 +125,7 @@ class PushGateway:
             self._watch.bound(pushed.bound, pushed.seen.input_tokens, times=-1)
             pushed.bound = -1
 
-    def _submit(self, pushed: _Pushed, index: int, phase: Phase) -> None:
+    def _submit(self, pushed: _Pushed, index: int, phase: EnginePhase) -> None:
         self._ids += 1
         answer, worker = pushed.answer, self._workers[index]
         request = answer.request
@@ -140,7 +140,7 @@ class PushGateway:
             max_output_tokens=answer.most_output_tokens,
             sampling=GREEDY,
             chain_root=_CHAIN_ROOT,
-            kv=pushed.handle if phase is Phase.DECODE else None,
+            kv=pushed.handle if phase is EnginePhase.DECODE else None,
             tpot_target_ns=pushed.tpot_target_ns,
             first_token_due_ns=answer.arrival_ps // PS_PER_NS + answer.ttft_limit_ns,
             output_tokens=request.output_tokens,
@@ -192,11 +192,11 @@ class PushGateway:
                 return
             pushed.source, pushed.handle = key, happened.blocks.source  # type: ignore[assignment]
             self._decode(pushed)
-        elif isinstance(happened, Finished):
+        elif isinstance(happened, SequenceFinished):
             del self._on[key]
             pushed.answer.cached_tokens = pushed.answer.cached_tokens or happened.cached_tokens
             self._end(pushed)
-        elif isinstance(happened, Refused | Failed):
+        elif isinstance(happened, SequenceRefused | Failed):
             del self._on[key]
             self._again(pushed)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from libs.contracts.errors import QueueFull
-from libs.lab.cluster.books import Answer, Outcome
+from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.lab.cluster.cost import StepCost
 from libs.lab.cluster.frames import Coasted, ToGateway
 from libs.lab.cluster.host.shape import WorkerShape
@@ -26,7 +26,7 @@ class BooksDoNotBalance(Exception):
     """The simulation has lost or made up something: its figures are worth nothing."""
 
 
-class Loss(NamedTuple):
+class PlannedLoss(NamedTuple):
     """A worker that dies with all that it holds."""
 
     at_s: float
@@ -36,7 +36,7 @@ class Loss(NamedTuple):
     """Until it is started again, empty, in the role that it had."""
 
 
-class RoleMove(NamedTuple):
+class PlannedMove(NamedTuple):
     """A worker that takes another role at its time, whatever a planner thinks of it."""
 
     at_s: float
@@ -47,7 +47,7 @@ class RoleMove(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class LabSetup:
     """A cluster, and what its clients want."""
 
     shape: WorkerShape
@@ -64,18 +64,18 @@ class Setup:
     closed_loop: bool = False
     """Whether a later turn of a session comes its think time after the turn before has ended, instead of when it came
     in the trace. It comes also where that turn failed: its client goes on with what it has."""
-    losses: Sequence[Loss] = ()
-    moves: Sequence[RoleMove] = ()
+    losses: Sequence[PlannedLoss] = ()
+    moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()
     """Numbers of requests that are turned away as they arrive."""
     wrong: Wrong = field(default_factory=Wrong)
 
 
 @dataclass(slots=True)
-class Result:
+class LabResult:
     """What a run brought."""
 
-    answers: list[Answer]
+    answers: list[LabAnswer]
     spent: list[Spent]
     workers: list[LabWorker]
     virtual_ps: int
@@ -84,7 +84,7 @@ class Result:
     moved_sequences: int
 
 
-class Gateway(Protocol):
+class RequestTaker(Protocol):
     """Where requests arrive."""
 
     ended: int
@@ -101,7 +101,7 @@ class Gateway(Protocol):
         """The cluster stands."""
         ...
 
-    def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
+    def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         """A request has come."""
         ...
 
@@ -122,13 +122,13 @@ class Gateway(Protocol):
         ...
 
 
-MakeGateway = Callable[[Sequence[LabWorker], VirtualTime], Gateway]
+MakeGateway = Callable[[Sequence[LabWorker], VirtualTime], RequestTaker]
 
 
 class Run:
     """A trace on a cluster."""
 
-    def __init__(self, trace: Trace, setup: Setup, make_gateway: MakeGateway) -> None:
+    def __init__(self, trace: Trace, setup: LabSetup, make_gateway: MakeGateway) -> None:
         self._trace = trace
         self._setup = setup
         self.time = VirtualTime()
@@ -143,7 +143,7 @@ class Run:
             for index, (role, budget) in enumerate(setup.roles)
         ]
         self.gateway = make_gateway(self.workers, self.time)
-        self.answers: list[Answer] = []
+        self.answers: list[LabAnswer] = []
         self._keys = _Keys(trace.block_tokens)
         self._next_turns = _next_turns(trace) if setup.closed_loop else {}
         later = set(self._next_turns.values())
@@ -151,7 +151,7 @@ class Run:
         """Requests that arrive when they did in the trace."""
         self._stop_ps = 0
 
-    def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> Result:
+    def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> LabResult:
         """Until all have ended, or the overtime is over. Raises BooksDoNotBalance."""
         peers = {worker.id: worker for worker in self.workers}
         for worker in self.workers:
@@ -173,12 +173,12 @@ class Run:
         self._settle_worker_books()
         return self._result()
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: PlannedLoss) -> None:
         worker, back_after_ns = self.workers[loss.worker], round(loss.back_after_s * 1e9)
         at_ps = START_PS + (SETTLE_NS + round(loss.at_s * 1e9)) * PS_PER_NS
         self.time.at_ps(at_ps, lambda: worker.die(back_after_ns))
 
-    def _move(self, move: RoleMove) -> None:
+    def _move(self, move: PlannedMove) -> None:
         worker = self.workers[move.worker]
         at_ps = START_PS + (SETTLE_NS + round(move.at_s * 1e9)) * PS_PER_NS
         self.time.at_ps(at_ps, lambda: worker.down or worker.set_role(move.role, move.budget_tokens))
@@ -194,7 +194,7 @@ class Run:
 
     def _arrive(self, place: int, next_index: int = 0) -> None:
         request, setup = self._trace.requests[place], self._setup
-        answer = Answer(
+        answer = LabAnswer(
             request, self.time, self.time.now_ps, setup.ttft_limit_ns(request), setup.tpot_limit_ns,
             setup.most_output_tokens(request),
         )  # fmt: skip
@@ -226,18 +226,18 @@ class Run:
         for worker in self.workers:
             worker.close_books()
 
-    def _never_came(self) -> Iterator[Answer]:
+    def _never_came(self) -> Iterator[LabAnswer]:
         """Turns that still waited for the one before as the run ended."""
         arrived = {answer.request.number for answer in self.answers} if self._next_turns else set()
         for place in self._next_turns.values():
             request, setup = self._trace.requests[place], self._setup
             if request.number not in arrived:
                 limit_ns = setup.ttft_limit_ns(request)
-                yield Answer(request, self.time, self.time.now_ps, limit_ns, setup.tpot_limit_ns)
+                yield LabAnswer(request, self.time, self.time.now_ps, limit_ns, setup.tpot_limit_ns)
 
-    def _result(self) -> Result:
+    def _result(self) -> LabResult:
         self.answers += list(self._never_came())
-        return Result(
+        return LabResult(
             self.answers,
             [worker.spent for worker in self.workers],
             self.workers,
@@ -283,10 +283,10 @@ class _Keys:
         return keys
 
 
-def check(result: Result) -> None:
+def check(result: LabResult) -> None:
     """Raises BooksDoNotBalance, naming what does not add up."""
     for answer in result.answers:
-        if answer.outcome is Outcome.COMPLETED and answer.tokens != answer.request.output_tokens:
+        if answer.outcome is LabOutcome.COMPLETED and answer.tokens != answer.request.output_tokens:
             raise BooksDoNotBalance(
                 f"request {answer.request.number}: {answer.tokens} tokens came of {answer.request.output_tokens}"
             )

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from libs.engine.port import EngineLoad
-from libs.lab.cluster.books import Answer
+from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Interval, Seen, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import Interval, SeenCluster, SeenRequest, SeenWorker, Slo
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Watch:
             for worker in workers:
                 worker.keep_recent_steps()
 
-    def came(self, answer: Answer, keys: list[bytes]) -> SeenRequest:
+    def came(self, answer: LabAnswer, keys: list[bytes]) -> SeenRequest:
         """A request, as its router sees it."""
         request = answer.request
         self._counted.inputs.add(request.input_tokens)
@@ -63,18 +63,18 @@ class Watch:
         sequences, all_tokens = self._bound.get(index, (0, 0))
         self._bound[index] = sequences + times, all_tokens + times * tokens
 
-    def first_token(self, answer: Answer) -> None:
+    def first_token(self, answer: LabAnswer) -> None:
         """Its first token has come."""
         self._counted.ttft_ns.add(answer.ttft_ns)
 
-    def ended(self, answer: Answer) -> None:
+    def ended(self, answer: LabAnswer) -> None:
         """It has."""
         self._outputs.add(answer.tokens)
         self._counted.outputs.add(answer.tokens)
         if answer.tokens > 1:
             self._counted.tpot_ns.add(answer.tpot_ns)
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenCluster:
         """For the mover, which has looked by this."""
         counted, self._counted = self._counted, _Counted(_Sum(), _Sum(), _Sum(), _Sum())
         interval = Interval(
@@ -85,7 +85,7 @@ class Watch:
             mean_ttft_ns=counted.ttft_ns.mean,
             mean_tpot_ns=counted.tpot_ns.mean,
         )
-        return Seen(self._time.now_ns(), self.workers(with_steps=self._keep_steps), interval, self._slo)
+        return SeenCluster(self._time.now_ns(), self.workers(with_steps=self._keep_steps), interval, self._slo)
 
     def workers(self, *, with_steps: bool = False) -> list[SeenWorker]:
         """All of them."""

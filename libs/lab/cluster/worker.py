@@ -17,7 +17,7 @@ from libs.lab.cluster.host.beat import Beat
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.host.duties import GATEWAY, Duties
 from libs.lab.cluster.host.fetching import Fetching
-from libs.lab.cluster.host.outbox import Outbox
+from libs.lab.cluster.host.outbox import LabOutbox
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.host.spent import RecentDecodes, Rest
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
@@ -29,7 +29,7 @@ from libs.policy.worker.credits import Credits
 from libs.policy.worker.transfers import TransferSpeed
 
 
-class Gateway(Protocol):
+class WorkerListener(Protocol):
     """Who hears of a worker."""
 
     @property
@@ -67,7 +67,7 @@ class LabWorker:
         self.incarnation = 1
         self._down = False
         self._time = time
-        self._gateway: Gateway | None = None
+        self._gateway: WorkerListener | None = None
         self._config = EngineConfig(None, shape.model, max_waiting=1 << 30, prefill_chunk_tokens=shape.chunk_tokens)
         self.capabilities = Capabilities(
             block_size_tokens=shape.block_tokens,
@@ -83,14 +83,14 @@ class LabWorker:
         self._handles = 0
         self._submits = 0
         self._expiry_due_ns = 0
-        self._outbox = Outbox(self.id, shape)
+        self._outbox = LabOutbox(self.id, shape)
         self._device = Device(shape, time, cost, self._new_core())
         self.spent, self.counts = self._device.spent, self._device.counts
         self._duties = Duties(shape, assignment, self._device, self._outbox)
         self._fetching = Fetching(shape, time, self._device)
         self._beat = Beat(time, self._device, self._send_load)
 
-    def start(self, gateway: Gateway, peers: dict[str, "LabWorker"]) -> None:
+    def start(self, gateway: WorkerListener, peers: dict[str, "LabWorker"]) -> None:
         """Join the cluster."""
         self._gateway = gateway
         self._device.start(self)

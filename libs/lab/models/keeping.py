@@ -13,7 +13,7 @@ import numpy as np
 
 from libs.lab.models.usage import Floats, UsageLog, Whole, spells
 from libs.policy.reserve.arrivals import ArrivalLaws, WindowArrivals
-from libs.policy.reserve.keeping import Pool, choose, worth_of
+from libs.policy.reserve.keeping import ModelPool, choose, worth_of
 
 HISTOGRAM_BIN_S: Final = 60.0
 HISTOGRAM_BINS: Final = 240
@@ -142,7 +142,9 @@ def replay_worth(
         every = laws.hazards(tick.begin_s + tick_s, ahead_s)
         hazard = every[laws.chosen, :, np.arange(len(loaded))].T
         worth = worth_of(hazard, ahead_s, tick.gpus, cold_cost_gpu_s, np.where(loaded, 0.0, load_s))
-        chosen = choose(Pool(tick.gpus, loaded, tick.busy_at_end, np.zeros(len(loaded), dtype=bool), worth), room_gpus)
+        chosen = choose(
+            ModelPool(tick.gpus, loaded, tick.busy_at_end, np.zeros(len(loaded), dtype=bool), worth), room_gpus
+        )
         fresh = chosen & ~loaded
         if counts:
             kept.loads += int(fresh.sum())

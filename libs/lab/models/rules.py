@@ -5,8 +5,8 @@ from typing import Final
 
 from libs.lab.models.aegaeon import AegaeonModel
 from libs.lab.models.cluster import LabPlace, ModelsLab
-from libs.policy.reserve.following import UNKNOWN, Chances, Count, UseFollower
-from libs.policy.reserve.placing import NEVER_S, Model, Stage, Worker, place
+from libs.policy.reserve.following import UNKNOWN, Chances, ModelCount, UseFollower
+from libs.policy.reserve.placing import NEVER_S, PlacedModel, PoolWorker, WorkerStage, place
 
 PERIOD_S: Final = 0.25
 """As often as the planner decides; a request whose model no worker holds makes it decide at once."""
@@ -29,7 +29,7 @@ class PlannerRule:
         """By `place`, of what is known now."""
         in_flight = lab.in_flight()
         at_s = BEGIN_S + now_s
-        uses = {name: Count(lab.arrived[name], in_flight[name], BEGIN_S + lab.last_s[name]) for name in lab.models}
+        uses = {name: ModelCount(lab.arrived[name], in_flight[name], BEGIN_S + lab.last_s[name]) for name in lab.models}
         self._follower.look(at_s, uses)
         loads = {name: lab.link.load_s(model) for name, model in lab.models.items()}
         if now_s - self._chances_s >= CHANCES_S:
@@ -44,9 +44,9 @@ class PlannerRule:
         placed = place(models, workers, turn_s=self._turn_s, sleeps=False, runs_s=runs_s)
         return [(lab.places[int(order.worker)], lab.models[order.model]) for order in placed.orders]
 
-    def _model(self, now_s: float, lab: ModelsLab, name: str, load_s: float, in_flight: int) -> Model:
+    def _model(self, now_s: float, lab: ModelsLab, name: str, load_s: float, in_flight: int) -> PlacedModel:
         chances, waiting = self._chances.get(name, UNKNOWN), lab.waiting[name]
-        return Model(
+        return PlacedModel(
             name=name,
             load_s=load_s,
             wake_s=load_s,
@@ -60,17 +60,21 @@ class PlannerRule:
         )
 
 
-def _worker(now_s: float, each: LabPlace) -> Worker:
+def _worker(now_s: float, each: LabPlace) -> PoolWorker:
     name, gpu, memory = str(each.number), str(each.gpu), round(each.memory_bytes)
     model = each.model.name if each.model else ""
     since_s = now_s - each.since_s
     if each.goal is not None:
-        return Worker(name, Stage.LOADING, each.goal.name, 0.0, 1.0, can_take=False, gpu=gpu, memory_bytes=memory)
+        return PoolWorker(
+            name, WorkerStage.LOADING, each.goal.name, 0.0, 1.0, can_take=False, gpu=gpu, memory_bytes=memory
+        )
     if each.ready_s:
         left_s = max(each.ready_s - now_s, 0.0)
-        return Worker(name, Stage.LOADING, model, since_s, left_s, can_take=False, gpu=gpu, memory_bytes=memory)
-    stage = Stage.SERVING if model else Stage.EMPTY
-    return Worker(name, stage, model, since_s, gpu=gpu, memory_bytes=memory)
+        return PoolWorker(
+            name, WorkerStage.LOADING, model, since_s, left_s, can_take=False, gpu=gpu, memory_bytes=memory
+        )
+    stage = WorkerStage.SERVING if model else WorkerStage.EMPTY
+    return PoolWorker(name, stage, model, since_s, gpu=gpu, memory_bytes=memory)
 
 
 class OneEach:

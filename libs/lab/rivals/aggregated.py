@@ -9,7 +9,7 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.rivals.pools import decode_pool, first_token_ns, fits, sequences
-from libs.lab.rivals.port import Cluster, Move, Rival, RivalRouter, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Move, Rival, RivalRouter, RivalSetting, SeenRequest, SeenWorker
 from libs.policy.roles import Role
 
 DEFAULT_BUDGET_TOKENS: Final = 512
@@ -34,7 +34,7 @@ class AggregatedRouter:
         return source
 
 
-def all_mixed(cluster: Cluster, budget_tokens: int) -> list[Move]:
+def all_mixed(cluster: RivalSetting, budget_tokens: int) -> list[Move]:
     """First roles: every worker mixed with this budget."""
     return [Move(index, Role.MIXED, budget_tokens) for index in range(cluster.workers)]
 
@@ -44,7 +44,7 @@ def aggregated(budget_tokens: int = DEFAULT_BUDGET_TOKENS) -> Rival:
     if not LEAST_BUDGET_TOKENS <= budget_tokens <= MOST_BUDGET_TOKENS:
         raise InvalidRequest(f"a budget is {LEAST_BUDGET_TOKENS} to {MOST_BUDGET_TOKENS} tokens, not {budget_tokens}")
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return AggregatedRouter()
 
     return Rival(

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.lab.rivals.pools import decode_pool, halves, prefill_pool, sequences, split_roles
-from libs.lab.rivals.port import Cluster, Move, Mover, Rival, RivalRouter, Seen, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import (
+    Move,
+    Rival,
+    RivalMover,
+    RivalRouter,
+    RivalSetting,
+    SeenCluster,
+    SeenRequest,
+    SeenWorker,
+    Slo,
+)
 from libs.policy.roles import Role
 
 LOOK_NS: Final = 50_000_000
@@ -72,7 +82,7 @@ class ArrowMover:
     _decoded: set[int] = field(default_factory=set)
     """Decode instances that had sequences at the last look."""
 
-    def moves(self, seen: Seen) -> list[Move]:
+    def moves(self, seen: SeenCluster) -> list[Move]:
         """Emptied decode instances to prefill, then at most one prefill instance to decode."""
         prefills, decoders = prefill_pool(seen.workers), decode_pool(seen.workers)
         emptied = self._emptied(decoders)
@@ -89,7 +99,7 @@ class ArrowMover:
         return empty[: len(decoders) - 1]
 
     def _wants_decoder(
-        self, prefills: Sequence[SeenWorker], decoders: Sequence[SeenWorker], prefill_count: int, seen: Seen
+        self, prefills: Sequence[SeenWorker], decoders: Sequence[SeenWorker], prefill_count: int, seen: SeenCluster
     ) -> bool:
         if not seen.interval.arrived or not prefills or not decoders:
             return False
@@ -102,13 +112,13 @@ class ArrowMover:
 def arrow(prefill: int = 0, decode: int = 0) -> Rival:
     """Arrow from a split of this many workers on each side; without one, from an even split."""
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return ArrowRouter(cluster.slo)
 
-    def mover(cluster: Cluster) -> Mover:
+    def mover(cluster: RivalSetting) -> RivalMover:
         return ArrowMover(cluster.slo, cluster.speed.chunk_tokens)
 
-    def first_roles(cluster: Cluster) -> list[Move]:
+    def first_roles(cluster: RivalSetting) -> list[Move]:
         counts = (prefill, decode) if prefill or decode else halves(cluster)
         return split_roles(cluster, *counts, budget_tokens=cluster.speed.chunk_tokens)
 

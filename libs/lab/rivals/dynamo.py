@@ -13,18 +13,18 @@ from itertools import product
 from typing import Final, Literal
 
 from libs.lab.rivals.dynamo_performance import EngineLimits, EngineState, Pass
-from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, ServiceTargets
+from libs.lab.rivals.dynamo_planner import DynamoPlanner, ReplicaCounts, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import PredictorName
 from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
 from libs.lab.rivals.port import (
-    Cluster,
     Interval,
     Move,
     MoveCost,
-    Mover,
     Rival,
+    RivalMover,
     RivalRouter,
-    Seen,
+    RivalSetting,
+    SeenCluster,
     SeenRequest,
     SeenWorker,
 )
@@ -89,7 +89,7 @@ class DynamoMover:
     every_ns = LOAD_NS
     wants_steps = True
 
-    def __init__(self, cluster: Cluster, loops: Loops, predictor: PredictorName) -> None:
+    def __init__(self, cluster: RivalSetting, loops: Loops, predictor: PredictorName) -> None:
         limits = EngineLimits(
             cluster.speed.chunk_tokens, cluster.max_sequences, cluster.kv_blocks * cluster.block_tokens
         )
@@ -100,12 +100,12 @@ class DynamoMover:
         self._loops = loops
         self._traffic = _Traffic()
 
-    def moves(self, seen: Seen) -> list[Move]:
+    def moves(self, seen: SeenCluster) -> list[Move]:
         """The throughput loop first where its interval has ended: it sets the floor, or decides where it is alone."""
         prefill = [_prefill_engine(worker) for worker in prefill_pool(seen.workers)]
         decode = [_decode_engine(worker) for worker in decode_pool(seen.workers)]
         self._planner.observe([engine.last for engine in prefill], [engine.last for engine in decode])
-        current = wanted = Pools(len(prefill), len(decode))
+        current = wanted = ReplicaCounts(len(prefill), len(decode))
         self._traffic.add(seen.interval)
         if self._loops != "load" and self._traffic.looks * LOAD_NS >= THROUGHPUT_NS:
             wanted = self._throughput(current)
@@ -118,7 +118,7 @@ class DynamoMover:
             seen.workers, more_prefill=wanted.prefill - current.prefill, more_decode=wanted.decode - current.decode
         )
 
-    def _throughput(self, current: Pools) -> Pools:
+    def _throughput(self, current: ReplicaCounts) -> ReplicaCounts:
         traffic, self._traffic = self._traffic, _Traffic()
         return self._planner.throughput(
             current,
@@ -129,7 +129,7 @@ class DynamoMover:
         )
 
 
-def profile(cluster: Cluster) -> tuple[list[Pass], list[Pass]]:
+def profile(cluster: RivalSetting) -> tuple[list[Pass], list[Pass]]:
     """(prefill, decode) points of a sweep before deployment, by the step-time model."""
     speed, kv_tokens = cluster.speed, cluster.kv_blocks * cluster.block_tokens
     chunks = [speed.chunk_tokens * part // 16 for part in range(1, 17)]
@@ -186,13 +186,13 @@ def dynamo(
 ) -> Rival:
     """Dynamo from a split of this many workers on each side, or an even one. start_s: until a new replica serves."""
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return KvRouter()
 
-    def mover(cluster: Cluster) -> Mover:
+    def mover(cluster: RivalSetting) -> RivalMover:
         return DynamoMover(cluster, loops, predictor)
 
-    def first_roles(cluster: Cluster) -> list[Move]:
+    def first_roles(cluster: RivalSetting) -> list[Move]:
         return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)))
 
     split = f":{prefill}:{decode}" if prefill or decode else ""

@@ -24,18 +24,18 @@ MAX_REPLICA_CHANGE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class ReplicaCounts:
     """Replicas of both kinds."""
 
     prefill: int
     decode: int
 
-    def pinned(self, wanted: "Pools") -> "Pools":
+    def pinned(self, wanted: "ReplicaCounts") -> "ReplicaCounts":
         """What becomes of `wanted` where one pool can only get what the other gives."""
         up = wanted.prefill - self.prefill
         moved = min(abs(up), abs(wanted.decode - self.decode)) if up * (wanted.decode - self.decode) < 0 else 0
         moved = moved if up > 0 else -moved
-        return Pools(self.prefill + moved, self.decode - moved)
+        return ReplicaCounts(self.prefill + moved, self.decode - moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class DynamoPlanner:
         self._prefill = PrefillModel(limits)
         self._decode = DecodeModel(limits)
         self._forecast = TrafficForecast(predictor)
-        self._floor = Pools(1, 1)
+        self._floor = ReplicaCounts(1, 1)
 
     def observe(self, prefill: Sequence[Pass], decode: Sequence[Pass]) -> None:
         """The last step of each engine, or points of a profile."""
@@ -64,18 +64,18 @@ class DynamoPlanner:
         for step in decode:
             self._decode.observe(step)
 
-    def load(self, prefill: Sequence[EngineState], decode: Sequence[EngineState]) -> Pools:
+    def load(self, prefill: Sequence[EngineState], decode: Sequence[EngineState]) -> ReplicaCounts:
         """Replicas by what is on the engines now: one more, one less or as many, and no less than the floor."""
-        current = Pools(len(prefill), len(decode))
-        wanted = Pools(
+        current = ReplicaCounts(len(prefill), len(decode))
+        wanted = ReplicaCounts(
             max(current.prefill + self._prefill_change(prefill), self._floor.prefill, 1),
             max(current.decode + self._decode_change(decode), self._floor.decode, 1),
         )
         return current.pinned(wanted)
 
     def throughput(
-        self, current: Pools, *, requests: float, input_tokens: float, output_tokens: float, interval_s: float
-    ) -> Pools:
+        self, current: ReplicaCounts, *, requests: float, input_tokens: float, output_tokens: float, interval_s: float
+    ) -> ReplicaCounts:
         """Replicas that the next interval needs, by the traffic of the one that ended; nan is not known."""
         self._forecast.add(requests, input_tokens, output_tokens)
         predicted, input_tokens, output_tokens = self._forecast.next()
@@ -83,14 +83,14 @@ class DynamoPlanner:
         if rates is None:
             return current
         demand_rps = predicted / interval_s
-        wanted = Pools(
+        wanted = ReplicaCounts(
             _capped(ceil(demand_rps / rates[0]), current.prefill), _capped(ceil(demand_rps / rates[1]), current.decode)
         )
         total = current.prefill + current.decode
         # A floor may lie below what there is; above, it gets what the other pool gives, as any wish does.
         return wanted if wanted.prefill + wanted.decode <= total else current.pinned(wanted)
 
-    def set_floor(self, floor: Pools) -> None:
+    def set_floor(self, floor: ReplicaCounts) -> None:
         """What the load loop may not go below from now on."""
         self._floor = floor
 

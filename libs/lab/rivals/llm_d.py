@@ -17,14 +17,14 @@ from typing import Final
 
 from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
 from libs.lab.rivals.port import (
-    Cluster,
     Interval,
     Move,
     MoveCost,
-    Mover,
     Rival,
+    RivalMover,
     RivalRouter,
-    Seen,
+    RivalSetting,
+    SeenCluster,
     SeenRequest,
     SeenWorker,
 )
@@ -234,7 +234,7 @@ class Recent:
     _intervals: deque[Interval] = field(default_factory=lambda: deque(maxlen=LENGTHS_LOOKS))
     _kv_tokens: dict[int, deque[int]] = field(default_factory=dict)
 
-    def look(self, seen: Seen) -> None:
+    def look(self, seen: SeenCluster) -> None:
         """Another interval has passed."""
         self._intervals.append(seen.interval)
         for worker in seen.workers:
@@ -276,7 +276,7 @@ class AutoscalerMover:
     _decode: ReplicaSaturation = field(default_factory=ReplicaSaturation)
     _rate: DecodeRate = field(default_factory=DecodeRate)
 
-    def moves(self, seen: Seen) -> list[Move]:
+    def moves(self, seen: SeenCluster) -> list[Move]:
         """Replicas that one role misses and the other can spare."""
         self._recent.look(seen)
         shape = self._recent.shape()
@@ -307,13 +307,13 @@ def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S, *, throughp
     `throughput`: with its analysis of decode rates, which is off unless a deployment asks for it.
     """
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return PickerRouter()
 
-    def mover(cluster: Cluster) -> Mover:
+    def mover(cluster: RivalSetting) -> RivalMover:
         return AutoscalerMover(throughput)
 
-    def first_roles(cluster: Cluster) -> list[Move]:
+    def first_roles(cluster: RivalSetting) -> list[Move]:
         return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)))
 
     split = f":{prefill}:{decode}" if prefill or decode else ""

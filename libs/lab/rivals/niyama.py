@@ -9,7 +9,7 @@ from typing import Final
 
 from libs.lab.rivals.aggregated import AggregatedRouter, all_mixed
 from libs.lab.rivals.orders import deadline_and_work
-from libs.lab.rivals.port import Cluster, Rival, RivalRouter
+from libs.lab.rivals.port import Rival, RivalRouter, RivalSetting
 
 MOST_CHUNK_TOKENS: Final = 8192
 
@@ -17,7 +17,7 @@ MOST_CHUNK_TOKENS: Final = 8192
 def niyama() -> Rival:
     """Every worker mixed, with chunks as large as the tightest decode allows."""
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return AggregatedRouter()
 
     return Rival(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.rivals.port import Cluster, Move, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Move, RivalSetting, SeenRequest, SeenWorker
 from libs.policy.roles import Role
 
 
@@ -17,12 +17,12 @@ def decode_pool(workers: Sequence[SeenWorker]) -> list[SeenWorker]:
     return [worker for worker in workers if worker.ready and worker.role == Role.MIXED]
 
 
-def halves(cluster: Cluster) -> tuple[int, int]:
+def halves(cluster: RivalSetting) -> tuple[int, int]:
     """(prefill, decode) workers of an even split; decode has the odd one."""
     return cluster.workers // 2, cluster.workers - cluster.workers // 2
 
 
-def split_roles(cluster: Cluster, prefill: int, decode: int, budget_tokens: int = 0) -> list[Move]:
+def split_roles(cluster: RivalSetting, prefill: int, decode: int, budget_tokens: int = 0) -> list[Move]:
     """First roles of a split cluster: prefill workers first. budget_tokens: of the workers that decode."""
     if prefill < 1 or decode < 1 or prefill + decode != cluster.workers:
         raise InvalidRequest(

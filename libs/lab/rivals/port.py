@@ -85,7 +85,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenCluster:
     """The cluster, when a mover looks."""
 
     now_ns: int
@@ -137,7 +137,7 @@ class RivalRouter(Protocol):
         ...
 
 
-class Mover(Protocol):
+class RivalMover(Protocol):
     """Changes roles."""
 
     @property
@@ -150,7 +150,7 @@ class Mover(Protocol):
         """Whether `SeenWorker.steps` is to be filled."""
         ...
 
-    def moves(self, seen: Seen) -> Sequence[Move]:
+    def moves(self, seen: SeenCluster) -> Sequence[Move]:
         """What to change now."""
         ...
 
@@ -166,7 +166,7 @@ class MoveCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class RivalSetting:
     """What a rival is set up for."""
 
     workers: int
@@ -186,10 +186,10 @@ class Rival:
     """Paper or repository with version, and what of it was read."""
     simplified: Sequence[str]
     """What is left out or assumed, each a sentence."""
-    first_roles: Callable[[Cluster], Sequence[Move]]
+    first_roles: Callable[[RivalSetting], Sequence[Move]]
     """One for each worker, by index."""
-    router: Callable[[Cluster], RivalRouter]
-    mover: Callable[[Cluster], Mover | None] = lambda cluster: None
+    router: Callable[[RivalSetting], RivalRouter]
+    mover: Callable[[RivalSetting], RivalMover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
     binds_at_arrival: bool = False
     """Whether the decode worker is chosen with the prefill worker; else once the first token is there."""

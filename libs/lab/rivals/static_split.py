@@ -7,7 +7,7 @@ split of n workers is a rival; the best of them in hindsight is the one to beat.
 from collections.abc import Sequence
 
 from libs.lab.rivals.pools import decode_pool, emptiest, prefill_pool, soonest, split_roles
-from libs.lab.rivals.port import Cluster, Rival, RivalRouter, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Rival, RivalRouter, RivalSetting, SeenRequest, SeenWorker
 
 
 class SplitRouter:
@@ -25,7 +25,7 @@ class SplitRouter:
 def static_split(prefill: int, decode: int) -> Rival:
     """`prefill` workers in role prefill, `decode` workers that decode only."""
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return SplitRouter()
 
     return Rival(

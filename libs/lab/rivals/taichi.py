@@ -19,7 +19,7 @@ from libs.lab.rivals.pools import (
     soonest,
     split_roles,
 )
-from libs.lab.rivals.port import Cluster, Move, Rival, RivalRouter, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Move, Rival, RivalRouter, RivalSetting, SeenRequest, SeenWorker
 
 DECODE_HEAVY_BUDGET_TOKENS: Final = 256
 
@@ -44,10 +44,10 @@ def taichi(prefill: int = 0, decode: int = 0, budget_tokens: int = DECODE_HEAVY_
     if budget_tokens < 1:
         raise InvalidRequest(f"decode-heavy instances compute at least one prompt token a step, not {budget_tokens}")
 
-    def router(cluster: Cluster) -> RivalRouter:
+    def router(cluster: RivalSetting) -> RivalRouter:
         return TaiChiRouter()
 
-    def first_roles(cluster: Cluster) -> list[Move]:
+    def first_roles(cluster: RivalSetting) -> list[Move]:
         counts = (prefill, decode) if prefill or decode else halves(cluster)
         return split_roles(cluster, *counts, budget_tokens=budget_tokens)
 

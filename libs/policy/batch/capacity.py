@@ -9,7 +9,7 @@ MAX_LINES_WAITING = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class GatewayLoad:
     """What a gateway sees of its workers at one moment."""
 
     free: int
@@ -22,7 +22,7 @@ class Load:
     """Batch lines in it."""
 
 
-def allowed(load: Load, share: float, max_in_flight: int) -> int:
+def allowed(load: GatewayLoad, share: float, max_in_flight: int) -> int:
     """How many batch lines may be in flight: no more while people wait, and otherwise few enough to leave room for a
     person's request, except for a few that wait for workers."""
     if load.people_waiting or load.lines_waiting >= MAX_LINES_WAITING:

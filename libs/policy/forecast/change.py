@@ -35,7 +35,7 @@ _OFFSET: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LevelChange:
     """Of a series' level."""
 
     began: int
@@ -52,13 +52,13 @@ class Change:
         return self.after / self.before if self.before else float("inf")
 
 
-def matters(change: Change, *, gpus: bool) -> bool:
+def matters(change: LevelChange, *, gpus: bool) -> bool:
     """Whether a change is large enough to be shown; `gpus`: its levels are busy GPUs."""
     low, high = sorted((change.before, change.after))
     return high >= low * SHOWN_RATIO and (not gpus or high - low >= SHOWN_GPUS)
 
 
-def find_changes(values: Floats, step_s: float, expected: Floats | None = None) -> list[Change]:
+def find_changes(values: Floats, step_s: float, expected: Floats | None = None) -> list[LevelChange]:
     """Changes of level in order; each depends on bins up to `found` alone. nan: not known.
 
     expected: what each bin was predicted to be a day before, where days have a season: the ratio to it is looked at.
@@ -72,7 +72,7 @@ def find_changes(values: Floats, step_s: float, expected: Floats | None = None) 
     if expected is not None:
         logs = logs - np.log(np.maximum(hold(expected), 0.0) + offset)
     windows = sorted({max(round(each / step_s), 2) for each in WINDOWS_S})
-    found: list[Change] = []
+    found: list[LevelChange] = []
     start = 0
     while len(found) < MOST_CHANGES:
         alarms = [(at, window) for window in windows if (at := _first_alarm(logs, start, window)) is not None]
@@ -81,7 +81,7 @@ def find_changes(values: Floats, step_s: float, expected: Floats | None = None) 
         at, window = min(alarms)
         began = _began(logs, max(start, at - 2 * window), at)
         before = seen[max(began - window * LEAST_WINDOWS, start) : began]
-        found.append(Change(began, at, float(np.median(before)), float(np.median(seen[began : at + 1]))))
+        found.append(LevelChange(began, at, float(np.median(before)), float(np.median(seen[began : at + 1]))))
         start = began
     return found
 
@@ -116,7 +116,7 @@ def _began(logs: Floats, first: int, last: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficRates:
     """Of one tenant, model or class: requests a second, and tokens of each."""
 
     requests: float
@@ -125,7 +125,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class ChangeCause:
     """A part of how much a phase's tokens changed."""
 
     who: str
@@ -137,32 +137,34 @@ class Cause:
 
 
 def causes(
-    before: Mapping[str, Traffic], after: Mapping[str, Traffic], phase: Literal["prefill", "decode"]
-) -> list[Cause]:
+    before: Mapping[str, TrafficRates], after: Mapping[str, TrafficRates], phase: Literal["prefill", "decode"]
+) -> list[ChangeCause]:
     """Whose arrivals and lengths changed a phase's tokens, the largest first.
 
     Parts add up without a rest: logarithmic mean Divisia index (Ang, Energy Policy 32, 2004). Who comes or goes counts
     by arrivals.
     """
-    found: list[Cause] = []
+    found: list[ChangeCause] = []
     what: Literal["prompts", "outputs"] = "prompts" if phase == "prefill" else "outputs"
-    nobody = Traffic(0.0, 0.0, 0.0)
+    nobody = TrafficRates(0.0, 0.0, 0.0)
     for who in sorted({*before, *after}):
         was, now = before.get(who, nobody), after.get(who, nobody)
         lengths = [each.prompt_tokens if phase == "prefill" else each.output_tokens for each in (was, now)]
         old, new = was.requests * lengths[0], now.requests * lengths[1]
         if old <= 0 or new <= 0:
-            found.append(Cause(who, "requests", was.requests, now.requests, new - old))
+            found.append(ChangeCause(who, "requests", was.requests, now.requests, new - old))
             continue
         # The logarithmic mean, by its series where both are close.
         share = log(new) - log(old)
         mean = (new - old) / share if abs(share) > 1e-6 else (new + old) / 2
-        found.append(Cause(who, "requests", was.requests, now.requests, mean * (log(now.requests) - log(was.requests))))
-        found.append(Cause(who, what, lengths[0], lengths[1], mean * (log(lengths[1]) - log(lengths[0]))))
+        found.append(
+            ChangeCause(who, "requests", was.requests, now.requests, mean * (log(now.requests) - log(was.requests)))
+        )
+        found.append(ChangeCause(who, what, lengths[0], lengths[1], mean * (log(lengths[1]) - log(lengths[0]))))
     return sorted(found, key=lambda each: -abs(each.tokens_per_s))
 
 
-def in_words(found: list[Cause], since: str, ratio_before: float, ratio_after: float) -> str:
+def in_words(found: list[ChangeCause], since: str, ratio_before: float, ratio_after: float) -> str:
     """One line: which way the balance went, by whom, and the ratio of prefill to decode work before and after."""
     tilt = "decode-heavy" if ratio_after < ratio_before else "prefill-heavy"
     reported = f"prefill : decode {ratio_before:.2g} → {ratio_after:.2g}"

@@ -7,7 +7,7 @@ is computed only where its tokens have somewhere to go.
 from collections.abc import Iterable, Sequence
 
 from libs.policy.gateway.prediction import predict, take
-from libs.policy.gateway.routing import Policy
+from libs.policy.gateway.routing import RoutingPolicy
 from libs.policy.gateway.view import Ask, Binding, WorkerRoom, WorkerView
 
 
@@ -42,7 +42,7 @@ class _Market:
                 self.decodes[view.kv_kind].remove(room)
 
 
-def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now_ns: int = 0) -> list[Binding]:
+def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: RoutingPolicy, now_ns: int = 0) -> list[Binding]:
     """Bind in the order of `asks`; one that finds no room holds up all later ones of its model, so none is starved."""
     markets: dict[str, _Market] = {}
     for view in workers:
@@ -73,7 +73,7 @@ def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now
     return bindings
 
 
-def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[WorkerRoom | None, WorkerRoom] | None:
+def _choose(ask: Ask, market: _Market, policy: RoutingPolicy) -> tuple[WorkerRoom | None, WorkerRoom] | None:
     if ask.kv_kind is not None:
         fitting = market.decodes.get(ask.kv_kind)
         return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None

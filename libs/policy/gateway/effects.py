@@ -76,7 +76,7 @@ class Release(NamedTuple):
     worker: WorkerKey
 
 
-class Wait(NamedTuple):
+class Requeue(NamedTuple):
     """Back to the queue."""
 
     why: str
@@ -102,6 +102,6 @@ class EndReason(Enum):
 
 WorkerEffect = Submit | Forget | Proceed | HandOver | Reserve | Release
 """To be carried out on a worker; `Submit` and `Forget` also tell what is there."""
-Effect = WorkerEffect | Wait | End
+Effect = WorkerEffect | Requeue | End
 Effects = Sequence[Effect]
 NOTHING: Final[Effects] = ()

@@ -14,7 +14,7 @@ class Expiry(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WaitBounds:
     """Bounds of the wait."""
 
     max_wait_ms: int

@@ -20,9 +20,9 @@ from libs.policy.gateway.effects import (
     HandOver,
     Proceed,
     Release,
+    Requeue,
     Reserve,
     Submit,
-    Wait,
     WorkerKey,
 )
 from libs.policy.roles import Phase, Refusal
@@ -315,7 +315,7 @@ class Placement:
             return self.end(EndReason.GAVE_UP, f"gave up after {cluster.max_reroutes} attempts elsewhere: {why}")
         blocks = self.blocks
         keep_blocks = keep_blocks and blocks is not None and cluster.decodes(self.model, blocks.kind)
-        return [*self._release(keep_blocks=keep_blocks), Wait(why)]
+        return [*self._release(keep_blocks=keep_blocks), Requeue(why)]
 
     def _drop(self, attempt: Attempt) -> Effects:
         """Its worker has ended an attempt, or is lost."""

@@ -14,7 +14,7 @@ EQUAL_NS = 2e6
 """Predictions no further apart than this share of the best and this time are as good as equal."""
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses among one or more rooms; `bind` has seen to credits, models and blocks."""
 
     def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
@@ -68,7 +68,7 @@ class RoundRobin:
         return min(rooms, key=_by_turn)
 
 
-POLICIES: Final[Mapping[PolicyName, Callable[[], Policy]]] = MappingProxyType(
+POLICIES: Final[Mapping[PolicyName, Callable[[], RoutingPolicy]]] = MappingProxyType(
     {"predicted-ttft": PredictedTtft, "least-loaded": LeastLoaded, "round-robin": RoundRobin}
 )
 

@@ -40,7 +40,7 @@ MOST_PRESSURE: Final = 1e3
 """Of a phase that nobody serves."""
 
 
-class Kind(Enum):
+class AdviceKind(Enum):
     """What is advised."""
 
     ADD_WORKERS = "add_workers"
@@ -50,7 +50,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class KvSpeed:
     """How fast KV comes to a worker, at best."""
 
     worker_id: str
@@ -63,7 +63,7 @@ class Link:
 class Advice:
     """One thing to do about a model."""
 
-    kind: Kind
+    kind: AdviceKind
     what: str
     """In words."""
     command: str
@@ -141,11 +141,11 @@ def _add(
         # Prompts wait for places to decode, and how many more would fill is not seen: new places may do so at once.
         low, high, likely = now.decode_pressure * (1 - spread) - now.prompt_pressure, 0.0, MAYBE
     what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
-    return Advice(Kind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
+    return Advice(AdviceKind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
                   "pressure", low, high, likely)  # fmt: skip
 
 
-def advise_links(links: Sequence[Link]) -> Advice | None:
+def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
     """Where KV comes to workers at a fraction of what others of their model get, or of what any link of a GPU brings.
     At most as fast as to the others is promised, at least half of that."""
     fastest = max((each.gb_per_s for each in links), default=0.0)
@@ -158,7 +158,7 @@ def advise_links(links: Sequence[Link]) -> Advice | None:
     names = ", ".join(each.worker_id for each in slow[:MAX_NAMED]) + ("…" if len(slow) > MAX_NAMED else "")
     beside = f", to others at {fastest:.1f}" if others else ""
     what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}: that is not the link's, check shared memory and RDMA"
-    return Advice(Kind.LINK, what, "fulcrum doctor", "kv_gb_per_s", wanted / 2 - slowest, wanted - slowest,
+    return Advice(AdviceKind.LINK, what, "fulcrum doctor", "kv_gb_per_s", wanted / 2 - slowest, wanted - slowest,
                   LIKELY if others else MAYBE)  # fmt: skip
 
 
@@ -171,8 +171,9 @@ def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: flo
     if work.prompts > SHORT_SHARE * workers or together.cost > now.cost * (1 - LEAST_GAIN) or now.cost < FULL:
         return None
     low, high = _relief(engine, work, now, together, spread)
-    return Advice(Kind.AGGREGATE, f"aggregate this model: its prompts are {work.prompts / workers:.0%} of its workers'"
-                  " time, and hide beside decodes", "fulcrum role WORKER mixed", "pressure", low, high)  # fmt: skip
+    share = f"its prompts are {work.prompts / workers:.0%} of its workers' time"
+    what = f"aggregate this model: {share}, and hide beside decodes"
+    return Advice(AdviceKind.AGGREGATE, what, "fulcrum role WORKER mixed", "pressure", low, high)
 
 
 def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, spread: float) -> tuple[float, float]:
@@ -206,7 +207,7 @@ def _chunk(engine: WorkerProfile) -> Advice | None:
         return None
     gain = (there - here) * 1e9
     return Advice(
-        Kind.CHUNK,
+        AdviceKind.CHUNK,
         f"prefill chunk {best:,} in place of {engine.chunk_tokens:,}: prompts at {there / here:.1f}x the speed",
         f"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS={best}",
         "prompt_tokens_per_s",

@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from libs.policy.planner.limits import ModelLimits
-from libs.policy.planner.role_planning import Change, PlannedWorker
+from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
 from libs.policy.planner.splits import best_split
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RoleWish:
     """How many of a model's workers are to have a role."""
 
     serving: int
@@ -23,11 +23,11 @@ def call_up(
     engine: WorkerProfile,
     work: Workload,
     workers: Sequence[PlannedWorker],
-    wish: Wish,
+    wish: RoleWish,
     limits: ModelLimits,
     *,
     most: int,
-) -> list[Change]:
+) -> list[RoleOrder]:
     """The first `most` changes towards the wish. Of spare workers that leave, those that hold least go first, and none
     without which a role would have fewer workers than limits ask for, or none at all."""
     serving = [each for each in workers if each.role is not Role.STANDBY]
@@ -48,12 +48,12 @@ def _up(
     serving: Sequence[PlannedWorker],
     coming: Sequence[PlannedWorker],
     limits: ModelLimits,
-) -> list[Change]:
+) -> list[RoleOrder]:
     prefill = sum(each.role is Role.PREFILL for each in serving)
     best = best_split(engine, work, len(serving) + len(coming), limits)
     lacking = max(best.prefill - prefill, 0) if best is not None else 0
     return [
-        Change(each.id, Role.PREFILL, 0) if number < lacking else Change(each.id, Role.MIXED, engine.chunk_tokens)
+        RoleOrder(each.id, Role.PREFILL, 0) if number < lacking else RoleOrder(each.id, Role.MIXED, engine.chunk_tokens)
         for number, each in enumerate(coming)
     ]
 
@@ -66,8 +66,8 @@ def _down(
     limits: ModelLimits,
     *,
     count: int,
-) -> list[Change]:
-    found: list[Change] = []
+) -> list[RoleOrder]:
+    found: list[RoleOrder] = []
     counts = {role: sum(each.role is role for each in serving) for role in (Role.PREFILL, Role.MIXED)}
     least = {Role.PREFILL: max(limits.prefill_min, min(counts[Role.PREFILL], 1)), Role.MIXED: limits.decode_min}
     best = best_split(engine, work, len(serving) - count, limits) if count > 0 else None
@@ -77,5 +77,5 @@ def _down(
         beyond = {role: counts[role] - wanted[role] for role in counts}
         if len(found) < count and counts[each.role] > least[each.role] and beyond[each.role] == max(beyond.values()):
             counts[each.role] -= 1
-            found.append(Change(each.id, Role.STANDBY, 0))
+            found.append(RoleOrder(each.id, Role.STANDBY, 0))
     return found

@@ -55,7 +55,7 @@ class QuietHours:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PlannerLimits:
     """Of all models."""
 
     moves_per_s: int = 64

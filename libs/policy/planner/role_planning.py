@@ -33,7 +33,7 @@ LACKING_NS: Final = 2_000_000_000
 """For so long nobody decodes, before a prefill worker is made to: a worker that restarts is back sooner."""
 
 
-class Code(Enum):
+class RoleReason(Enum):
     """Why workers are changed, or stay as they are."""
 
     PROMPTS_PRESS = "prompts_press"
@@ -75,7 +75,7 @@ class PlannedWorker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RoleOrder:
     """An order to a worker."""
 
     worker_id: str
@@ -101,11 +101,11 @@ class Memory:
 class RolePlan:
     """What was decided about one model."""
 
-    moves: Sequence[Change]
+    moves: Sequence[RoleOrder]
     """To another role."""
-    budgets: Sequence[Change]
+    budgets: Sequence[RoleOrder]
     """Of workers that keep their role."""
-    code: Code
+    code: RoleReason
     now: Split
     """As roles stand, with budgets."""
     then: Split
@@ -115,7 +115,7 @@ class RolePlan:
     memory: Memory
 
     @property
-    def changes(self) -> Sequence[Change]:
+    def changes(self) -> Sequence[RoleOrder]:
         """All of them."""
         return (*self.moves, *self.budgets)
 
@@ -139,7 +139,7 @@ def assign(
     mixed = [each for each in pool if each.role is Role.MIXED]
     if not pool:
         nobody = Split(0, 0, 0.0, 0.0)
-        return RolePlan((), (), Code.BEST, nobody, nobody, (), memory)
+        return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
     apart, now, weighed = _weighed(engine, work, pool, limits, was_apart=memory.apart)
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
@@ -228,21 +228,23 @@ def _fewest_mixed(engine: WorkerProfile, work: Workload) -> int:
 
 def _code(
     now: Split, weighed: Sequence[Split], limits: ModelLimits, *, moved: bool, wanted: int, budgets: bool, calm: bool
-) -> Code:
+) -> RoleReason:
     if moved:
         if not limits.allow(now.prefill, now.mixed):
-            return Code.LIMITS
+            return RoleReason.LIMITS
         decodes = now.decode_pressure > min(now.prompt_pressure, DECODE_FULL)
-        return Code.DECODES_PRESS if decodes else Code.PROMPTS_PRESS
+        return RoleReason.DECODES_PRESS if decodes else RoleReason.PROMPTS_PRESS
     if budgets:
-        return Code.CALM if calm else Code.PROMPTS_PRESS
+        return RoleReason.CALM if calm else RoleReason.PROMPTS_PRESS
     if wanted:
-        return Code.HELD
+        return RoleReason.HELD
     if not limits.allow(now.prefill, now.mixed) and not weighed:
-        return Code.UNMET
+        return RoleReason.UNMET
     if now.cost < PRESSES:
-        return Code.BALANCED
-    return Code.TOO_SMALL if min((each.pressure for each in weighed), default=now.pressure) > 1 else Code.BEST
+        return RoleReason.BALANCED
+    return (
+        RoleReason.TOO_SMALL if min((each.pressure for each in weighed), default=now.pressure) > 1 else RoleReason.BEST
+    )
 
 
 def _more_mixed(now: Split, weighed: Sequence[Split], limits: ModelLimits) -> int:
@@ -256,15 +258,15 @@ def _more_mixed(now: Split, weighed: Sequence[Split], limits: ModelLimits) -> in
     return min(good, key=lambda each: abs(each.mixed - now.mixed)).mixed - now.mixed
 
 
-def _role_changes(engine: WorkerProfile, wanted: int, free: Sequence[PlannedWorker], *, apart: bool) -> list[Change]:
+def _role_changes(engine: WorkerProfile, wanted: int, free: Sequence[PlannedWorker], *, apart: bool) -> list[RoleOrder]:
     """Those go for whom it costs least."""
     if not wanted:
         return []
     if wanted > 0:
         ready = sorted((each for each in free if each.role is Role.PREFILL), key=lambda each: each.prompt_tokens)
-        return [Change(each.id, Role.MIXED, 0 if apart else engine.chunk_tokens) for each in ready[:wanted]]
+        return [RoleOrder(each.id, Role.MIXED, 0 if apart else engine.chunk_tokens) for each in ready[:wanted]]
     ready = sorted((each for each in free if each.role is Role.MIXED), key=lambda each: each.kv_tokens)
-    return [Change(each.id, Role.PREFILL, 0) for each in ready[:-wanted]]
+    return [RoleOrder(each.id, Role.PREFILL, 0) for each in ready[:-wanted]]
 
 
 def _is_calm(
@@ -277,12 +279,12 @@ def _is_calm(
 
 def _budget(
     engine: WorkerProfile, worker: PlannedWorker, calm_since_ns: int, now_ns: int, *, apart: bool
-) -> Change | None:
+) -> RoleOrder | None:
     if apart:
-        return Change(worker.id, Role.MIXED, 0) if worker.budget_tokens and not worker.keeps_budget else None
+        return RoleOrder(worker.id, Role.MIXED, 0) if worker.budget_tokens and not worker.keeps_budget else None
     if not calm_since_ns and not worker.budget_tokens:
-        return Change(worker.id, Role.MIXED, engine.chunk_tokens)
+        return RoleOrder(worker.id, Role.MIXED, engine.chunk_tokens)
     lent = worker.budget_tokens != worker.own_budget_tokens and not worker.keeps_budget
     if calm_since_ns and now_ns - calm_since_ns >= CALM_NS and lent:
-        return Change(worker.id, Role.MIXED, worker.own_budget_tokens)
+        return RoleOrder(worker.id, Role.MIXED, worker.own_budget_tokens)
     return None

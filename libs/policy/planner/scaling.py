@@ -42,7 +42,7 @@ GUARD_S: Final = 60.0
 """GPU time that a started worker may still take once it is asked to end: kept back from the day's GPU-hours."""
 
 
-class Code(Enum):
+class ScaleReason(Enum):
     """Why workers are wished, or not."""
 
     ENOUGH = "enough"
@@ -58,7 +58,7 @@ class Code(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ModelWorkers:
     """A model's workers."""
 
     others: int
@@ -80,7 +80,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class WorkTrend:
     """A second of work."""
 
     at_ns: int
@@ -96,7 +96,7 @@ class ScaleMemory:
     calm_since_ns: int = 0
     idle_since_ns: int = 0
     """Since when more is started than wished; 0: no more is."""
-    trend: tuple[Trend, ...] = ()
+    trend: tuple[WorkTrend, ...] = ()
     wished: int = 0
     spent_gpu_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     """Of started workers, by day since 1970, UTC; of today alone."""
@@ -112,7 +112,7 @@ class Scaled:
     """Workers in a role."""
     started: int
     """That the actuator should have."""
-    code: Code
+    code: ScaleReason
     work: Workload
     """At the end of the start-up time, as far as growth is believed."""
     memory: ScaleMemory
@@ -121,7 +121,7 @@ class Scaled:
 def scale(
     engine: WorkerProfile,
     work: Workload,
-    pool: Pool,
+    pool: ModelWorkers,
     limits: ModelLimits,
     *,
     memory: ScaleMemory,
@@ -142,19 +142,19 @@ def scale(
     calm = fewer < going and not pressed and _cost(engine, work, fewer, limits) < SPARE
     pressed_since_ns = (memory.pressed_since_ns or now_ns) if pressed else 0
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
-    wished, code = (pool.serving if pressed else going), Code.ENOUGH
+    wished, code = (pool.serving if pressed else going), ScaleReason.ENOUGH
     if pressed and now_ns - pressed_since_ns >= PRESSED_NS:
-        wished, code = needed, Code.PRESSES
+        wished, code = needed, ScaleReason.PRESSES
     elif calm and now_ns - calm_since_ns >= calm_ns:
-        wished, code, calm_since_ns = fewer, Code.CALM, now_ns
+        wished, code, calm_since_ns = fewer, ScaleReason.CALM, now_ns
     if forecast > wished:
-        wished, code = forecast, Code.FORECAST
+        wished, code = forecast, ScaleReason.FORECAST
     allowed = min(max(wished, limits.workers_min), limits.workers_max)
     if allowed != wished:
-        wished, code = allowed, Code.LIMITS
+        wished, code = allowed, ScaleReason.LIMITS
     started, code = _started(pool, wished, limits, code, memory=memory, now_ns=now_ns)
     idle_since_ns = (memory.idle_since_ns or now_ns) if started < pool.started else 0
-    if idle_since_ns and now_ns - idle_since_ns < linger_ns and code is not Code.GPU_HOURS:
+    if idle_since_ns and now_ns - idle_since_ns < linger_ns and code is not ScaleReason.GPU_HOURS:
         # Those stand by, warm.
         started = min(pool.started, _most_started(pool, limits), _affordable(pool, limits, memory, now_ns))
     memory = replace(
@@ -200,7 +200,7 @@ def mixed_instead(engine: WorkerProfile, work: Workload, prefill: int, decode: i
     return whole
 
 
-def charged(memory: ScaleMemory, pool: Pool, now_ns: int) -> ScaleMemory:
+def charged(memory: ScaleMemory, pool: ModelWorkers, now_ns: int) -> ScaleMemory:
     """The GPU time that started workers have taken since the last decision, on the day that it was taken."""
     if not memory.charged_ns or now_ns <= memory.charged_ns:
         return replace(memory, charged_ns=max(now_ns, memory.charged_ns))
@@ -211,21 +211,21 @@ def charged(memory: ScaleMemory, pool: Pool, now_ns: int) -> ScaleMemory:
 
 
 def _started(
-    pool: Pool, wished: int, limits: ModelLimits, code: Code, *, memory: ScaleMemory, now_ns: int
-) -> tuple[int, Code]:
+    pool: ModelWorkers, wished: int, limits: ModelLimits, code: ScaleReason, *, memory: ScaleMemory, now_ns: int
+) -> tuple[int, ScaleReason]:
     """How many the actuator should have: what is wished beyond the workers that others started."""
     wanted = min(max(wished - pool.others, 0), _most_started(pool, limits))
     affordable = _affordable(pool, limits, memory, now_ns)
-    return (affordable, Code.GPU_HOURS) if affordable < wanted else (wanted, code)
+    return (affordable, ScaleReason.GPU_HOURS) if affordable < wanted else (wanted, code)
 
 
-def _affordable(pool: Pool, limits: ModelLimits, memory: ScaleMemory, now_ns: int) -> int:
+def _affordable(pool: ModelWorkers, limits: ModelLimits, memory: ScaleMemory, now_ns: int) -> int:
     """Started workers that the rest of the day's GPU-hours is enough for, until they have ended."""
     left_s = HOUR_S * limits.gpu_hours_day - memory.spent_gpu_s.get(now_ns // DAY_NS, 0.0)
     return max(int(left_s / (GUARD_S * pool.gpus_a_worker)), 0)
 
 
-def _most_started(pool: Pool, limits: ModelLimits) -> int:
+def _most_started(pool: ModelWorkers, limits: ModelLimits) -> int:
     return max(min(pool.most_started, limits.workers_max - pool.others), 0)
 
 
@@ -234,14 +234,14 @@ def _cost(engine: WorkerProfile, work: Workload, workers: int, limits: ModelLimi
     return found.cost if found is not None else float("inf")
 
 
-def _noted(trend: tuple[Trend, ...], work: Workload, now_ns: int) -> tuple[Trend, ...]:
+def _noted(trend: tuple[WorkTrend, ...], work: Workload, now_ns: int) -> tuple[WorkTrend, ...]:
     if trend and now_ns - trend[-1].at_ns < SAMPLE_NS:
         return trend
     kept = tuple(each for each in trend if now_ns - each.at_ns < TREND_NS)
-    return (*kept, Trend(now_ns, work.prompts, work.decodes))[-MAX_SAMPLES:]
+    return (*kept, WorkTrend(now_ns, work.prompts, work.decodes))[-MAX_SAMPLES:]
 
 
-def _ahead(work: Workload, trend: tuple[Trend, ...], ahead_ns: int) -> Workload:
+def _ahead(work: Workload, trend: tuple[WorkTrend, ...], ahead_ns: int) -> Workload:
     """Workload as it will be so much later, where it has grown in a row of samples; else as it is."""
     ahead_ns = min(ahead_ns, TREND_NS)
     if len(trend) < 3 or not ahead_ns:

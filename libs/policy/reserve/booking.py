@@ -8,7 +8,7 @@ DAY_MINUTES: Final = 1_440
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class GpuClaim:
     """GPUs that are kept for a model."""
 
     model: str
@@ -30,7 +30,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ClaimRefused:
     """Why a claim cannot be kept."""
 
     minute: int
@@ -38,11 +38,11 @@ class Refused:
     kept_gpus: int
     """For others then."""
     missing_gpus: int
-    would_have_to_go: Sequence[Claim]
+    would_have_to_go: Sequence[GpuClaim]
     """Of those others, the fewest of the lowest priority that make room; empty where even all would not."""
 
 
-def kept_at(claims: Iterable[Claim], minute: int) -> dict[str, int]:
+def kept_at(claims: Iterable[GpuClaim], minute: int) -> dict[str, int]:
     """GPUs kept for each model at a minute of the day. Claims of one model overlap: the largest counts."""
     kept: dict[str, int] = {}
     for each in claims:
@@ -51,7 +51,7 @@ def kept_at(claims: Iterable[Claim], minute: int) -> dict[str, int]:
     return kept
 
 
-def refusal(claims: Sequence[Claim], wanted: Claim, gpus: int) -> Refused | None:
+def refusal(claims: Sequence[GpuClaim], wanted: GpuClaim, gpus: int) -> ClaimRefused | None:
     """Why `gpus` do not suffice for `wanted` beside the other claims; None where they do."""
     others = [each for each in claims if each != wanted]
     worst = max(_moments([*others, wanted]), key=lambda minute: _missing(others, wanted, minute, gpus))
@@ -59,27 +59,27 @@ def refusal(claims: Sequence[Claim], wanted: Claim, gpus: int) -> Refused | None
     if missing <= 0:
         return None
     kept = kept_at([each for each in others if each.model != wanted.model], worst)
-    return Refused(worst, sum(kept.values()), missing, _room(others, wanted, worst, missing))
+    return ClaimRefused(worst, sum(kept.values()), missing, _room(others, wanted, worst, missing))
 
 
-def _moments(claims: Iterable[Claim]) -> set[int]:
+def _moments(claims: Iterable[GpuClaim]) -> set[int]:
     """Minutes at which what is kept changes."""
     return {0} | {minute for each in claims for minute in (each.from_minute, each.to_minute)}
 
 
-def _missing(others: Sequence[Claim], wanted: Claim, minute: int, gpus: int) -> int:
+def _missing(others: Sequence[GpuClaim], wanted: GpuClaim, minute: int, gpus: int) -> int:
     if not wanted.holds_at(minute):
         return -gpus
     return sum(kept_at([*others, wanted], minute).values()) - gpus
 
 
-def _room(others: Sequence[Claim], wanted: Claim, minute: int, missing: int) -> list[Claim]:
+def _room(others: Sequence[GpuClaim], wanted: GpuClaim, minute: int, missing: int) -> list[GpuClaim]:
     """Claims to give up, each model's all together, since the largest of them counts."""
-    by_model: dict[str, list[Claim]] = {}
+    by_model: dict[str, list[GpuClaim]] = {}
     for each in others:
         if each.model != wanted.model and each.holds_at(minute):
             by_model.setdefault(each.model, []).append(each)
-    going: list[Claim] = []
+    going: list[GpuClaim] = []
     for claims in sorted(
         by_model.values(), key=lambda held: (held[0].priority, -max(each.gpus for each in held), held[0].model)
     ):

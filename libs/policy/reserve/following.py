@@ -30,7 +30,7 @@ NEVER_S: Final = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ModelCount:
     """What was seen of a model, all gateways together."""
 
     arrivals: int
@@ -104,7 +104,7 @@ class UseFollower:
         self.ahead: WindowOutlook | None = None
         """Of the window that runs; None: nothing is known yet."""
 
-    def look(self, now_s: float, counts: Mapping[str, Count]) -> None:
+    def look(self, now_s: float, counts: Mapping[str, ModelCount]) -> None:
         """What is seen now; to be called often, with time that does not go back."""
         if not self._looked_s:
             self._tick_from_s = self._window_from_s = self._looked_s = now_s
@@ -169,7 +169,7 @@ class UseFollower:
         every = self._laws.hazards(now_s, ahead_s)
         return np.asarray(every[self._laws.chosen, :, np.arange(len(self._laws))].T)
 
-    def _take(self, now_s: float, name: str, count: Count) -> None:
+    def _take(self, now_s: float, name: str, count: ModelCount) -> None:
         followed = self._models.get(name)
         if followed is None:
             if len(self._models) >= MAX_PLACES:

@@ -16,7 +16,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pool:
+class ModelPool:
     """Models side by side, by place."""
 
     gpus: Floats
@@ -43,7 +43,7 @@ def worth_of(hazard: Floats, ahead_s: Floats, gpus: Floats, cold_cost_gpu_s: flo
     return np.asarray(((1 - left) * cold_cost_gpu_s / (gpus * (held_s + load_s))).max(axis=0))
 
 
-def choose(pool: Pool, room_gpus: float) -> Bools:
+def choose(pool: ModelPool, room_gpus: float) -> Bools:
     """Which models to have loaded: busy ones, floors, then those that pay, the most worthwhile first, while there is
     room. Where busy ones alone are more than the room, they stay and nothing else does."""
     kept = pool.busy | pool.floor

@@ -28,7 +28,7 @@ DRAIN_S: Final = 2.0
 """Guess of how long running answers of a worker that is switched go on."""
 
 
-class Stage(Enum):
+class WorkerStage(Enum):
     """Of a worker."""
 
     EMPTY = "empty"
@@ -58,11 +58,11 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PoolWorker:
     """One of the pool."""
 
     id: str
-    stage: Stage
+    stage: WorkerStage
     model: str = ""
     """That it holds or loads; empty: none."""
     since_s: float = 0.0
@@ -80,7 +80,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PlacedModel:
     """One of the catalogue."""
 
     name: str
@@ -130,7 +130,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PlacementOrder:
     """An order to a worker."""
 
     worker: str
@@ -159,7 +159,7 @@ class Eviction:
 class Placed:
     """What was decided."""
 
-    orders: Sequence[Order]
+    orders: Sequence[PlacementOrder]
     waits_s: Mapping[str, float]
     """By model: what a request that comes now is expected to wait for a worker that holds it."""
     evictions: Sequence[Eviction]
@@ -168,13 +168,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    model: Model
+    model: PlacedModel
     why: Why
 
 
 def place(
-    models: Sequence[Model],
-    workers: Sequence[Worker],
+    models: Sequence[PlacedModel],
+    workers: Sequence[PoolWorker],
     *,
     turn_s: float = 10.0,
     sleeps: bool = True,
@@ -187,9 +187,9 @@ def place(
     """
     pool = _Pool(models, workers, turn_s, runs_s)
     orders = [
-        Order(each.id, "", Why.GONE, each.model)
+        PlacementOrder(each.id, "", Why.GONE, each.model)
         for each in workers
-        if each.can_take and each.stage is Stage.SERVING and each.model not in pool.known
+        if each.can_take and each.stage is WorkerStage.SERVING and each.model not in pool.known
     ]
     gone = {order.worker for order in orders}
     left = {each.id: each for each in workers if each.can_take and each.id not in gone}
@@ -201,21 +201,21 @@ def place(
     waits = pool.waits(orders)
     if sleeps:
         idle = [each for each in left.values() if pool.is_not_worth(each)]
-        orders += [Order(each.id, "", Why.NOT_WORTH, each.model) for each in idle]
+        orders += [PlacementOrder(each.id, "", Why.NOT_WORTH, each.model) for each in idle]
     return Placed(orders, waits, pool.evictions())
 
 
-def switch_s(model: Model, worker: Worker) -> float:
+def switch_s(model: PlacedModel, worker: PoolWorker) -> float:
     """From the order until the worker serves the model, answers that still run there left out."""
     return model.wake_s if model.name in worker.kept else model.load_s
 
 
-def fits(model: Model, worker: Worker) -> bool:
+def fits(model: PlacedModel, worker: PoolWorker) -> bool:
     """Whether the worker's memory holds the model's weights."""
     return not worker.memory_bytes or model.size_bytes <= worker.memory_bytes
 
 
-def _wants(models: Sequence[Model], held: Counter[str]) -> Iterator[_Want]:
+def _wants(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_Want]:
     """Models that want one worker more, the most urgent first."""
     free = [each for each in models if not each.blocked]
     asked = [each for each in free if each.waiting and not held[each.name]]
@@ -232,7 +232,7 @@ def _wants(models: Sequence[Model], held: Counter[str]) -> Iterator[_Want]:
         yield _Want(each, Why.AHEAD)
 
 
-def _urgency(one: Model) -> tuple[bool, bool, int, float, str]:
+def _urgency(one: PlacedModel) -> tuple[bool, bool, int, float, str]:
     """People before lines of batch jobs, whatever their models' priorities: lines have hours."""
     return not one.people_wait, not one.least, -one.priority, -one.waited_s, one.name
 
@@ -240,36 +240,38 @@ def _urgency(one: Model) -> tuple[bool, bool, int, float, str]:
 class _Pool:
     """The workers while orders are found one after another."""
 
-    def __init__(self, models: Sequence[Model], workers: Sequence[Worker], turn_s: float, runs_s: float) -> None:
+    def __init__(
+        self, models: Sequence[PlacedModel], workers: Sequence[PoolWorker], turn_s: float, runs_s: float
+    ) -> None:
         self.known = {each.name: each for each in models}
-        self.held = Counter(each.model for each in workers if each.stage in (Stage.LOADING, Stage.SERVING))
+        self.held = Counter(each.model for each in workers if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING))
         """Workers that have each model, or will."""
         self._workers = workers
         self._turn_least_s = turn_s
         self._runs_s = runs_s
         self._busy_on = Counter(each.gpu for each in workers if each.gpu and self._is_asked(each.model))
 
-    def best(self, want: _Want, workers: Iterable[Worker]) -> Order | None:
+    def best(self, want: _Want, workers: Iterable[PoolWorker]) -> PlacementOrder | None:
         """The cheapest one; None where none may be taken."""
-        found: list[tuple[float, int, str, Order]] = []
+        found: list[tuple[float, int, str, PlacementOrder]] = []
         for worker in workers:
             loss_s = self._loss_s(want, worker) if fits(want.model, worker) else None
             if loss_s is None:
                 continue
             took_s = switch_s(want.model, worker) + self._put_away_s(worker)
             loss_s += BESIDE_S * self._busy_beside(worker)
-            evicts = worker.model if worker.stage is Stage.SERVING else ""
+            evicts = worker.model if worker.stage is WorkerStage.SERVING else ""
             is_turn = bool(evicts) and self._is_needed(self.known[evicts])
             why = Why.TURN if is_turn else want.why
-            order = Order(worker.id, want.model.name, why, evicts, took_s)
+            order = PlacementOrder(worker.id, want.model.name, why, evicts, took_s)
             # Of equal ones the smallest: large ones are for models that fit nowhere else.
             found.append((took_s + loss_s, worker.memory_bytes, worker.id, order))
         return min(found, key=lambda each: each[:3])[3] if found else None
 
-    def took(self, want: _Want, worker: Worker) -> None:
+    def took(self, want: _Want, worker: PoolWorker) -> None:
         """The worker is the model's from here on."""
         self.held[want.model.name] += 1
-        if worker.stage is Stage.SERVING:
+        if worker.stage is WorkerStage.SERVING:
             self.held[worker.model] -= 1
         if worker.gpu:
             self._busy_on[worker.gpu] += want.model.is_busy - self._is_asked(worker.model)
@@ -278,21 +280,21 @@ class _Pool:
         model = self.known.get(name)
         return model is not None and model.is_busy
 
-    def _busy_beside(self, worker: Worker) -> int:
+    def _busy_beside(self, worker: PoolWorker) -> int:
         """Neighbours on its GPU that somebody waits for."""
         return self._busy_on[worker.gpu] - self._is_asked(worker.model) if worker.gpu else 0
 
-    def _put_away_s(self, worker: Worker) -> float:
+    def _put_away_s(self, worker: PoolWorker) -> float:
         """Before another model can come."""
         held = self.known.get(worker.model)
-        return held.sleep_s if held is not None and worker.stage is Stage.SERVING else 0.0
+        return held.sleep_s if held is not None and worker.stage is WorkerStage.SERVING else 0.0
 
-    def _loss_s(self, want: _Want, worker: Worker) -> float | None:
+    def _loss_s(self, want: _Want, worker: PoolWorker) -> float | None:
         """What giving the worker to the model costs beside the switch; None where it must not be."""
-        if worker.stage is Stage.EMPTY:
+        if worker.stage is WorkerStage.EMPTY:
             return 0.0
         model = self.known.get(worker.model)
-        if worker.stage is not Stage.SERVING or model is None or model.name == want.model.name:
+        if worker.stage is not WorkerStage.SERVING or model is None or model.name == want.model.name:
             return None
         if worker.since_s < SETTLE_S or self.held[model.name] <= model.least:
             return None
@@ -307,7 +309,7 @@ class _Pool:
             return loss_s if settled and saves_s > AHEAD_GAIN * loss_s else None
         return loss_s
 
-    def _free_of(self, model: Model, wanted: Model, since_s: float) -> bool:
+    def _free_of(self, model: PlacedModel, wanted: PlacedModel, since_s: float) -> bool:
         """Whether a busy worker may be taken for those who wait for `wanted`: after its turn; from lines for people at
         once; from people for lines only when those have waited for long."""
         if model.runs_for_lines_alone and wanted.people_wait:
@@ -316,28 +318,28 @@ class _Pool:
             return False
         return since_s >= self._turn_s(model) and model.priority <= wanted.priority
 
-    def _is_needed(self, model: Model) -> bool:
+    def _is_needed(self, model: PlacedModel) -> bool:
         """Whether taking one worker from it would hold somebody's answer up."""
         return model.is_busy and self.held[model.name] <= max(model.most, 1)
 
-    def _turn_s(self, model: Model) -> float:
+    def _turn_s(self, model: PlacedModel) -> float:
         return max(self._turn_least_s, PAY_BACK * model.load_s)
 
-    def is_not_worth(self, worker: Worker) -> bool:
+    def is_not_worth(self, worker: PoolWorker) -> bool:
         """Whether it holds a model for nobody, at more than that saves."""
         model = self.known.get(worker.model)
-        if model is None or worker.stage is not Stage.SERVING or model.is_busy:
+        if model is None or worker.stage is not WorkerStage.SERVING or model.is_busy:
             return False
         settled = worker.since_s >= max(SETTLE_S, PAY_BACK * model.wake_s)
         return settled and model.worth <= 1 and self.held[model.name] > model.least
 
-    def waits(self, orders: Sequence[Order]) -> dict[str, float]:
+    def waits(self, orders: Sequence[PlacementOrder]) -> dict[str, float]:
         """By model. Those without a worker take the ones that come free, in the order in which they wait."""
         waits: dict[str, float] = {}
         ordered = {order.worker for order in orders}
         for worker in self._workers:
-            if worker.stage in (Stage.SERVING, Stage.LOADING) and worker.id not in ordered:
-                left_s = worker.left_s if worker.stage is Stage.LOADING else 0.0
+            if worker.stage in (WorkerStage.SERVING, WorkerStage.LOADING) and worker.id not in ordered:
+                left_s = worker.left_s if worker.stage is WorkerStage.LOADING else 0.0
                 waits[worker.model] = min(waits.get(worker.model, left_s), left_s)
         for order in orders:
             if order.model:
@@ -362,10 +364,10 @@ class _Pool:
             before += model.waiting > 0
         return waits
 
-    def _free(self, workers: Sequence[Worker]) -> list[tuple[float, str, Worker]]:
+    def _free(self, workers: Sequence[PoolWorker]) -> list[tuple[float, str, PoolWorker]]:
         """When each is expected to come free, the first one first; those that never do left out."""
         found = sorted(((self._free_in_s(each), each.id, each) for each in workers), key=lambda each: each[:2])
-        busy = [each for each in found if each[2].stage is Stage.SERVING and SETTLE_S < each[0] < NEVER_S]
+        busy = [each for each in found if each[2].stage is WorkerStage.SERVING and SETTLE_S < each[0] < NEVER_S]
         free = [each for each in found if each not in busy and each[0] < NEVER_S]
         # Runs without memory: of n that go on, the next one ends after a share 1/n of their mean.
         ends_s = 0.0
@@ -374,18 +376,18 @@ class _Pool:
             free.append((min(turn_s, ends_s), name, worker))
         return sorted(free, key=lambda each: each[:2])
 
-    def _free_in_s(self, worker: Worker) -> float:
+    def _free_in_s(self, worker: PoolWorker) -> float:
         """Until it may be given to a model that is asked for."""
-        if worker.stage is Stage.EMPTY:
+        if worker.stage is WorkerStage.EMPTY:
             return 0.0
         model = self.known.get(worker.model)
         if model is None:
             return worker.left_s
         if self.held[model.name] <= model.least:
             return NEVER_S
-        if worker.stage is Stage.LOADING:
+        if worker.stage is WorkerStage.LOADING:
             return worker.left_s + (self._turn_s(model) + DRAIN_S if model.is_busy else SETTLE_S)
-        if worker.stage is Stage.LEAVING:
+        if worker.stage is WorkerStage.LEAVING:
             return DRAIN_S + model.load_s + self._turn_s(model)
         if self._is_needed(model):
             return max(self._turn_s(model) - worker.since_s, 0.0) + DRAIN_S
@@ -396,7 +398,7 @@ class _Pool:
         found = []
         for worker in self._workers:
             model = self.known.get(worker.model)
-            if worker.stage is Stage.SERVING and model is not None:
+            if worker.stage is WorkerStage.SERVING and model is not None:
                 free_in_s = self._free_in_s(worker)
                 if free_in_s < NEVER_S:
                     found.append(Eviction(worker.id, model.name, model.soon * model.load_s, free_in_s))

@@ -16,7 +16,7 @@ class LedgerDown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Grant:
     """What was granted, and how the limit stands after it."""
 
     granted: int
@@ -28,7 +28,7 @@ class Taken:
 class Ledger(Protocol):
     """Use of tenants' limits in the last minute or day, and requests that run. Raises LedgerDown."""
 
-    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
+    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
         """Use up to `want` units as far as the limit allows, or none where that is under `least`."""
         ...
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from libs.contracts import keys
 from libs.runtime.redis import in_time, make_redis
-from libs.stores.limits.port import HOLD_S, SPANS, Kind, LedgerDown, Taken
+from libs.stores.limits.port import HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 SOCKET_TIMEOUT_MS: Final = 200
 CALL_TIMEOUT_S: Final = 0.3
@@ -119,11 +119,11 @@ class RedisLedger:
         self._hold = self._redis.register_script(_HOLD)
         self._beat = self._redis.register_script(_BEAT)
 
-    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
+    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
         """One round trip, as all of these."""
         name = keys.limit_use(self._cluster, tenant, kind)
         granted, left, wait_s = await _bounded(self._take(keys=[name], args=[*_cut(kind), limit, want, least]))
-        return Taken(int(granted), max(int(left), 0), float(wait_s))
+        return Grant(int(granted), max(int(left), 0), float(wait_s))
 
     async def add(self, tenant: str, kind: Kind, units: int) -> None:
         """Below 0: the latest first."""

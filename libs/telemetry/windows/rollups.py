@@ -56,7 +56,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptWindow:
     """One window of a coarse tier, as it is kept elsewhere: of the workers that were there."""
 
     window_ns: int
@@ -180,7 +180,7 @@ class RollUps:
         covered, prefill, decode, kv_wait = series.times_ns.sum(axis=(0, 1)).tolist()
         return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
 
-    def take_changed(self, before_ns: int) -> list[Kept]:
+    def take_changed(self, before_ns: int) -> list[KeptWindow]:
         """Windows of the coarse tiers that were written since they were last taken, each with what was written of the
         time before `before_ns`: what lies after is to be written again by whoever goes on from there.
 
@@ -194,13 +194,13 @@ class RollUps:
             ring.changed.difference_update(start_ns for start_ns in starts if start_ns + length <= before_ns)
         return taken
 
-    def give_back(self, windows: Sequence[Kept]) -> None:
+    def give_back(self, windows: Sequence[KeptWindow]) -> None:
         """They could not be kept: to be taken again."""
         for ring in self._rings[1:]:
             starts = {kept.start_ns for kept in windows if kept.window_ns == ring.tier.window_ns}
             ring.changed |= {start_ns for start_ns in starts if ring.holds(start_ns)}
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: KeptWindow) -> None:
         """Put a window of a coarse tier back, in place of what is there; nothing for one that is too old."""
         ring = next((ring for ring in self._rings[1:] if ring.tier.window_ns == kept.window_ns), None)
         row = None if ring is None else ring.row(kept.start_ns)
@@ -214,14 +214,14 @@ class RollUps:
         """All that was before has been restored."""
         self._finest_from_ns = written_to_ns
 
-    def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> Kept:
+    def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> KeptWindow:
         ids = self.worker_ids()
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         end_ns = start_ns + ring.tier.window_ns
         _, times, roles = ring.read(start_ns, end_ns, slots)
         _, later, _ = self._rings[0].read(max(before_ns, start_ns), max(end_ns, before_ns), slots)
         there = np.flatnonzero(roles[0] != NO_ROLE)
-        return Kept(
+        return KeptWindow(
             ring.tier.window_ns,
             start_ns,
             [ids[place] for place in there],

@@ -10,7 +10,7 @@ from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.wire import step_time_message
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.split import prefill_shares
 from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
@@ -25,7 +25,13 @@ class PhaseAccount:
     """Step telemetry of one engine, cut and entered as a worker and the metrics service do it."""
 
     def __init__(
-        self, engine: Engine, clock: Clock, *, worker_id: str = WORKER, gpus: int = 1, fleet: Fleet | None = None
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        worker_id: str = WORKER,
+        gpus: int = 1,
+        fleet: FleetTelemetry | None = None,
     ) -> None:
         """Into a fleet of its own, or into one that others enter into too."""
         self._worker_id = worker_id
@@ -33,7 +39,7 @@ class PhaseAccount:
         self._clock = clock
         self._builder = StepBatchBuilder(TelemetrySource(worker_id, 1, "node", gpus, engine.name), clock.now_ns())
         self._learner = StepTimeLearner(prior_step_time(engine.name, engine.device))
-        self._fleet = fleet or Fleet(prefill_shares)
+        self._fleet = fleet or FleetTelemetry(prefill_shares)
 
     @property
     def model(self) -> StepTimeModel:

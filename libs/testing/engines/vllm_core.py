@@ -7,8 +7,8 @@ from typing import Any
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
 from libs.engine.vllm.core import VllmCore
-from libs.engine.vllm.scheduling.step_report import Command, Report
-from libs.engine.vllm.starting.started import Ready
+from libs.engine.vllm.scheduling.step_report import Command, EngineReport
+from libs.engine.vllm.starting.started import StartedCore
 from libs.policy.step_time import StepTimeModel
 
 ALL_TOKENS = 1 << 30
@@ -23,11 +23,11 @@ class SharedCore:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._core = VllmCore()
-        self._ready: Ready | None = None
+        self._ready: StartedCore | None = None
         self._names: list[str] = []
-        self._last: Report | None = None
+        self._last: EngineReport | None = None
 
-    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         """Start it the first time; after that, only take over what of `config` a running engine can change."""
         if self._ready is None:
             here = replace(identity, address="127.0.0.1:1")

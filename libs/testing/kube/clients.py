@@ -20,7 +20,7 @@ CALL_S: Final = 120.0
 
 
 @dataclass
-class Service:
+class KubeService:
     """Addresses of its ready endpoints, as they were REFRESH_S ago at most."""
 
     own: Namespace
@@ -56,10 +56,10 @@ class Service:
 
 
 @dataclass
-class Load:
+class KubeLoad:
     """What clients have met so far."""
 
-    service: Service
+    service: KubeService
     prompt: str
     max_tokens: int
     answered: int = 0
@@ -98,9 +98,9 @@ class Load:
 
 
 @asynccontextmanager
-async def running_load(service: Service, *, clients: int, prompt: str, max_tokens: int) -> AsyncIterator[Load]:
+async def running_load(service: KubeService, *, clients: int, prompt: str, max_tokens: int) -> AsyncIterator[KubeLoad]:
     """While the context is open; then what is under way is waited for."""
-    load, tasks = Load(service, prompt, max_tokens), TaskOwner()
+    load, tasks = KubeLoad(service, prompt, max_tokens), TaskOwner()
     await service.refresh()
     tasks.spawn("endpoints", service.follow())
     asking = [tasks.spawn(f"client {who}", load.client(who)) for who in range(clients)]

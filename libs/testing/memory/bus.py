@@ -19,7 +19,7 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.tasks import OnFailure, TaskOwner
 from libs.testing.memory.broker import Incoming, MemoryBroker, TooLarge
-from libs.testing.memory.reader import CALL_TIMEOUT_S, Connection, MemoryBackReader, MemoryReader
+from libs.testing.memory.reader import CALL_TIMEOUT_S, MemoryBackReader, MemoryReader, SharedBroker
 from libs.testing.memory.server import ServerAway
 
 
@@ -126,8 +126,8 @@ class MemoryBus:
             await asyncio.wait([self._sending], timeout=CLOSE_TIMEOUT_S)
         await self._tasks.close()
 
-    def _connection(self, gather_ms: Callable[[], int] | None = None) -> Connection:
-        return Connection(
+    def _connection(self, gather_ms: Callable[[], int] | None = None) -> SharedBroker:
+        return SharedBroker(
             self._broker, self._cluster, self._clock, self._count_undecodable, gather_ms or self._gather_ms
         )
 

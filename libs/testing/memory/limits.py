@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from libs.policy.limits.lease import held
 from libs.policy.limits.window import MinuteWindow
-from libs.stores.limits.port import HOLD_S, SPANS, Kind, LedgerDown, Taken
+from libs.stores.limits.port import HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 
 class MemoryLedger:
@@ -18,13 +18,13 @@ class MemoryLedger:
         self.away = False
         self.calls = 0
 
-    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
+    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
         """As the port says."""
         self._check()
         window, now_s = self._window(tenant, kind), self._now_s()
         granted = window.take(limit, want, least, now_s)
         wait_s = 0.0 if granted else window.wait_s(limit, max(least, 1), now_s)
-        return Taken(granted, max(limit - window.used(now_s), 0), wait_s)
+        return Grant(granted, max(limit - window.used(now_s), 0), wait_s)
 
     async def add(self, tenant: str, kind: Kind, units: int) -> None:
         """As the port says."""

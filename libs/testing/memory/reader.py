@@ -13,14 +13,14 @@ from libs.contracts.topics import Topic
 from libs.policy.metrics.behind import Behind
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from libs.testing.memory.broker import Kept, MemoryBroker, Partition
+from libs.testing.memory.broker import KeptRecord, MemoryBroker, Partition
 from libs.testing.memory.server import ServerAway
 
 T = TypeVar("T")
 CALL_TIMEOUT_S = REQUEST_TIMEOUT_MS / 1000
 
 
-class Part(NamedTuple):
+class TopicPartition(NamedTuple):
     """One partition of one topic."""
 
     topic: Topic
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class SharedBroker:
     """What all readers of one bus share."""
 
     broker: MemoryBroker
@@ -43,7 +43,7 @@ class MemoryReader:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: SharedBroker,
         topics: Sequence[Topic],
         *,
         from_start: bool = False,
@@ -58,10 +58,10 @@ class MemoryReader:
         self._since_unix_ns = since_unix_ns
         self._wanted = wanted
         self._jumps = jumps
-        self._behind: Behind[Part] = Behind(jumps.after_s if jumps else 0.0)
-        self._unwanted: set[Part] = set()
+        self._behind: Behind[TopicPartition] = Behind(jumps.after_s if jumps else 0.0)
+        self._unwanted: set[TopicPartition] = set()
         """There, but not to be read for now."""
-        self._positions: dict[Part, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
         """Records in order of their partitions until `closed()`; outages are waited out."""
@@ -102,17 +102,17 @@ class MemoryReader:
         elif self._jumps is not None:
             self._jump(self._jumps, there)
 
-    def _there(self) -> list[tuple[Part, Partition]]:
+    def _there(self) -> list[tuple[TopicPartition, Partition]]:
         return [
-            (Part(topic, number), partition)
+            (TopicPartition(topic, number), partition)
             for topic in self._topics
             for number, partition in enumerate(self._broker.partitions(topic.name(self._connection.cluster)))
         ]
 
-    def _take_up(self, found: set[Part], there: Mapping[Part, Partition]) -> None:
+    def _take_up(self, found: set[TopicPartition], there: Mapping[TopicPartition, Partition]) -> None:
         """Read exactly these, the known ones on from where they are."""
         self._behind.note(0.0, {}, {})  # what it knows of others is past
-        positions: dict[Part, int] = {}
+        positions: dict[TopicPartition, int] = {}
         for part, partition in there.items():
             if part not in found:
                 continue
@@ -130,7 +130,7 @@ class MemoryReader:
             return partition.span.start
         return partition.end if self._since_unix_ns is None else partition.since(self._since_unix_ns)
 
-    def _jump(self, jumps: Jumps, there: Mapping[Part, Partition]) -> None:
+    def _jump(self, jumps: Jumps, there: Mapping[TopicPartition, Partition]) -> None:
         looked_at = {part: at for part, at in self._positions.items() if part.topic in jumps.topics}
         ends = {part: there[part].end for part in looked_at}
         for part in self._behind.note(_now_s(), looked_at, ends):
@@ -138,7 +138,7 @@ class MemoryReader:
             self._behind.forget(part)
             jumps.on_gap(Gap(part.topic, part.number, start, ends[part]))
 
-    def _fetch(self) -> list[tuple[Part, Kept]]:
+    def _fetch(self) -> list[tuple[TopicPartition, KeptRecord]]:
         """The next records, at most MAX_POLL_RECORDS."""
         most = MAX_POLL_RECORDS // max(len(self._positions), 1) + 1
         parts = dict(self._there())

@@ -15,7 +15,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class StoredLease:
     """A worker's lease."""
 
     value: bytes
@@ -32,14 +32,14 @@ class BlockSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MeasuringClaim:
     """Who measures for a key of step times."""
 
     holder: object
     until_s: float
 
 
-NOBODY: Final[Mapping[str, Registration]] = {}
+NOBODY: Final[Mapping[str, StoredLease]] = {}
 
 
 class MemoryStore(MemoryServer):
@@ -49,11 +49,11 @@ class MemoryStore(MemoryServer):
         """`news_travel`: on the way of changes that are pushed."""
         super().__init__(travel)
         self.news_travel = news_travel or travel
-        self._workers: dict[str, dict[str, Registration]] = {}
+        self._workers: dict[str, dict[str, StoredLease]] = {}
         self._blocks: dict[Key, BlockSet] = {}
         self.fits: dict[Key, dict[StepKind, FittedModel]] = {}
         self.curves: dict[Key, PrefillCurve] = {}
-        self._claims: dict[Key, Claim] = {}
+        self._claims: dict[Key, MeasuringClaim] = {}
         self.models = ModelTables(self.news)
 
     def kill(self) -> None:
@@ -73,7 +73,7 @@ class MemoryStore(MemoryServer):
         held = self._live(cluster).get(worker_id)
         if held is not None and held.incarnation > incarnation:
             return
-        registration = Registration(value, incarnation, _now_s() + lease_ms / 1000)
+        registration = StoredLease(value, incarnation, _now_s() + lease_ms / 1000)
         self._workers.setdefault(cluster, {})[worker_id] = registration
         if held is None or held.value != value:
             self.news.ring()
@@ -89,7 +89,7 @@ class MemoryStore(MemoryServer):
         """Values of those whose lease holds, by id in order."""
         return {worker_id: held.value for worker_id, held in sorted(self._live(cluster).items())}
 
-    def _live(self, cluster: str) -> Mapping[str, Registration]:
+    def _live(self, cluster: str) -> Mapping[str, StoredLease]:
         registered, now_s = self._workers.get(cluster), _now_s()
         if registered is None:
             return NOBODY
@@ -132,7 +132,7 @@ class MemoryStore(MemoryServer):
         held, now_s = self._claims.get(key), _now_s()
         if held is not None and held.until_s > now_s:
             return False
-        self._claims[key] = Claim(holder, now_s + lease_s)
+        self._claims[key] = MeasuringClaim(holder, now_s + lease_s)
         return True
 
     def released(self, key: Key, holder: object) -> None:

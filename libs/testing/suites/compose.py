@@ -37,7 +37,7 @@ KINDS = {
 }
 
 
-class Cluster:
+class ComposeCluster:
     """What a test does to it: the verbs of `docker compose`, and the services' REST."""
 
     def __init__(self, kind: Kind, environment: Mapping[str, str], project: str) -> None:
@@ -117,11 +117,11 @@ def _ports() -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def running_cluster(profile: str) -> AsyncIterator[Cluster]:
+async def running_cluster(profile: str) -> AsyncIterator[ComposeCluster]:
     """Build, start, wait until all is healthy; at the end take down containers, networks and volumes."""
     # Roles stand still: tests of scaling read it from the number of workers in each role.
     environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8), "FULCRUM_PLANNER_MODE": "advisory"}
-    cluster = Cluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}")
+    cluster = ComposeCluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}")
     try:
         await cluster.compose("up", "--build", "--wait", "-d", timeout_s=UP_S)
         yield cluster

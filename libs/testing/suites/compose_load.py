@@ -14,7 +14,7 @@ RETRIES = 12
 """Of OpenAI's library, which waits longer each time: enough for a gateway to come back."""
 
 
-class Load:
+class ComposeLoad:
     """Each client asks one prompt over and over: a greedy answer must never change."""
 
     def __init__(self, base_url: str, model: str) -> None:
@@ -88,9 +88,9 @@ class Load:
 
 
 @asynccontextmanager
-async def running_load(base_url: str, model: str) -> AsyncIterator[Load]:
+async def running_load(base_url: str, model: str) -> AsyncIterator[ComposeLoad]:
     """Clients that ask until the context ends."""
-    load = Load(base_url, model)
+    load = ComposeLoad(base_url, model)
     clients = [asyncio.create_task(load.ask_forever(prompt)) for prompt in PROMPTS]
     try:
         yield load

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 
 STOP_S = 60.0
 
@@ -27,7 +27,7 @@ class Joined:
 
 
 @contextmanager
-def joining(suite: Suite, folder: Path, name: str, **settings: str) -> Iterator[Joined]:
+def joining(suite: RunningSuite, folder: Path, name: str, **settings: str) -> Iterator[Joined]:
     """A decode worker of that name; `settings` are environment variables beside those of every worker."""
     shared = {f"FULCRUM_{each.upper()}": suite.ready[each] for each in ("kafka", "redis", "token", "cluster")}
     own = {"FULCRUM_WORKER_ID": name, "FULCRUM_WORKER_ROLE": "decode"}

@@ -17,7 +17,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 
 _COMMANDS = {
     "planner": "services.planner",
@@ -32,7 +32,7 @@ DOWN_POLL_S = 0.1
 """No process of a suite serves so soon after its start."""
 
 
-def pid_of(suite: Suite, name: str) -> int | None:
+def pid_of(suite: RunningSuite, name: str) -> int | None:
     """The process that now runs under `name` (gateway-1, prefill-2, planner, kafka ...), if one does."""
     for process in psutil.Process(suite.process.pid).children():
         try:
@@ -53,7 +53,7 @@ def name_of(process: psutil.Process) -> str | None:
     return environment.get("FULCRUM_GATEWAY_ID") or environment.get("FULCRUM_WORKER_ID")
 
 
-async def kill(suite: Suite, name: str) -> int:
+async def kill(suite: RunningSuite, name: str) -> int:
     """`kill -9` of what runs under `name`, as soon as something does; its id."""
     while (pid := pid_of(suite, name)) is None:  # noqa: ASYNC110 - other processes set no event
         await asyncio.sleep(POLL_S)
@@ -72,7 +72,7 @@ async def frozen(pid: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def kept_down(suite: Suite, *names: str) -> AsyncIterator[None]:
+async def kept_down(suite: RunningSuite, *names: str) -> AsyncIterator[None]:
     """Kill what runs under these names, and again whenever it has been started, until the context closes."""
 
     async def killing() -> None:
@@ -103,14 +103,14 @@ async def gateway_metrics(http: httpx.AsyncClient, url: str) -> dict[str, float]
     return found
 
 
-async def workers(http: httpx.AsyncClient, suite: Suite) -> list[dict[str, Any]]:
+async def workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[dict[str, Any]]:
     """As the planner lists them."""
     answer = await http.get(f"{suite.ready['planner']}/v1/workers")
     found: list[dict[str, Any]] = answer.json() if answer.is_success else []
     return found
 
 
-async def is_whole(http: httpx.AsyncClient, suite: Suite) -> bool:
+async def is_whole(http: httpx.AsyncClient, suite: RunningSuite) -> bool:
     """Whether every part is back and knows of all others."""
     try:
         if len(await workers(http, suite)) < suite.workers:
@@ -126,14 +126,14 @@ async def is_whole(http: httpx.AsyncClient, suite: Suite) -> bool:
     return True
 
 
-async def until_whole(http: httpx.AsyncClient, suite: Suite) -> None:
+async def until_whole(http: httpx.AsyncClient, suite: RunningSuite) -> None:
     """Wait, for a bounded time, until it is."""
     async with asyncio.timeout(BACK_S):
         while not await is_whole(http, suite):  # noqa: ASYNC110 - other processes set no event
             await asyncio.sleep(POLL_S)
 
 
-async def integrity(suite: Suite, address: str) -> pb.Integrity:
+async def integrity(suite: RunningSuite, address: str) -> pb.Integrity:
     """What a worker says it still holds."""
     async with make_channel(CommonSettings(), address) as channel:
         metadata = grpc.aio.Metadata(("authorization", f"Bearer {suite.ready['token']}"))
@@ -143,7 +143,7 @@ async def integrity(suite: Suite, address: str) -> pb.Integrity:
         return found
 
 
-async def set_role(suite: Suite, address: str, epoch: int, role: str, budget_tokens: int = 0) -> int:
+async def set_role(suite: RunningSuite, address: str, epoch: int, role: str, budget_tokens: int = 0) -> int:
     """Change a worker's role as a planner would; the new epoch."""
     number, budget_tokens = role_from_name(role, budget_tokens)
     request = pb.SetRoleRequest(expected_epoch=epoch, role=number, budget_tokens=budget_tokens, reason="test")
@@ -154,7 +154,7 @@ async def set_role(suite: Suite, address: str, epoch: int, role: str, budget_tok
         return int(answer.assignment.epoch)
 
 
-async def leftovers(http: httpx.AsyncClient, suite: Suite) -> list[str]:
+async def leftovers(http: httpx.AsyncClient, suite: RunningSuite) -> list[str]:
     """What gateways and workers hold though nothing is asked of them; empty at idle."""
     found = await _held_by_workers(http, suite)
     for url in suite.ready["gateways"]:
@@ -163,7 +163,7 @@ async def leftovers(http: httpx.AsyncClient, suite: Suite) -> list[str]:
     return found
 
 
-async def _held_by_workers(http: httpx.AsyncClient, suite: Suite) -> list[str]:
+async def _held_by_workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[str]:
     found: list[str] = []
     for worker in await workers(http, suite):
         held = await integrity(suite, worker["address"])

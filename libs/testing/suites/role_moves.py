@@ -52,7 +52,7 @@ def request_bodies(
 
 
 @dataclass
-class Traffic:
+class SteadyTraffic:
     """Clients that ask one request after another."""
 
     http: httpx.AsyncClient
@@ -108,7 +108,7 @@ def _choice(answer: httpx.Response) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class HeldMove:
     """One move, and how soon it held."""
 
     worker: str
@@ -116,10 +116,10 @@ class Moved:
     move: RoleMove
     first_step_s: float | None
     waited_s: float
-    """Time that the worker spent runnable without a core meanwhile, by `Mover`'s `waited_s`."""
+    """Time that the worker spent runnable without a core meanwhile, by `RoleChanger`'s `waited_s`."""
 
 
-class Mover:
+class RoleChanger:
     """Changes roles over the workers' admin services, never leaving a phase without a worker."""
 
     def __init__(
@@ -133,19 +133,19 @@ class Mover:
         self._waited_s = waited_s
         self._roles = dict(roles)
         self._rng = random.Random(11)  # noqa: S311
-        self.moves: list[Moved] = []
+        self.moves: list[HeldMove] = []
         self.rival_rounds = 0
         self.both_won = 0
         self.none_won = 0
 
-    async def move_one(self, *, first_step_within_s: float = 0.0) -> Moved:
+    async def move_one(self, *, first_step_within_s: float = 0.0) -> HeldMove:
         """Some worker takes another role."""
         worker, role = self._rng.choice(list(self._possible()))
         moved = await self.move(worker, role, first_step_within_s=first_step_within_s)
         self.moves.append(moved)
         return moved
 
-    async def move(self, worker: str, role: str, *, first_step_within_s: float = 0.0) -> Moved:
+    async def move(self, worker: str, role: str, *, first_step_within_s: float = 0.0) -> HeldMove:
         """A worker takes a role."""
         admin = self._admins[worker]
         described = await admin.describe()
@@ -168,7 +168,7 @@ class Mover:
         asked = await asyncio.gather(
             *(self._ask(admin, described, role) for admin, role in wanted), return_exceptions=True
         )
-        won = [moved for moved in asked if isinstance(moved, Moved)]
+        won = [moved for moved in asked if isinstance(moved, HeldMove)]
         for answer in asked:
             if isinstance(answer, BaseException) and not isinstance(answer, StaleRole):
                 raise answer
@@ -179,7 +179,7 @@ class Mover:
         if won:
             self._roles[worker] = max(won, key=lambda moved: moved.move.assignment.epoch).role
 
-    async def _ask(self, admin: WorkerAdmin, described: DescribeResponse, role: str) -> Moved:
+    async def _ask(self, admin: WorkerAdmin, described: DescribeResponse, role: str) -> HeldMove:
         """Ask for a role, by the epoch that was seen. Raises StaleRole where another was sooner."""
         worker = described.worker
         waited_before_s = self._waited_s(worker.pid)
@@ -190,7 +190,7 @@ class Mover:
             actor="test",
             reason="to see that nothing is lost",
         )
-        return Moved(worker.id, role, move, None, self._waited_s(worker.pid) - waited_before_s)
+        return HeldMove(worker.id, role, move, None, self._waited_s(worker.pid) - waited_before_s)
 
     async def reset(self, roles: Mapping[str, str]) -> None:
         """Back to these roles."""

@@ -33,7 +33,7 @@ _DEFAULT_WORKERS = {"prefill": 1, "decode": 1, "mixed": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class RunningSuite:
     """A running suite and where it is."""
 
     process: "subprocess.Popen[str]"
@@ -59,7 +59,7 @@ class Suite:
 @contextlib.contextmanager
 def running_suite(
     folder: Path, *arguments: str, env: dict[str, str] | None = None, start_s: float = START_TIMEOUT_S
-) -> Iterator[Suite]:
+) -> Iterator[RunningSuite]:
     """`fulcrum up ARGUMENTS` until the context closes or this process dies; fails with its stderr when it is not ready.
 
     To be opened on the main thread: the kernel ends the suite with the thread that started it.
@@ -76,7 +76,7 @@ def running_suite(
         )  # fmt: skip
         try:
             ready = _await_ready(process, ready_file, folder / "up.log", start_s)
-            yield Suite(process, ready_file, ready, full_env, _workers(arguments))
+            yield RunningSuite(process, ready_file, ready, full_env, _workers(arguments))
         finally:
             _stop(process)
 
@@ -112,7 +112,7 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 WAIT_S = 30.0
 
 
-async def kv_transfers(suite: Suite, wanted: Mapping[int, int]) -> list[KvTransfer]:
+async def kv_transfers(suite: RunningSuite, wanted: Mapping[int, int]) -> list[KvTransfer]:
     """All transfers from the start until there are `wanted` (count by prompt tokens); a rerouted request has several.
 
     Leaves out transfers of other prompts. Raises TimeoutError.

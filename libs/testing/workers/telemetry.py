@@ -7,7 +7,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, Interval, StepBatch
 from libs.contracts.roles import role_from_name
 from libs.contracts.step_row import StepRow, step_columns
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.fleet_loads import WINDOW_NS, LoadTeller
 from libs.telemetry.history import History, WrittenWindow
 from libs.telemetry.worker.split import prefill_shares
@@ -82,7 +82,7 @@ class Telling:
     """A metrics service without its history: what workers tell goes in, what planners hear comes out."""
 
     def __init__(self, metrics_id: str = "metrics") -> None:
-        self.fleet = Fleet(prefill_shares)
+        self.fleet = FleetTelemetry(prefill_shares)
         self._teller = LoadTeller(metrics_id, incarnation=1)
 
     def loads(self, batches: Iterable[StepBatch], now_ns: int) -> FleetLoads:

@@ -29,7 +29,7 @@ TIMER_S = 0.002
 """A loop's timers are as exact: what is due so soon is due now, and wakes nobody once more."""
 
 
-class Gateways:
+class AttachedGateways:
     """All attached gateways. News for a gateway leaves as one frame whenever its stream can write."""
 
     def __init__(self, engine: Engine, speed: WorkerSpeed, cluster: str, describe: Callable[[], common.Worker]) -> None:

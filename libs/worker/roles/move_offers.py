@@ -11,7 +11,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineEvent
 from libs.policy.speed import Speed
 from libs.policy.worker.moving import MoveTime, Staying, sooner_moved, sooner_recomputed
-from libs.worker.hosted import Hosted
+from libs.worker.hosted import HostedSequence
 
 MAX_TRACKED = 1024
 """Blocks on their way out whose time is taken; of more, the oldest tell nothing."""
@@ -30,7 +30,7 @@ class MoveOffers:
         self.moved = 0
         """Sequences handed over so far."""
 
-    def offers(self, sequence: Hosted, speed: Speed, waited_s: float) -> bool:
+    def offers(self, sequence: HostedSequence, speed: Speed, waited_s: float) -> bool:
         """Whether a sequence that decodes, in a role that was left `waited_s` ago, is to go elsewhere if it can."""
         if not sequence.decodes or sequence.offered:
             return False

@@ -9,17 +9,17 @@ from typing import Protocol
 
 from services.gateway.answers.json_call import JsonCall, JsonText
 from services.gateway.answers.marked_calls import Tools
-from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.parts import AnswerPart, PartKind
 
 
 class CallReader(Protocol):
     """Reads what follows an opening marker."""
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
+    def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
         """What `text` adds, and the text after the calls; None: they go on."""
         ...
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """The answer has ended: text that became no call is content."""
         ...
 
@@ -34,7 +34,7 @@ class HermesCall:
         self._call = JsonCall()
         self._tail = ""
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
+    def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
         """Up to the closing tag, whatever stands before it."""
         in_call = not self._call.ended
         parts = self._call.push(text) if in_call else []
@@ -48,7 +48,7 @@ class HermesCall:
             parts += _content(self._call.raw + self._tail[:at])
         return parts, self._tail[at + len(self.specials[0]) :]
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """Without a name it was no call."""
         return [] if self._call.named else _content(self._call.raw + self._tail)
 
@@ -63,9 +63,9 @@ class LlamaCalls:
         self._is_tool = tools.__contains__
         self._call = JsonCall(self._is_tool)
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
+    def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
         """Up to text that is no call."""
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         while True:
             if not self._call.raw and not self._call.named:
                 text = text.lstrip(" \t\r\n;,")
@@ -76,7 +76,7 @@ class LlamaCalls:
                 return parts, self._call.raw + self._call.rest
             text, self._call = self._call.rest, JsonCall(self._is_tool)
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """Without a name it was no call."""
         return [] if self._call.named else _content(self._call.raw)
 
@@ -100,7 +100,7 @@ class MistralCalls:
         self._call = JsonCall()
         self._arguments = JsonText()
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
+    def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
         """Up to the list's end, or the arguments'."""
         if self._state is _Mistral.BEGIN:
             text = text.lstrip()
@@ -110,26 +110,26 @@ class MistralCalls:
             text = text.removeprefix("[")
         if self._state is _Mistral.LIST:
             return self._list(text)
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         if self._state is _Mistral.NAME:
             self._held += text
             name, brace, text = self._held.partition("{")
             if not brace:
                 return [], None
             self._held, self._state, text = "", _Mistral.ARGUMENTS, brace + text
-            parts.append(Part(Kind.CALL, _mistral_name(name)))
+            parts.append(AnswerPart(PartKind.CALL, _mistral_name(name)))
         size = self._arguments.push(text)
-        parts += [Part(Kind.ARGUMENTS, text[:size])] if size else []
+        parts += [AnswerPart(PartKind.ARGUMENTS, text[:size])] if size else []
         return parts, text[size:] if self._arguments.ended else None
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """What became no call is content."""
         if self._state is _Mistral.LIST:
             return [] if self._call.named else _content(self._call.raw)
         return _content(self._held)
 
-    def _list(self, text: str) -> tuple[list[Part], str | None]:
-        parts: list[Part] = []
+    def _list(self, text: str) -> tuple[list[AnswerPart], str | None]:
+        parts: list[AnswerPart] = []
         while True:
             if not self._call.raw and not self._call.named:
                 text = text.lstrip(" \t\r\n,")
@@ -173,10 +173,10 @@ class DeepSeekCalls:
         self._head = ""
         self._arguments = JsonText()
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
+    def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
         """Up to the end of all calls."""
         all_end, begin, sep, end = self.specials
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         self._held += text
         while True:
             if self._state is _DeepSeek.BETWEEN:
@@ -196,7 +196,7 @@ class DeepSeekCalls:
             if not found:
                 return parts, None
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """Broken off between or before calls: nothing that anybody could use."""
         return []
 
@@ -208,12 +208,12 @@ class DeepSeekCalls:
         self._held, self._state = after, state
         return before
 
-    def _name(self, parts: list[Part]) -> bool:
+    def _name(self, parts: list[AnswerPart]) -> bool:
         before, brace, after = self._held.partition("{")
         if not brace:
             return False
         lines = before.split()
-        parts.append(Part(Kind.CALL, self._tool_name(lines[0] if lines else self._head.strip())))
+        parts.append(AnswerPart(PartKind.CALL, self._tool_name(lines[0] if lines else self._head.strip())))
         self._held, self._state, self._arguments = brace + after, _DeepSeek.ARGUMENTS, JsonText()
         return True
 
@@ -221,10 +221,10 @@ class DeepSeekCalls:
     def _tool_name(written: str) -> str:
         return written
 
-    def _argue(self, parts: list[Part]) -> bool:
+    def _argue(self, parts: list[AnswerPart]) -> bool:
         size = self._arguments.push(self._held)
         if size:
-            parts.append(Part(Kind.ARGUMENTS, self._held[:size]))
+            parts.append(AnswerPart(PartKind.ARGUMENTS, self._held[:size]))
         self._held = self._held[size:]
         if self._arguments.ended:
             self._state = _DeepSeek.TAIL
@@ -247,6 +247,6 @@ class KimiCalls(DeepSeekCalls):
         return written.removeprefix("functions.").rpartition(":")[0] or written
 
 
-def _content(text: str) -> list[Part]:
+def _content(text: str) -> list[AnswerPart]:
     text = text.strip()
-    return [Part(Kind.CONTENT, text)] if text else []
+    return [AnswerPart(PartKind.CONTENT, text)] if text else []

@@ -9,7 +9,7 @@ special tokens. Content is what the assistant says to nobody but the user: in ch
 from enum import Enum, auto
 from typing import Final
 
-from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.parts import AnswerPart, PartKind
 
 MARKERS: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 """Special tokens that a vocabulary of this format has."""
@@ -38,21 +38,21 @@ class HarmonyParser:
         self._opening = ""
         self._header = "assistant"
         self._channel: str | None = None
-        self._kind: Kind | None = None
+        self._kind: PartKind | None = None
         """Of the message's text; None: nobody's to see."""
         self._empty_call = False
 
     @property
     def thinking(self) -> bool:
         """Whether an analysis is being written."""
-        return self._state is _State.BODY and self._kind is Kind.REASONING
+        return self._state is _State.BODY and self._kind is PartKind.REASONING
 
     @property
     def undecided(self) -> bool:
         """Whether the answer has begun with what may become a recipient."""
         return bool(self._opening)
 
-    def text(self, text: str) -> list[Part]:
+    def text(self, text: str) -> list[AnswerPart]:
         """Of a header, or of a message."""
         if self._state is _State.OPENING:
             return self._open(text)
@@ -62,9 +62,9 @@ class HarmonyParser:
         if self._kind is None:
             return []
         self._empty_call = False
-        return [Part(self._kind, text)]
+        return [AnswerPart(self._kind, text)]
 
-    def special(self, text: str) -> list[Part]:
+    def special(self, text: str) -> list[AnswerPart]:
         """A marker; other special tokens mean nothing."""
         if text == _CONSTRAIN and self._state is _State.HEADER:
             self._add(" ")  # a content type follows, which is no part of what stands before it
@@ -85,12 +85,12 @@ class HarmonyParser:
             self._state, self._kind = _State.BODY, None
         return parts
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """An opening that became no header is content."""
         opening, self._opening = self._opening, ""
-        return [Part(Kind.CONTENT, opening)] if opening else self._close()
+        return [AnswerPart(PartKind.CONTENT, opening)] if opening else self._close()
 
-    def _open(self, text: str) -> list[Part]:
+    def _open(self, text: str) -> list[AnswerPart]:
         self._opening += text
         if _TO.startswith(self._opening) and self._opening != _TO:
             return []
@@ -99,10 +99,10 @@ class HarmonyParser:
             self._state = _State.HEADER
             self._add(begun)
             return []
-        self._state, self._kind = _State.BODY, Kind.CONTENT
-        return [Part(Kind.CONTENT, begun)]
+        self._state, self._kind = _State.BODY, PartKind.CONTENT
+        return [AnswerPart(PartKind.CONTENT, begun)]
 
-    def _begin(self) -> list[Part]:
+    def _begin(self) -> list[AnswerPart]:
         """A message's text begins."""
         self._add(self._opening)
         self._opening, self._state, self._kind = "", _State.BODY, None
@@ -117,22 +117,22 @@ class HarmonyParser:
         if len(words) > 1:
             return []
         if self._channel is None or channel[:1] == ["final"]:
-            self._kind = Kind.CONTENT
+            self._kind = PartKind.CONTENT
         elif channel[:1] in (["analysis"], ["commentary"]):
-            self._kind = Kind.REASONING
+            self._kind = PartKind.REASONING
         return []
 
-    def _call(self, recipient: str) -> list[Part]:
+    def _call(self, recipient: str) -> list[AnswerPart]:
         name = recipient.removeprefix(_FUNCTIONS)
         if not self._calls or name == recipient or not name:
             return []
-        self._kind, self._empty_call = Kind.ARGUMENTS, True
-        return [Part(Kind.CALL, name)]
+        self._kind, self._empty_call = PartKind.ARGUMENTS, True
+        return [AnswerPart(PartKind.CALL, name)]
 
-    def _close(self) -> list[Part]:
+    def _close(self) -> list[AnswerPart]:
         """A message has ended; a call of nothing has no arguments."""
         empty, self._empty_call = self._empty_call, False
-        return [Part(Kind.ARGUMENTS, "{}")] if empty else []
+        return [AnswerPart(PartKind.ARGUMENTS, "{}")] if empty else []
 
     def _add(self, more: str) -> None:
         if self._channel is None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from enum import Enum, auto
 
-from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.parts import AnswerPart, PartKind
 
 _OPEN = re.compile(r"[\s,]*\{")
 _KEY = re.compile(r'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)', re.DOTALL)
@@ -78,12 +78,12 @@ class JsonCall:
         """Whether its text is over, or cannot be a call's."""
         return self._state is _State.ENDED
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """What `text` adds; once it has ended, `rest` is what comes after."""
         if not self.named:
             self.raw += text
         self._left += text
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         while not self.ended and self._step(parts):
             pass
         if self.ended and not self.named:
@@ -95,7 +95,7 @@ class JsonCall:
         """Text after its end."""
         return self._left
 
-    def _step(self, parts: list[Part]) -> bool:
+    def _step(self, parts: list[AnswerPart]) -> bool:
         """One step on; False when more text is needed."""
         if self._state is _State.OPENING:
             return self._take(_OPEN, _State.KEY, "{")
@@ -119,7 +119,7 @@ class JsonCall:
             self._state = _State.ENDED
         return found is not None
 
-    def _take_key(self, parts: list[Part]) -> bool:
+    def _take_key(self, parts: list[AnswerPart]) -> bool:
         if self._take(_CLOSE, _State.ENDED, '}"'):
             if self.named and not self._has_arguments:
                 self._argue("{}", parts)
@@ -129,7 +129,7 @@ class JsonCall:
             self._key, self._left, self._state = found[1], self._left[found.end() :], _State.VALUE
         return found is not None
 
-    def _take_value(self, parts: list[Part]) -> bool:
+    def _take_value(self, parts: list[AnswerPart]) -> bool:
         if self._left[0] in "{[":
             self._value = JsonText()
             is_argument = self._key in _ARGUMENTS and self._left[0] == "{" and not self._has_arguments
@@ -145,20 +145,20 @@ class JsonCall:
             self._argue(_unquoted(found[0]) or "{}", parts)
         return True
 
-    def _name(self, value: str, parts: list[Part]) -> None:
+    def _name(self, value: str, parts: list[AnswerPart]) -> None:
         name = _unquoted(value)
         if not name or not self._is_tool(name):
             self._state = _State.ENDED
             return
         self.named, self.raw = True, ""
-        parts.append(Part(Kind.CALL, name))
+        parts.append(AnswerPart(PartKind.CALL, name))
         if self._early:
-            parts.append(Part(Kind.ARGUMENTS, self._early))
+            parts.append(AnswerPart(PartKind.ARGUMENTS, self._early))
 
-    def _argue(self, text: str, parts: list[Part]) -> None:
+    def _argue(self, text: str, parts: list[AnswerPart]) -> None:
         self._has_arguments = True
         if self.named:
-            parts.append(Part(Kind.ARGUMENTS, text))
+            parts.append(AnswerPart(PartKind.ARGUMENTS, text))
         else:
             self._early += text
 

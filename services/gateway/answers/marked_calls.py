@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar, Final, Literal
 
-from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.parts import AnswerPart, PartKind
 
 Tools = Mapping[str, Mapping[str, Any]]
 """JSON schemas of their arguments, by name."""
@@ -57,20 +57,20 @@ class MarkedCalls:
         self._name = self._key = ""
         self._arguments = 0
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
+    def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
         """Up to the mark that ends all calls."""
         self._held += text
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         while True:
             step = self._step(parts)
             if step is not True:
                 return parts, step
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """Broken off: what had begun is as it is, and what had no name was nothing that anybody could use."""
         return []
 
-    def _step(self, parts: list[Part]) -> Literal[True] | str | None:
+    def _step(self, parts: list[AnswerPart]) -> Literal[True] | str | None:
         """True: go on; None: more text is needed; else the text after all calls."""
         marks, state = self.marks, self._state
         if state is _State.BETWEEN:
@@ -91,11 +91,11 @@ class MarkedCalls:
         value = self._until(marks.value[1])
         if value is None:
             return None
-        parts.append(Part(Kind.ARGUMENTS, self._argument(value)))
+        parts.append(AnswerPart(PartKind.ARGUMENTS, self._argument(value)))
         self._state = _State.ARGUMENTS
         return True
 
-    def _take_name(self, parts: list[Part]) -> Literal[True] | None:
+    def _take_name(self, parts: list[AnswerPart]) -> Literal[True] | None:
         marks = self.marks
         if marks.name is not None:
             name = self._until(marks.name[1])
@@ -106,10 +106,10 @@ class MarkedCalls:
         if name is None:
             return None
         self._name, self._arguments, self._state = name.strip(), 0, _State.ARGUMENTS
-        parts.append(Part(Kind.CALL, self._name))
+        parts.append(AnswerPart(PartKind.CALL, self._name))
         return True
 
-    def _next_argument(self, parts: list[Part]) -> Literal[True] | str | None:
+    def _next_argument(self, parts: list[AnswerPart]) -> Literal[True] | str | None:
         marks = self.marks
         ends = marks.ends or self.specials[0]
         places = {mark: at for mark in (marks.key[0], ends) if (at := self._held.find(mark)) >= 0}
@@ -120,7 +120,7 @@ class MarkedCalls:
         if mark == marks.key[0]:
             self._state = _State.KEY
             return True
-        parts.append(Part(Kind.ARGUMENTS, "}" if self._arguments else "{}"))
+        parts.append(AnswerPart(PartKind.ARGUMENTS, "}" if self._arguments else "{}"))
         if not marks.ends:
             return self._held
         self._state = _State.BETWEEN

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 
-class Kind(Enum):
+class PartKind(Enum):
     """What a part of an answer is for."""
 
     CONTENT = auto()
@@ -17,10 +17,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """A piece of an answer."""
 
-    kind: Kind
+    kind: PartKind
     text: str
 
 
@@ -37,14 +37,14 @@ class Parser(Protocol):
         """Whether some text is held back until more of it says what it is."""
         ...
 
-    def text(self, text: str) -> list[Part]:
+    def text(self, text: str) -> list[AnswerPart]:
         """Ordinary text."""
         ...
 
-    def special(self, text: str) -> list[Part]:
+    def special(self, text: str) -> list[AnswerPart]:
         """A special token, by its text: never part of what is shown."""
         ...
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """No more comes: what was held back."""
         ...

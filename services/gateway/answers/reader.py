@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from libs.model.tokenizer import Decoder
-from services.gateway.answers.parts import Kind, Parser, Part
+from services.gateway.answers.parts import AnswerPart, Parser, PartKind
 
 
 class AnswerReader:
@@ -22,7 +22,7 @@ class AnswerReader:
         """Whether the token may be a marker."""
         return token_id in self._special
 
-    def token(self, token_id: int) -> list[Part]:
+    def token(self, token_id: int) -> list[AnswerPart]:
         """What the token brings."""
         self.reasoning_tokens += self._parser.thinking
         special = self._special.get(token_id)
@@ -35,15 +35,15 @@ class AnswerReader:
         self.kept = False
         return parts + self._parser.special(special)
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """What was held back, at the end of the answer."""
         return self._flush() + self._parser.end()
 
-    def _flush(self) -> list[Part]:
+    def _flush(self) -> list[AnswerPart]:
         text = self._decoder.flush()
         return self._parser.text(text) if text else []
 
 
-def is_content(parts: list[Part]) -> bool:
+def is_content(parts: list[AnswerPart]) -> bool:
     """Whether some of it is shown."""
-    return any(part.kind is Kind.CONTENT for part in parts)
+    return any(part.kind is PartKind.CONTENT for part in parts)

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from services.gateway.answers.calls import CallReader, DeepSeekCalls, HermesCall, LlamaCalls, MistralCalls
 from services.gateway.answers.marked_calls import MarkedCalls, Tools
-from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.parts import AnswerPart, PartKind
 
 CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls | MarkedCalls]
 
@@ -57,29 +57,29 @@ class TaggedParser:
         """Whether text is held that may be a tag's."""
         return bool(self._held)
 
-    def text(self, text: str) -> list[Part]:
+    def text(self, text: str) -> list[AnswerPart]:
         """What can be said of the text so far."""
         self._held += text
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         while self._held and self._step(parts):
             pass
         return parts
 
-    def special(self, text: str) -> list[Part]:
+    def special(self, text: str) -> list[AnswerPart]:
         """Tags may be special tokens; other special tokens mean nothing."""
         return self.text(text) if text in self._specials else []
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[AnswerPart]:
         """What was held is content, unless it is reasoning's last white space."""
         held, self._held = self._held, ""
         if self._reader is not None:
             return self._reader.end()
         if self._mode is _Mode.REASONING:
             held = held.rstrip()
-            return [Part(Kind.REASONING, held)] if held else []
-        return [Part(Kind.CONTENT, held)] if held and (self._first or held.strip()) else []
+            return [AnswerPart(PartKind.REASONING, held)] if held else []
+        return [AnswerPart(PartKind.CONTENT, held)] if held and (self._first or held.strip()) else []
 
-    def _step(self, parts: list[Part]) -> bool:
+    def _step(self, parts: list[AnswerPart]) -> bool:
         """Move on by a mode; False when more text is needed."""
         if self._mode is _Mode.REASONING:
             return self._reason(parts)
@@ -109,7 +109,7 @@ class TaggedParser:
         self._held, self._mode = text[len(tag) :], mode
         return True
 
-    def _reason(self, parts: list[Part]) -> bool:
+    def _reason(self, parts: list[AnswerPart]) -> bool:
         assert self._thinking is not None
         self._first = False
         text, tag, rest = self._held.partition(self._thinking.closes)
@@ -117,14 +117,14 @@ class TaggedParser:
             text = text.lstrip()
         if tag:
             self._held, self._mode = rest, _Mode.BEGIN
-            self._add(parts, Kind.REASONING, text.rstrip())
+            self._add(parts, PartKind.REASONING, text.rstrip())
             return True
         text, self._held = _cut(text, (self._thinking.closes,))
         self._begun = self._begun or bool(text)
-        self._add(parts, Kind.REASONING, text)
+        self._add(parts, PartKind.REASONING, text)
         return False
 
-    def _show(self, parts: list[Part]) -> bool:
+    def _show(self, parts: list[AnswerPart]) -> bool:
         tags = self._calls.opens if self._calls else ()
         found = min(((at, tag) for tag in tags if (at := self._held.find(tag)) >= 0), default=None)
         if found is not None and self._calls is not None:
@@ -132,13 +132,13 @@ class TaggedParser:
             text, self._held = self._held[:at].rstrip(), self._held[at + len(tag) :]
             self._first = False
             self._mode, self._reader = _Mode.CALLS, self._calls(self._tools)
-            self._add(parts, Kind.CONTENT, text)
+            self._add(parts, PartKind.CONTENT, text)
             return True
         text, self._held = _cut(self._held, tags) if tags else (self._held, "")
-        self._add(parts, Kind.CONTENT, text)
+        self._add(parts, PartKind.CONTENT, text)
         return False
 
-    def _call(self, parts: list[Part]) -> bool:
+    def _call(self, parts: list[AnswerPart]) -> bool:
         assert self._reader is not None
         more, rest = self._reader.push(self._held)
         parts += more
@@ -150,9 +150,9 @@ class TaggedParser:
         return rest is not None
 
     @staticmethod
-    def _add(parts: list[Part], kind: Kind, text: str) -> None:
+    def _add(parts: list[AnswerPart], kind: PartKind, text: str) -> None:
         if text:
-            parts.append(Part(kind, text))
+            parts.append(AnswerPart(kind, text))
 
 
 def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:

@@ -10,18 +10,18 @@ from libs.bus.work import WorkBus
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
 from libs.dispatch.dispatcher import Dispatcher
 from libs.filestore.port import FileStore
-from libs.policy.batch.capacity import Load
+from libs.policy.batch.capacity import GatewayLoad
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import KEEPERS, JobView
-from services.gateway.batch.keeper.keeper import Keeper
+from services.gateway.batch.keeper.keeper import JobKeeper
 from services.gateway.batch.keeper.submissions import Submissions
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.retention import Retention
 from services.gateway.batch.runner.line_request import Asker
-from services.gateway.batch.runner.runner import Runner
+from services.gateway.batch.runner.runner import LaneRunner
 from services.gateway.batch.runner.served_models import Served
 from services.gateway.batch.runner.slots import Slots
 from services.gateway.batch.tenant_bounds import TenantBounds
@@ -29,7 +29,7 @@ from services.gateway.dispatch.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 
 RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
@@ -50,12 +50,12 @@ class Serving:
     """Names of those that the gateway knows."""
     intake: Intake
     dispatcher: Dispatcher
-    fleet: Fleet
+    fleet: WorkerLinks
     metrics: GatewayMetrics
     desk: ModelDesk | None = None
 
 
-class Batch:
+class BatchService:
     """Batch in one gateway."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Batch:
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
         served = Served(serving.fleet.views, serving.models, clock)
-        self._runner = Runner(
+        self._runner = LaneRunner(
             files=ports.files,
             asker=Asker(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
             slots=slots,
@@ -77,7 +77,7 @@ class Batch:
             metrics=metrics,
             by_prefix=settings.batch_order == "prefix",
         )
-        self._keeper = Keeper(
+        self._keeper = JobKeeper(
             ports.work,
             ports.files,
             self._view,
@@ -122,9 +122,9 @@ class Batch:
             await own.close()
 
 
-def _load(serving: Serving) -> Load:
+def _load(serving: Serving) -> GatewayLoad:
     links, dispatcher = serving.fleet.links, serving.dispatcher
-    return Load(
+    return GatewayLoad(
         free=sum(link.decode.free for link in links),
         bound=sum(len(link.running) + link.decode.reserved for link in links),
         people_waiting=dispatcher.people_waiting,

@@ -8,7 +8,7 @@ from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason, Generation, unmade
 from libs.engine.port import Logprob
 from libs.model.tokenizer import Decoder
-from services.gateway.answers.parts import Kind, Part
+from services.gateway.answers.parts import AnswerPart, PartKind
 from services.gateway.answers.reader import AnswerReader, is_content
 from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.prompt.stops import StopMatcher
@@ -36,10 +36,10 @@ class CallPiece:
     arguments: list[str] = field(default_factory=list)
 
 
-class Run(NamedTuple):
+class AnswerRun(NamedTuple):
     """A part of an answer, in its place among the others."""
 
-    kind: Kind
+    kind: PartKind
     text: str
     call_id: str = ""
     """Of a call."""
@@ -55,7 +55,7 @@ class Piece:
     calls: list[CallPiece] | None = None
     """None in place of empty lists, which most answers would make for each token."""
     finish: ApiFinishReason | None = None
-    runs: list[Run] | None = None
+    runs: list[AnswerRun] | None = None
     """The same parts in their order; None where nobody asks for it."""
     token_ids: list[int] | None = None
     """Of the tokens behind it; None where nobody asks for them."""
@@ -65,7 +65,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PartReaders:
     """How an answer of more than content is read."""
 
     reader: AnswerReader
@@ -91,7 +91,7 @@ class ChoiceText:
         stops: Sequence[str],
         silent_token_ids: frozenset[int],
         in_pieces: bool,
-        parts: Parts | None = None,
+        parts: PartReaders | None = None,
         ordered: bool = False,
         prompt: PromptShown | None = None,
         changed: Callable[[], None],
@@ -213,7 +213,7 @@ class ChoiceText:
                 text, self._stopped = self._stops.push(self._decoder.push(token_id))
                 self._add(text)
 
-    def _read(self, parts: Parts) -> None:
+    def _read(self, parts: PartReaders) -> None:
         reader = parts.reader
         for token_id, logprob in self._tokens:
             if token_id in self._silent and not reader.is_special(token_id):
@@ -227,52 +227,52 @@ class ChoiceText:
                 self._kept.clear()
             self._sort(found, parts)
 
-    def _end(self, parts: Parts) -> None:
+    def _end(self, parts: PartReaders) -> None:
         found = parts.reader.end()
         if is_content(found):
             self._piece.logprobs += [TokenLogprob(*kept, self._chars) for kept in self._kept]
         self._sort(found, parts)
 
-    def _sort(self, found: Iterable[Part], parts: Parts) -> None:
+    def _sort(self, found: Iterable[AnswerPart], parts: PartReaders) -> None:
         """Parts of the answer, in order; nothing follows a stop string."""
         for part in found:
             if self._stopped:
                 return
-            if part.kind is Kind.CONTENT:
+            if part.kind is PartKind.CONTENT:
                 text, self._stopped = self._stops.push(part.text)
                 self._add(text)
-            elif part.kind is Kind.REASONING:
+            elif part.kind is PartKind.REASONING:
                 if self._piece.reasoning is None:
                     self._piece.reasoning = []
                 self._piece.reasoning.append(part.text)
-                self._run(Kind.REASONING, part.text)
+                self._run(PartKind.REASONING, part.text)
             else:
                 self._add_call(part, parts)
 
-    def _add_call(self, part: Part, parts: Parts) -> None:
+    def _add_call(self, part: AnswerPart, parts: PartReaders) -> None:
         if self._piece.calls is None:
             self._piece.calls = []
         calls = self._piece.calls
-        if part.kind is Kind.CALL:
+        if part.kind is PartKind.CALL:
             self._calls += 1
             if self._calls <= parts.max_calls:
                 calls.append(CallPiece(self._calls - 1, parts.new_call_id(), part.text))
-                self._run(Kind.CALL, part.text, calls[-1].id)
+                self._run(PartKind.CALL, part.text, calls[-1].id)
         elif self._calls <= parts.max_calls:
             if not calls:
                 calls.append(CallPiece(self._calls - 1))
             calls[-1].arguments.append(part.text)
-            self._run(Kind.ARGUMENTS, part.text)
+            self._run(PartKind.ARGUMENTS, part.text)
 
     def _add(self, text: str) -> None:
         if text:
             self._chars += len(text)
             self._piece.text.append(text)
-            self._run(Kind.CONTENT, text)
+            self._run(PartKind.CONTENT, text)
 
-    def _run(self, kind: Kind, text: str, call_id: str = "") -> None:
+    def _run(self, kind: PartKind, text: str, call_id: str = "") -> None:
         if self._piece.runs is not None:
-            self._piece.runs.append(Run(kind, text, call_id))
+            self._piece.runs.append(AnswerRun(kind, text, call_id))
 
 
 @dataclass(frozen=True, slots=True)

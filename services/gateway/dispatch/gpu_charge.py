@@ -3,14 +3,14 @@
 from libs.dispatch.generation import Ending, Generation
 from libs.policy.limits.gpu_time import decode_gpu_ns, prompt_gpu_ns
 from services.gateway.dispatch.tenant_limits import TenantLimiter
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 from services.gateway.workers.link import WorkerLink
 
 
 class GpuCharge:
     """Called once for every choice that has ended, however it did."""
 
-    def __init__(self, limiter: TenantLimiter, fleet: Fleet) -> None:
+    def __init__(self, limiter: TenantLimiter, fleet: WorkerLinks) -> None:
         self._limiter = limiter
         self._fleet = fleet
 

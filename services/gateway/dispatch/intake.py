@@ -20,7 +20,7 @@ from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, prompt_end
 from services.gateway.answers.reader import AnswerReader
 from services.gateway.answers.schema_check import SchemaCheck
-from services.gateway.dispatch.choice import Choice, ChoiceText, Parts
+from services.gateway.dispatch.choice import Choice, ChoiceText, PartReaders
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.dispatch.tenant_limits import FREE, Allowance
@@ -30,7 +30,7 @@ from services.gateway.prompt.headers import Defaults, Headers
 from services.gateway.prompt.parse import Asked
 from services.gateway.prompt.schema import MAX_CALLS
 from services.gateway.prompt.tokenise import check_fit, tokenise
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 
 _SEEDS = 2**64
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
@@ -39,7 +39,7 @@ MAX_ARRIVING = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Bounds of one request."""
 
     max_n: int
@@ -66,11 +66,11 @@ class Intake:
         self,
         *,
         catalog: Catalog,
-        fleet: Fleet,
+        fleet: WorkerLinks,
         hints: PrefixHints,
         threads: Executor,
         defaults: Defaults,
-        limits: Limits,
+        limits: RequestLimits,
         cache_salt: Callable[[str], str] = str,
     ) -> None:
         """cache_salt: of a tenant, which keeps its KV blocks apart from others'; its name where tenants have no
@@ -177,7 +177,7 @@ class Intake:
             self._arriving -= 1
 
 
-def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder) -> Parts | None:
+def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
     """How an answer to a chat is read; None where all of it is content."""
     shape, tools = model.format, asked.tools
     end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
@@ -185,7 +185,7 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
     if parser is None:
         return None
     id_chars = MISTRAL_ID_CHARS if shape.calls == "mistral" else 0
-    return Parts(
+    return PartReaders(
         reader=AnswerReader(parser, decoder, model.tokenizer.special_tokens),
         reasons=shape.reasons,
         new_call_id=lambda: secrets.token_hex()[:id_chars] if id_chars else f"call_{secrets.token_hex(12)}",

@@ -13,7 +13,7 @@ from libs.policy.roles import serves
 from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex.entries import probes
 from libs.stores.kvindex.port import KvIndex, PrefixQuery
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 
 MAX_PROBES = 64
 """Blocks of one prompt that are looked up. Those of a longer prompt lie evenly over it, so that a prefix is found to
@@ -64,7 +64,7 @@ class PrefixHints:
     """Look-ups for prompts; a store that is away looks like one that holds nothing."""
 
     def __init__(
-        self, index: KvIndex, fleet: Fleet, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
+        self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
     ) -> None:
         """A request waits no longer than `max_hold_ms`; what comes later is seen by rounds that it still waits for."""
         self._max_hold_s = max_hold_ms / 1000

@@ -23,7 +23,7 @@ from services.gateway.http.sse import error_reply
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -42,7 +42,7 @@ def make_routes(
     hot: Mapping[str, ASGIApp],
     routers: Sequence[APIRouter],
     catalog: Catalog,
-    fleet: Fleet,
+    fleet: WorkerLinks,
     draining: Callable[[], bool],
     metrics: GatewayMetrics,
     version: str,

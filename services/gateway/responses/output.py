@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from services.gateway.answers.parts import Kind
-from services.gateway.dispatch.choice import Piece, Run, TokenLogprob
+from services.gateway.answers.parts import PartKind
+from services.gateway.dispatch.choice import AnswerRun, Piece, TokenLogprob
 from services.gateway.http.replies import ChatTokenLogprob
 from services.gateway.responses.replies import (
     ArgumentsDelta,
@@ -61,17 +61,17 @@ class ResponseOutput:
         self._close(status, events)
         return events
 
-    def _run(self, run: Run, events: list[Event]) -> None:
-        if run.kind is Kind.CALL:
+    def _run(self, run: AnswerRun, events: list[Event]) -> None:
+        if run.kind is PartKind.CALL:
             self._close("completed", events)
             self._begin(CallItem(self._new_id("fc_"), run.call_id, run.text), events)
             return
-        if run.kind is Kind.ARGUMENTS:
+        if run.kind is PartKind.ARGUMENTS:
             self._texts.append(run.text)
             item = self.items[-1]
             events.append(ArgumentsDelta(item_id=item.id, output_index=len(self.items) - 1, delta=run.text))
             return
-        kind, prefix = (MessageItem, "msg_") if run.kind is Kind.CONTENT else (ReasoningItem, "rs_")
+        kind, prefix = (MessageItem, "msg_") if run.kind is PartKind.CONTENT else (ReasoningItem, "rs_")
         if not self._open or not isinstance(self.items[-1], kind):
             self._close("completed", events)
             self._begin(kind(self._new_id(prefix)), events)

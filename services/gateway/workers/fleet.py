@@ -15,7 +15,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry.port import Registry
 from services.gateway.workers.link import WorkerLink
-from services.gateway.workers.traffic import Traffic
+from services.gateway.workers.traffic import StreamTraffic
 
 log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ _WITHOUT_MODEL = (WORKER_STATE_LOADING, WORKER_STATE_ASLEEP)
 """Workers of a pool that serve none now: with the next one comes another incarnation."""
 
 
-class Fleet:
+class WorkerLinks:
     """One link to each registered worker. What the registry forgets stays until its stream breaks."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Fleet:
         *,
         hello: Hello,
         transport: Transport,
-        traffic: Traffic,
+        traffic: StreamTraffic,
         tasks: TaskOwner,
         clock: Clock,
         tpot_ns: float = 0.0,

@@ -18,7 +18,7 @@ from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import check_protocol
-from libs.dispatch.ports import Demand, LinkListener, Work
+from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.effects import Attempt, Blocks
@@ -31,7 +31,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.runtime.transport import Transport
 from services.gateway.workers.reports import hear, outlook_of
-from services.gateway.workers.traffic import Traffic
+from services.gateway.workers.traffic import StreamTraffic
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class WorkerLink:
         *,
         hello: pb.Hello,
         transport: Transport,
-        traffic: Traffic,
+        traffic: StreamTraffic,
         listener: LinkListener,
         clock: Clock,
         tpot_ns: float = 0.0,
@@ -101,7 +101,7 @@ class WorkerLink:
         self._proceeds: list[pb.Proceed] = []
         self._aborts: list[int] = []
         self._hand_overs: list[int] = []
-        self._demand = Demand()
+        self._demand = QueuedDemand()
         self._wake = asyncio.Event()
 
     # ------------------------------------------------------------ what is known
@@ -218,7 +218,7 @@ class WorkerLink:
         self.decode.release()
         self._return_credits()
 
-    def set_demand(self, demand: Demand) -> None:
+    def set_demand(self, demand: QueuedDemand) -> None:
         """Report the queue to the worker: at once where that changes which gateway gets credits, otherwise with the
         next frame."""
         if demand == self._demand or not self.connected:
@@ -364,7 +364,7 @@ class WorkerLink:
         self._hand_overs.clear()
         self._aborts.clear()
         self._next = pb.GatewayFrame()
-        self._demand = Demand()
+        self._demand = QueuedDemand()
         self.outlook = outlook_of(self._registered, self._tpot_ns)
         self._leaving.clear()
         self._listener.lost(self, silent=self.left, died=died)

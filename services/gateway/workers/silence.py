@@ -11,7 +11,7 @@ import structlog
 
 from libs.policy.gateway.silence import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, whom_to_leave
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.fleet import WorkerLinks
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ class SilenceWatch:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerLinks,
         metrics: GatewayMetrics,
         silent_after_ms: float = SILENT_MS,
         max_silent_ms: float = MAX_SILENT_MS,

@@ -11,7 +11,7 @@ from services.gateway.metrics import GatewayMetrics
 SERVE = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Serve"
 
 
-class Traffic:
+class StreamTraffic:
     """Shared by all links of a gateway."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:

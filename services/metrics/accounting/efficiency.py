@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Final
 
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from services.metrics.accounting.occupancy import (
@@ -47,7 +47,7 @@ class Efficiency:
 class RecentOccupancy:
     """The cluster as of now or a moment ago."""
 
-    def __init__(self, fleet: Fleet, rollups: RollUps, members: Members) -> None:
+    def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members) -> None:
         self._fleet = fleet
         self._members = members
         self._rollups = rollups

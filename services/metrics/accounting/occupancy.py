@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from libs.perfmodel.utilisation import utilisation
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.facts import WorkerFacts
 from libs.telemetry.worker.phase_time import PhaseTime
 from services.metrics.accounting.phase_windows import Total, WindowSpan, WorkerTime, spent_in, total
 from services.metrics.accounting.queues import PhaseQueue
-from services.metrics.accounting.role_parts import Part
+from services.metrics.accounting.role_parts import RoleGpuTime
 
 WORKERS_A_TURN: Final = 100
 """A few ms."""
@@ -210,7 +210,7 @@ class ClusterOccupancy(Occupancy):
 
 
 def cluster_occupancy(
-    fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, window_ns: int
+    fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: int, window_ns: int
 ) -> ClusterOccupancy:
     """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
     to now."""
@@ -219,7 +219,7 @@ def cluster_occupancy(
 
 
 async def cluster_occupancy_in_turns(
-    fleet: Fleet,
+    fleet: FleetTelemetry,
     rollups: RollUps,
     members: Members,
     end_ns: int,
@@ -237,7 +237,7 @@ async def cluster_occupancy_in_turns(
 
 
 def _cluster(
-    fleet: Fleet,
+    fleet: FleetTelemetry,
     span: WindowSpan,
     workers: list[WorkerOccupancy],
     end_ns: int,
@@ -283,7 +283,7 @@ def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
-def _worker(fleet: Fleet, spent: WorkerTime, span: WindowSpan) -> WorkerOccupancy:
+def _worker(fleet: FleetTelemetry, spent: WorkerTime, span: WindowSpan) -> WorkerOccupancy:
     facts = spent.facts
     return WorkerOccupancy.of(
         spent,
@@ -306,13 +306,13 @@ def _worker(fleet: Fleet, spent: WorkerTime, span: WindowSpan) -> WorkerOccupanc
     )
 
 
-def _starved_ns(fleet: Fleet, part: Part, facts: WorkerFacts) -> int:
+def _starved_ns(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> int:
     """GPU-nanoseconds, never more than it was idle."""
     starved_ns = sum(fleet.starved_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
     return min(starved_ns, part.time.idle_ns)
 
 
-def _starved_by_role(fleet: Fleet, spent: Sequence[WorkerTime]) -> Counter[str]:
+def _starved_by_role(fleet: FleetTelemetry, spent: Sequence[WorkerTime]) -> Counter[str]:
     found: Counter[str] = Counter()
     for each in spent:
         for part in each.parts:
@@ -320,13 +320,13 @@ def _starved_by_role(fleet: Fleet, spent: Sequence[WorkerTime]) -> Counter[str]:
     return found
 
 
-def _role_time(fleet: Fleet, facts: WorkerFacts, part: Part) -> RoleTime:
+def _role_time(fleet: FleetTelemetry, facts: WorkerFacts, part: RoleGpuTime) -> RoleTime:
     used = _utilisation(fleet, facts, part.time, part.runs_ns)
     return RoleTime(role=part.role, gpu_ns=GpuTime.of(part.time), utilisation=used)
 
 
 def _utilisation(
-    fleet: Fleet, facts: WorkerFacts, time: PhaseTime, runs_ns: list[tuple[int, int]]
+    fleet: FleetTelemetry, facts: WorkerFacts, time: PhaseTime, runs_ns: list[tuple[int, int]]
 ) -> PhaseUtilisation | None:
     """Of the part of the runs that is remembered step by step, `time` being all of them; None where nothing of it is,
     or the worker does not report its model's shape and device."""
@@ -356,7 +356,7 @@ def _utilisation(
 
 def _pools(spent: Sequence[WorkerTime]) -> list[tuple[str, Total]]:
     """By the role that workers had then, in order."""
-    pools: dict[str, list[Part]] = {}
+    pools: dict[str, list[RoleGpuTime]] = {}
     for each in spent:
         for part in each.parts:
             pools.setdefault(part.role, []).append(part)

@@ -8,14 +8,14 @@ import numpy as np
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.roles import role_from_name, role_name
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.members import UNKNOWN, Member, Members
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.windows.ring import NO_ROLE
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.facts import WorkerFacts
 from libs.telemetry.worker.phase_time import PhaseTime
-from services.metrics.accounting.role_parts import Part, last_roles, moved, parts_of, role_text
+from services.metrics.accounting.role_parts import RoleGpuTime, last_roles, moved, parts_of, role_text
 
 MAX_WINDOWS: Final = 600
 """That one answer adds up: a minute of the finest. Longer spans, and those that lie far back, are of coarser ones."""
@@ -32,7 +32,7 @@ class WorkerTime:
     """GPU-nanoseconds that its telemetry should cover: from its first window until it left or was given up."""
     role: str
     """Its last role in the span; its present one where nothing of the span is written."""
-    parts: list[Part]
+    parts: list[RoleGpuTime]
     """By the role that it had then: one for nearly all."""
 
     @property
@@ -51,7 +51,7 @@ class Total:
     due_ns: int
 
 
-def total(spent: Sequence[WorkerTime] | Sequence[Part]) -> Total:
+def total(spent: Sequence[WorkerTime] | Sequence[RoleGpuTime]) -> Total:
     """All of them together."""
     times = [each.time for each in spent]
     return Total(
@@ -76,7 +76,7 @@ class WindowSpan:
     workers: list[WorkerTime]
 
 
-def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> WindowSpan:
+def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> WindowSpan:
     """The last whole windows that end by `end_ns` and make up `span_ns` or little more."""
     length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
     high_ns = end_ns - end_ns % length
@@ -106,7 +106,9 @@ def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span
         if not due_ns[place] and (facts.worker_id not in listed or facts.left):
             continue
         time = PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(provisional[place]))
-        whole = Part(roles[place], facts.gpus, time.times(facts.gpus), due_ns[place] * facts.gpus, [(low_ns, high_ns)])
+        whole = RoleGpuTime(
+            roles[place], facts.gpus, time.times(facts.gpus), due_ns[place] * facts.gpus, [(low_ns, high_ns)]
+        )
         parts = parts_of(series, place, due[:, place], facts.gpus) if has_moved[place] else [whole]
         spent.append(WorkerTime(facts, whole.time, whole.due_ns, whole.role, parts))
     return WindowSpan(low_ns, high_ns, spent)

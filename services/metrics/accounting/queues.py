@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from libs.contracts.liveness import FRESH_NS
-from libs.telemetry.gateways import Gateways, Waiting
+from libs.telemetry.gateways import GatewayReports, ModelBacklog
 from libs.telemetry.listing import Listing, Loads
 from libs.telemetry.nodes.node_stats import Clocks
 from libs.telemetry.worker.batch_columns import Ints
@@ -37,7 +37,7 @@ class PhaseQueue:
     """Of `prompt_tokens`, those of requests that wait at gateways."""
 
 
-def phase_queues(loads: Loads, clocks: Clocks, gateways: Gateways, now_ns: int) -> list[PhaseQueue]:
+def phase_queues(loads: Loads, clocks: Clocks, gateways: GatewayReports, now_ns: int) -> list[PhaseQueue]:
     """Of every model that has workers, or for which anything waits."""
     waiting = gateways.waiting(now_ns)
     pools = {
@@ -57,7 +57,7 @@ def pool_places(listing: Listing, model: str, phase: str) -> Ints:
 def _queues(
     pools: Iterable[tuple[str, str]],
     loads: Loads,
-    waiting: dict[str, Waiting] | None,
+    waiting: dict[str, ModelBacklog] | None,
     offsets_ns: dict[str, int],
     now_ns: int,
 ) -> Iterator[PhaseQueue]:
@@ -73,7 +73,7 @@ def _queues(
                 gateway_prompt_tokens=None,
             )
             continue
-        requests, tokens = at_gateways(waiting.get(model, Waiting()), phase)
+        requests, tokens = at_gateways(waiting.get(model, ModelBacklog()), phase)
         yield PhaseQueue(
             model=model,
             phase=phase,
@@ -84,7 +84,7 @@ def _queues(
         )
 
 
-def at_gateways(waiting: Waiting, phase: str) -> tuple[int, int]:
+def at_gateways(waiting: ModelBacklog, phase: str) -> tuple[int, int]:
     """Requests that wait there for a phase, and tokens of their prompts that are still to be computed."""
     if phase == "prefill":
         return waiting.prefill_requests, waiting.prefill_tokens

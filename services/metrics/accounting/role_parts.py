@@ -13,7 +13,7 @@ from libs.telemetry.worker.phase_time import PhaseTime
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoleGpuTime:
     """A worker's GPU time while it had one role."""
 
     role: str
@@ -45,7 +45,7 @@ def moved(roles: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.bool_
     return found
 
 
-def parts_of(series: Series, place: int, due: NDArray[np.bool_], gpus: int) -> list[Part]:
+def parts_of(series: Series, place: int, due: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
     """The worker at `place` by role, names in order; `due` [windows] are those that its telemetry should cover; where
     nothing is written they count for its last role."""
     written = series.roles[:, place]
@@ -58,7 +58,7 @@ def parts_of(series: Series, place: int, due: NDArray[np.bool_], gpus: int) -> l
         running = bool(series.provisional[then, place].any())
         time = PhaseTime(times[COVERED], times[PREFILL], times[DECODE], times[KV_WAIT], running).times(gpus)
         due_ns = int((due & then).sum()) * series.window_ns * gpus
-        parts.append(Part(role_text(number), gpus, time, due_ns, _runs(series, then)))
+        parts.append(RoleGpuTime(role_text(number), gpus, time, due_ns, _runs(series, then)))
     return sorted(parts, key=lambda part: part.role)
 
 

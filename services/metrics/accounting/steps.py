@@ -6,7 +6,7 @@ from typing import Final
 
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.step_row import ReportedStep
-from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
+from libs.telemetry.fleet import MAX_FLEET_STEPS, FleetTelemetry
 from libs.telemetry.worker.steps import FULL_SHARE, SpentStep
 from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, Timeline
 from services.metrics.accounting.occupancy import GpuTime
@@ -52,7 +52,7 @@ class StepsReport:
     """The oldest first, up to the limit."""
 
 
-def steps_of(fleet: Fleet, worker_id: str, end_ns: int, window_ns: int, limit: int) -> StepsReport:
+def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int, limit: int) -> StepsReport:
     """Steps that ran in the window.
 
     Raises UnknownWorker, KeptElsewhere where another instance reads the worker, NoLongerKept where nothing of the

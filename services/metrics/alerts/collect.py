@@ -7,8 +7,8 @@ import numpy as np
 
 from libs.policy.alerts.burn import BurnLog
 from libs.policy.alerts.snapshot import PhasePool, Snapshot, WorkerReport
-from libs.telemetry.fleet import Fleet
-from libs.telemetry.gateways import Gateways, Waiting
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.gateways import GatewayReports, ModelBacklog
 from libs.telemetry.listing import Loads
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
 from libs.telemetry.windows.rollups import RollUps
@@ -18,7 +18,14 @@ from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gatewa
 
 
 def take_snapshot(
-    fleet: Fleet, rollups: RollUps, gateways: Gateways, burns: BurnLog, now_ns: int, *, lag_ns: int, window_ns: int
+    fleet: FleetTelemetry,
+    rollups: RollUps,
+    gateways: GatewayReports,
+    burns: BurnLog,
+    now_ns: int,
+    *,
+    lag_ns: int,
+    window_ns: int,
 ) -> Snapshot:
     """As of now; shares of time are of the window that ended `lag_ns` ago."""
     loads, offsets_ns, heard_ns = (
@@ -40,7 +47,7 @@ class _Depths(NamedTuple):
     """What waits for pools at a moment."""
 
     loads: Loads
-    at_gateways: dict[str, Waiting] | None
+    at_gateways: dict[str, ModelBacklog] | None
     offsets_ns: dict[str, int]
     now_ns: int
 
@@ -48,7 +55,7 @@ class _Depths(NamedTuple):
         """At workers and gateways; None while it is not known."""
         if self.at_gateways is None or not are_heard(self.loads, places, self.offsets_ns, self.now_ns):
             return None
-        requests, tokens = at_gateways(self.at_gateways.get(model, Waiting()), phase)
+        requests, tokens = at_gateways(self.at_gateways.get(model, ModelBacklog()), phase)
         return (tokens if phase == "prefill" else requests) + int(_waiting(self.loads, phase)[places].sum())
 
 
@@ -100,7 +107,7 @@ def _waiting(loads: Loads, phase: str) -> Ints:
     return np.where(prompts > 0, tokens + -tokens // np.maximum(prompts, 1), 0)
 
 
-def _workers(fleet: Fleet, loads: Loads, offsets_ns: dict[str, int], now_ns: int) -> list[WorkerReport]:
+def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], now_ns: int) -> list[WorkerReport]:
     listing = loads.listing
     # By the clock of each worker's node, as far as that is known.
     ahead_ns = np.array([offsets_ns.get(worker.node, 0) for worker in listing.workers], np.int64)

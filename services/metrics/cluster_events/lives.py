@@ -17,7 +17,7 @@ YOUNG_NS: Final = 60_000_000_000
 """One that is heard for the first time is new where it started within so long; else it was only not heard before."""
 
 
-class Change(Enum):
+class LifeChange(Enum):
     """What became of a worker."""
 
     STARTED = "worker_started"
@@ -31,7 +31,7 @@ class Change(Enum):
 class Life:
     """A change of one worker; `reason` in words."""
 
-    change: Change
+    change: LifeChange
     worker: str
     role: str
     reason: str
@@ -73,23 +73,23 @@ class WorkerLives:
         return found
 
 
-def _new(facts: WorkerFacts, now_ns: int) -> tuple[Change, str] | None:
+def _new(facts: WorkerFacts, now_ns: int) -> tuple[LifeChange, str] | None:
     """Incarnations are the Unix time in ns at which a worker started."""
     young = 0 <= now_ns - facts.incarnation < YOUNG_NS
-    return (Change.STARTED, "it is heard for the first time") if young and not facts.left else None
+    return (LifeChange.STARTED, "it is heard for the first time") if young and not facts.left else None
 
 
-def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[Change, str] | None:
+def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[LifeChange, str] | None:
     if facts.incarnation > known.incarnation:
         away_s = max(facts.covered_to_unix_ns - known.covered_to_ns, 0) / 1e9
         how = "it had left in good order" if known.left else "it had gone without a word"
-        return Change.RESTARTED, f"back after {away_s:.1f} s; {how}"
+        return LifeChange.RESTARTED, f"back after {away_s:.1f} s; {how}"
     if facts.left and not known.left:
-        return Change.LEFT, "it has drained, and leaves in good order"
+        return LifeChange.LEFT, "it has drained, and leaves in good order"
     if silent and not known.silent:
-        return Change.LOST, f"no telemetry for {SILENT_NS / 1e9:g} s, while others are heard"
+        return LifeChange.LOST, f"no telemetry for {SILENT_NS / 1e9:g} s, while others are heard"
     if known.silent and not silent and not facts.left:
-        return Change.BACK, "its telemetry comes again"
+        return LifeChange.BACK, "its telemetry comes again"
     return None
 
 

@@ -13,7 +13,7 @@ from libs.policy.capacity.phase_work import WorkerKind
 from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.speed import Speed
 from libs.policy.worker.saturation import knee_of
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from services.metrics.accounting.queues import pool_places
 
 LOOK_NS: Final = 30_000_000_000
@@ -88,7 +88,7 @@ class WorkerKinds:
         )
 
 
-def workers_there(fleet: Fleet, model: str, now_ns: int) -> dict[Phase, int]:
+def workers_there(fleet: FleetTelemetry, model: str, now_ns: int) -> dict[Phase, int]:
     """Workers that serve each phase and are heard; empty where none is."""
     loads = fleet.directory.loads(now_ns)
     there: dict[Phase, int] = {}

@@ -19,7 +19,7 @@ from libs.contracts.errors import StartupError
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
 from libs.telemetry.members import Member
 from libs.telemetry.windows.ring import Tier
-from libs.telemetry.windows.rollups import Kept
+from libs.telemetry.windows.rollups import KeptWindow
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class HistorySnapshot:
     written_to_ns: int
     """Rows hold what was known of the time before."""
     members: Sequence[Member]
-    windows: Sequence[Kept]
+    windows: Sequence[KeptWindow]
 
 
 class HistoryFile:
@@ -74,7 +74,7 @@ class HistoryFile:
         self._members = {worker_id for worker_id, *_ in rows}
         return [Member(*row) for row in rows]
 
-    def windows(self) -> Iterator[Kept]:
+    def windows(self) -> Iterator[KeptWindow]:
         """All windows, each tier's oldest first."""
         rows = self._database.execute("SELECT window_ns, start_ns, data FROM windows ORDER BY window_ns, start_ns")
         for window_ns, start_ns, data in rows:
@@ -151,16 +151,16 @@ class HistoryFile:
         return None if row is None else str(row[0])
 
 
-def _encoded(kept: Kept) -> bytes:
+def _encoded(kept: KeptWindow) -> bytes:
     ids = "\n".join(kept.worker_ids).encode()
     data = len(ids).to_bytes(4, "little") + ids + kept.times_ns.astype("<i8").tobytes() + kept.roles.tobytes()
     return zlib.compress(data, COMPRESSION_LEVEL)
 
 
-def _decoded(window_ns: int, start_ns: int, data: bytes) -> Kept:
+def _decoded(window_ns: int, start_ns: int, data: bytes) -> KeptWindow:
     raw = zlib.decompress(data)
     times_at = 4 + int.from_bytes(raw[:4], "little")
     ids = raw[4:times_at].decode().split("\n") if times_at > 4 else []
     times = np.frombuffer(raw, "<i8", 4 * len(ids), times_at).reshape(len(ids), 4).astype(np.int64)
     roles = np.frombuffer(raw, np.uint8, len(ids), times_at + times.nbytes)
-    return Kept(window_ns, start_ns, ids, times, roles)
+    return KeptWindow(window_ns, start_ns, ids, times, roles)

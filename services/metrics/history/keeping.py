@@ -18,7 +18,7 @@ from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.members import Members
 from libs.telemetry.windows.cells import COVERED
 from libs.telemetry.windows.ring import NO_ROLE
-from libs.telemetry.windows.rollups import Kept, RollUps
+from libs.telemetry.windows.rollups import KeptWindow, RollUps
 from services.metrics.history.file import HistoryFile, HistorySnapshot
 from services.metrics.state import MetricsState
 
@@ -90,7 +90,7 @@ class HistoryKeeper(Collector):
         if not isinstance(writing.exception(), sqlite3.Error):
             writing.result()
 
-    def _written(self, changed: list[Kept], writing: "asyncio.Future[None]") -> None:
+    def _written(self, changed: list[KeptWindow], writing: "asyncio.Future[None]") -> None:
         self._writing = None
         error = None if writing.cancelled() else writing.exception()
         if not isinstance(error, sqlite3.Error):

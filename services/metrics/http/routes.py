@@ -23,7 +23,7 @@ from services.metrics.http.runbook import runbook_router
 from services.metrics.http.static import Page
 from services.metrics.past_status.recorder import StatusRecorder
 from services.metrics.past_status.rings import TIERS
-from services.metrics.requests.wire import Finished, RequestsReport
+from services.metrics.requests.wire import FinishedRequest, RequestsReport
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.api import status_router
 from services.metrics.status.evaluator import VerdictEvaluator
@@ -94,7 +94,7 @@ def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> A
     async def requests_of(
         worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
         limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
-    ) -> list[Finished]:
+    ) -> list[FinishedRequest]:
         """The last finished requests of a worker, as far as they are kept."""
         return state.requests.of_worker(worker, limit)
 

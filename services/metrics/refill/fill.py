@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.members import member_of
 from libs.telemetry.worker.batch_columns import PrefillShares
 from libs.telemetry.worker.timeline import BatchOutcome
@@ -31,7 +31,7 @@ def fill(
     They go into the live timelines, as far as those reach back, and into windows by a fleet of their own: it knows a
     worker's earlier incarnations too, and does not forget them for want of room.
     """
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     known: list[BatchOutcome] = []
     for part in _parts(batches, A_TURN):
         known += [fleet.add(batch, now_ns) for batch in part]

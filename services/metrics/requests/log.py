@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED,
 from libs.policy.alerts.slo_attainment import JudgedRequest, missed_levels
 from libs.telemetry.worker.timeline import HISTORY_NS
 from services.metrics.requests.table import RequestTable
-from services.metrics.requests.wire import Finished, ModelRequests, RequestsReport
+from services.metrics.requests.wire import FinishedRequest, ModelRequests, RequestsReport
 
 MAX_REQUESTS: Final = 50_000
 """Kept at most, 40 MB; at more than 80 a second the log is shorter than `HISTORY_NS`, and summaries say so."""
@@ -30,7 +30,7 @@ class RequestLog:
     """The last finished requests, oldest first as they came; a repeated event is counted once."""
 
     def __init__(self) -> None:
-        self._log: deque[tuple[bytes, Finished]] = deque()
+        self._log: deque[tuple[bytes, FinishedRequest]] = deque()
         self._known: set[bytes] = set()
         self._table = RequestTable(MAX_REQUESTS)
         self._entered = 0
@@ -41,7 +41,7 @@ class RequestLog:
         """Of what ended before that nothing will come."""
         self._kept_from_ns = read_from_ns
 
-    def add(self, event: RequestEvent, now_ns: int) -> Finished | None:
+    def add(self, event: RequestEvent, now_ns: int) -> FinishedRequest | None:
         """Enter an event; None when it has come before."""
         # Delivery is at least once and the choices of a request share its id, so the whole value names an event.
         identity = event.SerializeToString(deterministic=True)
@@ -64,7 +64,7 @@ class RequestLog:
         self._known.discard(identity)
         self._kept_from_ns = max(self._kept_from_ns, gone.end_unix_ns)
 
-    def of_worker(self, worker_id: str, limit: int) -> list[Finished]:
+    def of_worker(self, worker_id: str, limit: int) -> list[FinishedRequest]:
         """The last requests that a worker had a part in, at most `limit`, the newest first."""
         newest = (finished for _, finished in reversed(self._log))
         return list(islice((each for each in newest if worker_id in (each.prefill_worker, each.decode_worker)), limit))
@@ -91,11 +91,11 @@ class RequestLog:
         )
 
 
-def _finished(event: RequestEvent) -> Finished:
+def _finished(event: RequestEvent) -> FinishedRequest:
     missed = missed_levels(_judged(event))
     deadline_ns = max(event.ttft_deadline_unix_ns - event.arrival_unix_ns, 0)
     awaited = event.service_class != BATCH_CLASS  # nobody waits for a line of a batch job: its targets are no one's
-    return Finished(
+    return FinishedRequest(
         id=event.request_id[:MAX_ID],
         prefill_worker=intern(event.prefill_worker),
         decode_worker=intern(event.decode_worker),

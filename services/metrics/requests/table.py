@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.metrics.requests.wire import Finished, Percentiles, RequestSummary, ServiceLevel
+from services.metrics.requests.wire import FinishedRequest, Percentiles, RequestSummary, ServiceLevel
 
 END, QUEUE, TTFT, TPOT, PROMPT, CACHED, OUTPUT, TTFT_TARGET, TPOT_TARGET, TTFT_MISSED, TPOT_MISSED = range(11)
 COLUMNS: Final = 11
@@ -63,7 +63,7 @@ class RequestTable:
         self._names = np.zeros((rows, 2), np.int32)
         self._models, self._outcomes = Names(), Names()
 
-    def put(self, row: int, finished: Finished) -> None:
+    def put(self, row: int, finished: FinishedRequest) -> None:
         """Enter a request into a free row."""
         optional = (finished.ttft_target_ns, finished.tpot_target_ns, finished.ttft_missed, finished.tpot_missed)
         numbers = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRequest:
     """What is kept of a request."""
 
     id: str

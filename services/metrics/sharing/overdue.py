@@ -3,7 +3,7 @@
 from typing import Final
 
 from libs.contracts.roles import role_name
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
 from libs.telemetry.windows.cells import ROLE_NUMBERS
 from libs.telemetry.windows.ring import NO_ROLE
@@ -20,7 +20,7 @@ class Overdue:
     def __init__(self) -> None:
         self._to_ns = 0
 
-    def write(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+    def write(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
         """Windows that have become overdue since the last call, at most `MAX_FRESH`."""
         length_ns = rollups.tiers[0].window_ns
         due_ns = now_ns - OVERDUE_NS
@@ -30,7 +30,7 @@ class Overdue:
         return [window for window in windows if window.workers]
 
 
-def _write(fleet: Fleet, rollups: RollUps, start_ns: int, now_ns: int) -> WrittenWindow:
+def _write(fleet: FleetTelemetry, rollups: RollUps, start_ns: int, now_ns: int) -> WrittenWindow:
     length_ns = rollups.tiers[0].window_ns
     end_ns, known = start_ns + length_ns, set(rollups.worker_ids())
     silent = [facts for facts in fleet.directory.silent_elsewhere(end_ns, now_ns) if facts.worker_id in known]

@@ -11,7 +11,7 @@ import structlog
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
 from libs.policy.metrics.shares import Shares
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.fleet import MAX_WORKERS, Fleet
+from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.windows.cells import Cells
 from libs.telemetry.windows.rollups import RollUps
@@ -84,7 +84,7 @@ class Sharing:
         """Windows of own workers, for the next record."""
         self._kept += windows
 
-    def send(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> None:
+    def send(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> None:
         """Publish the new windows of own workers, without those long silent, and earlier unsent windows of workers that
         were own then. The record also shows that this instance lives."""
         windows, self._kept = self._kept, []
@@ -105,7 +105,7 @@ class Sharing:
             message.told_unix_ns = now_ns
             self._publish(message)
 
-    def hear(self, message: SharedWindows, now_ns: int, fleet: Fleet, rollups: RollUps, from_ns: int) -> None:
+    def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
         """Take another instance's record; of its windows those from `from_ns` on. Where both read a worker, the window
         that covers more counts."""
         sent_ns = message.told_unix_ns
@@ -154,12 +154,12 @@ class Sharing:
             self._heard.append(WrittenWindow(start_ns, streamed, revised=True))
             self._heard_cells += len(streamed)
 
-    def take_heard(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+    def take_heard(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
         """Windows that others have sent since the last call, and those that nobody reports any more."""
         heard, self._heard, self._heard_cells = self._heard, [], 0
         return heard + self._overdue.write(fleet, rollups, now_ns)
 
-    def makes_trace(self, event: RequestEvent, fleet: Fleet, now_ns: int) -> bool:
+    def makes_trace(self, event: RequestEvent, fleet: FleetTelemetry, now_ns: int) -> bool:
         """Whether this instance makes the request's trace."""
         worker_id = event.decode_worker or event.prefill_worker
         if not worker_id:

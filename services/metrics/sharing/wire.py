@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.windows.rollups import Written
@@ -17,7 +17,7 @@ MAX_WINDOWS_A_RECORD: Final = 20
 _ROLES: Final = frozenset(ROLE_NUMBERS.values())
 
 
-def shared_worker(batch: StepBatch, arrived_ns: int, fleet: Fleet) -> SharedWorker:
+def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> SharedWorker:
     """A worker by its newest batch, with what later batches do not repeat."""
     start_ns, share = fleet.running_step(batch.worker_id) or (0, 0)
     worker = SharedWorker(

@@ -19,11 +19,11 @@ from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
-from libs.telemetry.gateways import Waiting
+from libs.telemetry.gateways import ModelBacklog
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
-from services.metrics.status.paces import LOOK_BACK_NS, NO_PACE, Pace, beside_peers, pace
+from services.metrics.status.paces import LOOK_BACK_NS, NO_PACE, StepPace, beside_peers, pace
 from services.metrics.status.planner_news import PlannerNews
 from services.metrics.status.traffic import TrafficLog
 
@@ -82,7 +82,7 @@ class VerdictEvaluator:
         self._watch = VerdictWatch(limits)
         self._arrivals = ArrivalRates()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
-        self._paces: dict[str, tuple[int, Pace]] = {}
+        self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
         """By worker: see `_awaits`."""
         self._looked_ns = 0
@@ -174,7 +174,7 @@ class VerdictEvaluator:
             paces = {each.worker_id: self._paces.get(each.worker_id, (0, NO_PACE))[1] for each in heard}
             slowness = beside_peers(paces)
             observed = [self._observed(each, shares, slowness[each.worker_id]) for each in heard]
-            demand = None if waiting is None else self._demand(model, waiting.get(model, Waiting()), now_ns)
+            demand = None if waiting is None else self._demand(model, waiting.get(model, ModelBacklog()), now_ns)
             models.append(observe(model, engines[model], observed, len(own) - len(heard), demand))
         if state.sharing is not None and state.fleet.directory.relayed:
             why = "other instances read some of its workers"
@@ -215,7 +215,7 @@ class VerdictEvaluator:
         limit_ns, tpot_ns = self.traffic.targets_ns(model)
         return limit_ns or self._defaults[0], tpot_ns or self._defaults[1]
 
-    def _demand(self, model: str, waiting: Waiting, now_ns: int) -> SeenDemand:
+    def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model)
         refused = self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS)
         rate = self._arrivals.rate(model, now_ns)

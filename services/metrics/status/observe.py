@@ -13,7 +13,7 @@ from libs.policy.pressure.prompts import Prompts, workers_needed
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.verdict.state import ModelState, UnknownState, WorkerState, role_counts
-from libs.telemetry.gateways import Waiting
+from libs.telemetry.gateways import ModelBacklog
 
 HEARD_SHARE: Final = 0.5
 """Of a model's workers: with fewer that are heard nothing is said about it."""
@@ -41,7 +41,7 @@ class ObservedStatus:
 class SeenDemand:
     """What gateways and finished requests say of a model."""
 
-    waiting: Waiting
+    waiting: ModelBacklog
     tokens_per_s: float
     """Prompt tokens that come, those of refused requests too."""
     tokens_error: float

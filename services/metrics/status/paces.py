@@ -25,7 +25,7 @@ _BATCH: Final = StepCounts._fields.index("decode_sequences")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """Of one worker's steps in a window."""
 
     slowness: float | None
@@ -36,11 +36,11 @@ class Pace:
     """Sequences of those steps, added up."""
 
 
-NO_PACE: Final = Pace(None, 0.0, 0.0)
+NO_PACE: Final = StepPace(None, 0.0, 0.0)
 LEAST_PEERS: Final = 3
 
 
-def beside_peers(paces: Mapping[str, Pace]) -> dict[str, float | None]:
+def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
     """How slow each of a model's workers is beside the one in the middle: what slows all of them accuses none. None for
     those that ran too little, and where fewer than `LEAST_PEERS` did not."""
     known = sorted(each.slowness for each in paces.values() if each.slowness is not None)
@@ -50,7 +50,7 @@ def beside_peers(paces: Mapping[str, Pace]) -> dict[str, float | None]:
     return {name: None if each.slowness is None else each.slowness / middle for name, each in paces.items()}
 
 
-def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> Pace:
+def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> StepPace:
     """Of the newest of the finished steps of `LOOK_BACK_NS`, by what is usual among the worker's peers."""
     first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
     took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
@@ -62,7 +62,7 @@ def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> Pace:
     total_ns, whole_ns = float(took_ns.sum()), float(expected.sum())
     enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and whole_ns > 0
     slowness = max(total_ns / whole_ns, _lately(took_ns, expected)) if enough else None
-    return Pace(slowness, float(took_ns @ batch), float(batch.sum()))
+    return StepPace(slowness, float(took_ns @ batch), float(batch.sum()))
 
 
 def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:

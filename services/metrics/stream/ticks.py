@@ -16,8 +16,8 @@ from services.metrics.cluster_events.events import Event
 MS_NS: Final = 1_000_000
 
 
-class Member(msgspec.Struct, frozen=True):
-    """A worker in the stream: where it stands in `Members.workers` is how ticks name it."""
+class StreamWorker(msgspec.Struct, frozen=True):
+    """A worker in the stream: where it stands in `StreamWorkers.workers` is how ticks name it."""
 
     id: str
     node: str
@@ -26,7 +26,7 @@ class Member(msgspec.Struct, frozen=True):
     engine: str
 
 
-class Members(msgspec.Struct):
+class StreamWorkers(msgspec.Struct):
     """Workers heard of in the last five minutes, one for those that left; sent first, and again whenever it changes."""
 
     version: int
@@ -35,7 +35,7 @@ class Members(msgspec.Struct):
     """Windows that ended so long before a tick are seldom revised."""
     roles: tuple[str, ...]
     """Names of the numbers in ticks, counted from 1."""
-    workers: list[Member]
+    workers: list[StreamWorker]
 
 
 class Window(msgspec.Struct, array_like=True):
@@ -87,7 +87,7 @@ class TickWriter:
         self._window_ms = window_ns // MS_NS
         self._settled_ms = settled_ns // MS_NS
         self._listing: Listing | None = None
-        self._members: list[Member] = []
+        self._members: list[StreamWorker] = []
         """What was said of it."""
         self._places: dict[str, int] = {}
         self.version = 0
@@ -97,13 +97,15 @@ class TickWriter:
         """A message when other workers are listed than before; the first time always."""
         if listing is self._listing:
             return None
-        members = [Member(each.worker_id, each.node, each.model, each.gpus, each.engine) for each in listing.workers]
+        members = [
+            StreamWorker(each.worker_id, each.node, each.model, each.gpus, each.engine) for each in listing.workers
+        ]
         same, self._listing, self._members = members == self._members, listing, members
         if self.version and same:
             return None
         self.version += 1
         self._places = {member.id: place for place, member in enumerate(members)}
-        message = Members(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
+        message = StreamWorkers(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
         return b"event: members\ndata: " + msgspec.json.encode(message) + b"\n\n"
 
     def tick(

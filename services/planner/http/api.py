@@ -26,7 +26,7 @@ from services.planner.inputs.fleet_view import ObservedWorker
 from services.planner.inputs.roster import by_planner, gpus_of
 from services.planner.kept import Lead
 from services.planner.messages import action_word, seen
-from services.planner.orders import OrderExecutor, Outcome
+from services.planner.orders import CallOutcome, OrderExecutor
 from services.planner.state import PlannerState
 
 MAX_LIMIT = 1_000
@@ -129,7 +129,7 @@ class PlannerCollector(Collector):
         yield decided
         if self._actor is not None:
             calls = CounterMetricFamily(names.PLANNER_CALLS_TOTAL, "Calls that change a worker.", labels=("outcome",))
-            for outcome in Outcome:
+            for outcome in CallOutcome:
                 calls.add_metric((outcome.value,), self._actor.outcomes[outcome])
             yield calls
         outcomes = CounterMetricFamily(names.PLANNER_LOADS_TOTAL, "Messages about workers' loads.", labels=("outcome",))

@@ -11,8 +11,8 @@ from libs.policy.planner.limits import (
     MAX_MOVES_PER_S,
     MAX_WORKERS,
     NO_BOUND,
-    Limits,
     ModelLimits,
+    PlannerLimits,
     QuietHours,
 )
 
@@ -68,7 +68,7 @@ class LimitsBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     revision: Annotated[int, Field(ge=0)] = 0
-    moves_per_s: Annotated[int, Field(ge=0, le=MAX_MOVES_PER_S)] = Limits().moves_per_s
+    moves_per_s: Annotated[int, Field(ge=0, le=MAX_MOVES_PER_S)] = PlannerLimits().moves_per_s
     pinned: Annotated[list[Name], Field(max_length=MAX_PINNED)] = []
     quiet_hours: Annotated[list[str], Field(max_length=MAX_QUIET)] = []
     every: ModelLimitsBody = ModelLimitsBody()
@@ -81,9 +81,9 @@ class LimitsBody(BaseModel):
             _quiet(each)
         return hours
 
-    def limits(self) -> Limits:
+    def limits(self) -> PlannerLimits:
         """As decisions take them."""
-        return Limits(
+        return PlannerLimits(
             moves_per_s=self.moves_per_s,
             pinned=frozenset(self.pinned),
             quiet_hours=tuple(map(_quiet, self.quiet_hours)),

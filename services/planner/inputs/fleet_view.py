@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
 from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
-from services.planner.inputs.roster import Bools, Ints, Roster, Uints
+from services.planner.inputs.roster import Bools, Ints, Uints, WorkerColumns
 
 MAX_TELLERS: Final = 16
 """Metrics services that are remembered; the one heard longest ago goes."""
@@ -24,7 +24,7 @@ COVERED, PREFILL, DECODE = range(3)
 """Of the last axis of `times`."""
 
 
-class Taken(StrEnum):
+class MessageOutcome(StrEnum):
     """What became of a message."""
 
     COUNTED = "counted"
@@ -37,7 +37,7 @@ class _Teller:
     """One metrics service, and where its workers stand in the roster."""
 
     ids: Sequence[str] = ()
-    roster: Roster | None = None
+    roster: WorkerColumns | None = None
     places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """-1: not registered."""
 
@@ -46,7 +46,7 @@ class FleetView:
     """[workers] each, in the order of `roster`. Other incarnations of a worker than the registered one say nothing."""
 
     def __init__(self, window_ns: int, lag_ns: int) -> None:
-        self.roster = Roster((), "")
+        self.roster = WorkerColumns((), "")
         self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
         """[columns, workers]: `COLUMNS` of each worker's newest word."""
         self.heard_ns: Ints = np.zeros(0, np.int64)
@@ -68,10 +68,10 @@ class FleetView:
         """[windows, workers, 3] int32 ns: a ring by the number of the window."""
         self._numbers: Ints = np.full(self._slots, -1, np.int64)
         self._tellers: dict[str, _Teller] = {}
-        self.taken = Counter(dict.fromkeys(Taken, 0))
+        self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
         self.latest_arrival_ns: int | None = None
 
-    def take_roster(self, roster: Roster) -> None:
+    def take_roster(self, roster: WorkerColumns) -> None:
         """Go on with these workers; what is known of those that stay, in the same life, stays."""
         before, self.roster = self.roster, roster
         olds = np.array([before.places.get(name, -1) for name in roster.ids], np.int64)
@@ -95,21 +95,21 @@ class FleetView:
         self.seen_steps = seen
         self.revision += 1
 
-    def take(self, message: FleetLoads, now_ns: int) -> Taken:
+    def take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
         """Enter a message that came at `now_ns`."""
         taken = self._take(message, now_ns)
         self.taken[taken] += 1
         return taken
 
-    def _take(self, message: FleetLoads, now_ns: int) -> Taken:
+    def _take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
         if message.told_unix_ns < now_ns - OLD_NS:
-            return Taken.OLD
+            return MessageOutcome.OLD
         ids = list(message.worker_ids)
         try:
             loads = columns_of(message, len(ids))
             windows = [window_of(each, len(ids)) for each in message.windows]
         except ValueError:
-            return Taken.MALFORMED
+            return MessageOutcome.MALFORMED
         self.latest_arrival_ns = now_ns
         places = self._places(message.metrics_id, ids)
         there = places >= 0
@@ -126,7 +126,7 @@ class FleetView:
         for each in message.step_times:
             if each.worker < len(ids) and there[each.worker]:
                 self._take_step_time(int(places[each.worker]), each.step_time)
-        return Taken.COUNTED
+        return MessageOutcome.COUNTED
 
     def role_now(self) -> tuple[Ints, Ints, Uints]:
         """Role, budget and epoch of each: telemetry covers a change before the registry does."""

@@ -9,14 +9,14 @@ import numpy as np
 from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.perfmodel.learner import FittedModel, StepKind, combine
-from libs.policy.planner.advice import Link
+from libs.policy.planner.advice import KvSpeed
 from libs.policy.planner.demand import decodes_to_come, pressing_tokens, prompts_wanted
 from libs.policy.planner.role_planning import PlannedWorker
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel
-from libs.telemetry.gateways import Waiting
+from libs.telemetry.gateways import ModelBacklog
 from services.planner.inputs.fleet_view import COVERED, PREFILL, FleetView
 from services.planner.inputs.roster import ROLES, Bools, Ints
 
@@ -37,14 +37,14 @@ class ObservedModel:
     standings: Sequence[PlannedWorker]
     unknown: str = ""
     gpus: int = 0
-    links: Sequence[Link] = ()
+    links: Sequence[KvSpeed] = ()
     """Of workers to which KV has come."""
     age_ns: int = 0
     """Of what workers that have work reported last, the median."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedCluster:
     """The cluster at one moment."""
 
     models: Sequence[ObservedModel]
@@ -58,7 +58,7 @@ class Look:
 
     asked: Mapping[str, Assignment]
     """What workers were asked to take, where nothing newer is known of them; registered ones alone."""
-    waiting: Mapping[str, Waiting] | None
+    waiting: Mapping[str, ModelBacklog] | None
     """At gateways, by model; None where those are not heard."""
     tpot_ns: Callable[[str], int]
     """The target of a model."""
@@ -89,7 +89,7 @@ class Observer:
         self._view = view
         self._engines: dict[str, tuple[int, bytes, WorkerProfile | str]] = {}
 
-    def look(self, look: Look) -> Observed:
+    def look(self, look: Look) -> ObservedCluster:
         """All models and pools."""
         view, roster = self._view, self._view.roster
         role, budget, _ = view.role_now()
@@ -110,7 +110,7 @@ class Observer:
             if len(places):
                 models.append(self._model(model, places, columns, look))
         self._engines = {name: each for name, each in self._engines.items() if name in roster.models}
-        return Observed(models, _snapshot(view, columns))
+        return ObservedCluster(models, _snapshot(view, columns))
 
     def _model(self, model: str, places: Ints, columns: _Columns, look: Look) -> ObservedModel:
         roster, fresh = self._view.roster, columns.fresh[places]
@@ -121,7 +121,7 @@ class Observer:
             unknown = unknown or "no gateway says what waits there"
         engine, work = None, Workload(0.0, 0, 0, tpot_ns)
         if not unknown and isinstance(found, WorkerProfile):
-            at_gateways = (look.waiting or {}).get(model, Waiting())
+            at_gateways = (look.waiting or {}).get(model, ModelBacklog())
             engine, work = found, _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns)
         standings = _standings(self._view, places, columns, look.pinned)
         return ObservedModel(
@@ -152,11 +152,11 @@ def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
     return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
 
 
-def _links(view: FleetView, places: Ints) -> list[Link]:
+def _links(view: FleetView, places: Ints) -> list[KvSpeed]:
     roster = view.roster
     known = places[view.kv_token_ns[places] > 0]
     return [
-        Link(roster.ids[at], float(roster.kv_token_bytes[at] / view.kv_token_ns[at]), roster.workers[at].gpus > 0)
+        KvSpeed(roster.ids[at], float(roster.kv_token_bytes[at] / view.kv_token_ns[at]), roster.workers[at].gpus > 0)
         for at in known.tolist()
     ]
 
@@ -215,7 +215,7 @@ def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
 
 
 def _work(
-    view: FleetView, engine: WorkerProfile, heard: Ints, columns: _Columns, at_gateways: Waiting, *, tpot_ns: int
+    view: FleetView, engine: WorkerProfile, heard: Ints, columns: _Columns, at_gateways: ModelBacklog, *, tpot_ns: int
 ) -> Workload:
     """All that was computed of late, runs, or waits, here or at gateways."""
     covered, prefill_ns = columns.times_ns[heard, COVERED], columns.times_ns[heard, PREFILL]

@@ -7,7 +7,7 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanM
 from libs.demand.plan_wire import plan_of
 from libs.policy.capacity.plan import CapacityPlan
 from libs.runtime.clock import Clock
-from services.planner.inputs.fleet_view import Taken
+from services.planner.inputs.fleet_view import MessageOutcome
 
 MAX_MODELS: Final = 64
 """Plans that are kept; the one heard longest ago goes."""
@@ -23,28 +23,28 @@ class HeardPlans:
         self._clock = clock
         self._plans: dict[str, tuple[int, CapacityPlan]] = {}
         """(made_unix_ns, plan) by model."""
-        self.taken = Counter(dict.fromkeys(Taken, 0))
+        self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
 
-    def take(self, message: PlanMessage) -> Taken:
+    def take(self, message: PlanMessage) -> MessageOutcome:
         """Keep it where it was made no earlier than the one that is known."""
         taken = self._take(message)
         self.taken[taken] += 1
         return taken
 
-    def _take(self, message: PlanMessage) -> Taken:
+    def _take(self, message: PlanMessage) -> MessageOutcome:
         known = self._plans.get(message.model)
         if not self._fresh(message.made_unix_ns) or (known is not None and known[0] > message.made_unix_ns):
-            return Taken.OLD
+            return MessageOutcome.OLD
         if known is None or known[0] != message.made_unix_ns:  # it is sent again and again
             try:
                 known = message.made_unix_ns, plan_of(message)
             except ValueError:
-                return Taken.MALFORMED
+                return MessageOutcome.MALFORMED
         self._plans.pop(message.model, None)
         self._plans[message.model] = known
         if len(self._plans) > MAX_MODELS:
             del self._plans[next(iter(self._plans))]
-        return Taken.COUNTED
+        return MessageOutcome.COUNTED
 
     def plan(self, model: str) -> CapacityPlan | None:
         """Of a model, its times in Unix seconds; None without a fresh one."""

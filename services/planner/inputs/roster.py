@@ -26,7 +26,7 @@ MAX_BLOCK_TOKENS: Final = 2**16
 """More is nonsense; with it sums of KV tokens over all workers fit 64 bits."""
 
 
-class Roster:
+class WorkerColumns:
     """[workers] each, in the registry's order."""
 
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:

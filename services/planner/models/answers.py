@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from libs.policy.reserve.booking import Claim, Refused, kept_at
+from libs.policy.reserve.booking import ClaimRefused, GpuClaim, kept_at
 from libs.policy.reserve.following import Spread
 from libs.policy.reserve.placing import Eviction
 from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
@@ -182,7 +182,7 @@ def minute_of_time(text: str) -> int | None:
     return minute if int(minutes) < 60 and minute < DAY_MINUTES else None
 
 
-def refused_text(wanted: Claim, refused: Refused, gpus: int) -> str:
+def refused_text(wanted: GpuClaim, refused: ClaimRefused, gpus: int) -> str:
     """Why a claim is not kept, and what would have to go."""
     going = ", ".join(claim_text(each) for each in refused.would_have_to_go)
     way = f"what would have to go: {going}" if going else "even without all others it would not fit"
@@ -192,7 +192,7 @@ def refused_text(wanted: Claim, refused: Refused, gpus: int) -> str:
     )
 
 
-def claim_text(claim: Claim) -> str:
+def claim_text(claim: GpuClaim) -> str:
     """As people write it."""
     when = ""
     if claim.from_minute != claim.to_minute:
@@ -200,6 +200,6 @@ def claim_text(claim: Claim) -> str:
     return f"{claim.kind} of {claim.gpus} for {claim.model}{when}"
 
 
-def reservation_claim(name: str, each: Reservation, priority: int) -> Claim:
+def reservation_claim(name: str, each: Reservation, priority: int) -> GpuClaim:
     """As it is weighed against others."""
-    return Claim(name, each.gpus, "reservation", each.from_minute, each.to_minute, priority)
+    return GpuClaim(name, each.gpus, "reservation", each.from_minute, each.to_minute, priority)

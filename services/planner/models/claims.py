@@ -2,22 +2,22 @@
 
 from typing import Final
 
-from libs.policy.reserve.booking import Claim
+from libs.policy.reserve.booking import GpuClaim
 from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry
 
 SECOND_NS: Final = 1_000_000_000
 
 
-def claims_of(entry: ModelEntry) -> list[Claim]:
+def claims_of(entry: ModelEntry) -> list[GpuClaim]:
     """What is kept for one model."""
     claims = [
-        Claim(entry.name, each.gpus, "reservation", each.from_minute, each.to_minute, entry.priority)
+        GpuClaim(entry.name, each.gpus, "reservation", each.from_minute, each.to_minute, entry.priority)
         for each in entry.reservations
     ]
     if entry.floor:
-        claims.append(Claim(entry.name, entry.floor, "floor", priority=entry.priority))
+        claims.append(GpuClaim(entry.name, entry.floor, "floor", priority=entry.priority))
     if entry.pinned:
-        claims.append(Claim(entry.name, 1, "pin", priority=entry.priority))
+        claims.append(GpuClaim(entry.name, 1, "pin", priority=entry.priority))
     return claims
 
 

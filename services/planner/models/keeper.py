@@ -12,10 +12,10 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,
     Worker,
 )
-from libs.policy.reserve.booking import Claim, kept_at
-from libs.policy.reserve.following import Chances, Count, UseFollower
-from libs.policy.reserve.placing import NEVER_S, Model, Order, Placed, Stage, place
-from libs.policy.reserve.placing import Worker as Standing
+from libs.policy.reserve.booking import GpuClaim, kept_at
+from libs.policy.reserve.following import Chances, ModelCount, UseFollower
+from libs.policy.reserve.placing import NEVER_S, Placed, PlacedModel, PlacementOrder, WorkerStage, place
+from libs.policy.reserve.placing import PoolWorker as Standing
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, Uses
 from services.planner.models.claims import claims_of, minute_of
@@ -59,7 +59,7 @@ class Call:
     worker: Worker
     epoch: int
     """That it has now."""
-    order: Order
+    order: PlacementOrder
     entry: ModelEntry | None
     """None: it is to hold no model."""
 
@@ -92,7 +92,7 @@ class ModelKeeper:
     """Of the pool."""
     placed: Placed = field(default_factory=lambda: Placed((), {}, ()))
     """The last decision."""
-    models: Mapping[str, Model] = field(default_factory=dict)
+    models: Mapping[str, PlacedModel] = field(default_factory=dict)
     """As it saw them."""
     switches: Counter[str] = field(default_factory=Counter)
     """Orders so far, by why."""
@@ -191,7 +191,7 @@ class ModelKeeper:
     def look(self, now_ns: int) -> None:
         """Let what was seen of use sink in."""
         counts = {
-            name: Count(self._arrivals.get(name, 0), self.in_flight(name), self._last_ms.get(name, 0) / 1000)
+            name: ModelCount(self._arrivals.get(name, 0), self.in_flight(name), self._last_ms.get(name, 0) / 1000)
             for name in self.found.entries
         }
         self.follower.look(now_ns / 1e9, counts)
@@ -226,7 +226,7 @@ class ModelKeeper:
             if name in models:
                 yield models[name]
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[GpuClaim]:
         """All that is kept for models at some time of the day."""
         return [claim for entry in self.found.entries.values() for claim in claims_of(entry)]
 
@@ -287,7 +287,7 @@ class ModelKeeper:
         if not reached and reported is not None and reported.epoch == call.epoch + 1:
             del self._ordered[call.worker.id]
 
-    def _call(self, worker: Worker, order: Order, now_ns: int) -> Call:
+    def _call(self, worker: Worker, order: PlacementOrder, now_ns: int) -> Call:
         self.switches[order.why.value] += 1
         model = self.models.get(order.model)
         self.cold_starts += bool(model and model.waiting)
@@ -297,7 +297,7 @@ class ModelKeeper:
         return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
 
     def _standing(self, worker: Worker, now_ns: int) -> Standing:
-        model, stage, can_take, left_s = worker.assignment.model, Stage.LEAVING, False, 0.0
+        model, stage, can_take, left_s = worker.assignment.model, WorkerStage.LEAVING, False, 0.0
         since_s = max(now_ns - worker.pool.since_unix_ns, 0) / 1e9
         reported = self._ordered.get(worker.id)
         is_draining = worker.state == WORKER_STATE_DRAINING
@@ -306,14 +306,14 @@ class ModelKeeper:
             reported = None
         if reported is not None:
             model, since_s = reported.model, 0.0
-            stage = Stage.LOADING if model else Stage.LEAVING
+            stage = WorkerStage.LOADING if model else WorkerStage.LEAVING
             left_s = max(reported.ready_ns - now_ns, 0) / 1e9
         elif worker.state == WORKER_STATE_READY:
-            stage, can_take = Stage.SERVING, True
+            stage, can_take = WorkerStage.SERVING, True
         elif worker.state == WORKER_STATE_ASLEEP:
-            model, stage, can_take = "", Stage.EMPTY, True
+            model, stage, can_take = "", WorkerStage.EMPTY, True
         elif worker.state == WORKER_STATE_LOADING and model:
-            stage, left_s = Stage.LOADING, max(self._ready_ns(worker) - now_ns, 0) / 1e9
+            stage, left_s = WorkerStage.LOADING, max(self._ready_ns(worker) - now_ns, 0) / 1e9
         return Standing(
             worker.id,
             stage,
@@ -334,16 +334,18 @@ class ModelKeeper:
         measured_s = (times.wake_s if sleeps else times.load_s) if times else 0.0
         return int(pool.since_unix_ns + max(round(measured_s * SECOND_NS), pool.expected_ns) + CONNECT_S * SECOND_NS)
 
-    def _model(self, entry: ModelEntry, standings: Sequence[Standing], now_ns: int) -> Model:
+    def _model(self, entry: ModelEntry, standings: Sequence[Standing], now_ns: int) -> PlacedModel:
         name, chances = entry.name, self.chances[entry.name]
         now_ms = now_ns // MS_NS
         uses = list(self._of(name))
         promised = any(use.promised_unix_ms > now_ms for use in uses)
         since_ms = min((use.waiting_since_unix_ms for use in uses if use.waiting), default=now_ms)
-        held = sum(each.model == name and each.stage in (Stage.SERVING, Stage.LOADING) for each in standings)
+        held = sum(
+            each.model == name and each.stage in (WorkerStage.SERVING, WorkerStage.LOADING) for each in standings
+        )
         least = max(entry.floor, self._reserved(entry, now_ns), int(entry.pinned and held > 0))
         waiting = self.waiting(name)
-        return Model(
+        return PlacedModel(
             name=name,
             load_s=self.load_s(entry),
             wake_s=self.wake_s(entry),

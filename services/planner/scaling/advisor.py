@@ -7,7 +7,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Advice as AdviceMessage
-from libs.policy.planner.advice import Advice, Kind, advise, advise_links, mean_of, settled
+from libs.policy.planner.advice import Advice, AdviceKind, advise, advise_links, mean_of, settled
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import workers_needed
 from libs.policy.pressure.splits import Split, Workload
@@ -42,7 +42,7 @@ class Advisor:
     """Remembers what it has advised, by model and kind."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, Kind], _Open] = {}
+        self._open: dict[tuple[str, AdviceKind], _Open] = {}
         self._looks: dict[str, deque[tuple[Workload, Split]]] = {}
 
     def look(self, plan: ModelPlan, limits: ModelLimits, now_ns: int) -> Iterator[tuple[Decision, bool]]:
@@ -86,10 +86,10 @@ class Advisor:
         assert engine is not None and assigned is not None
         for key, known in [(key, each) for key, each in self._open.items() if key[0] == model]:
             taken = {
-                Kind.ADD_WORKERS: workers > known.workers,
-                Kind.CHUNK: engine.chunk_speed * 1e9 > known.chunk_speed * 1.01,
-                Kind.AGGREGATE: not assigned.now.prefill,
-                Kind.LINK: slowest >= known.gb_per_s + max(known.advice.low, 0.0),
+                AdviceKind.ADD_WORKERS: workers > known.workers,
+                AdviceKind.CHUNK: engine.chunk_speed * 1e9 > known.chunk_speed * 1.01,
+                AdviceKind.AGGREGATE: not assigned.now.prefill,
+                AdviceKind.LINK: slowest >= known.gb_per_s + max(known.advice.low, 0.0),
             }[key[1]]
             if known.decision is None:
                 if now_ns - known.held_ns > STOOD_NS:
@@ -98,14 +98,14 @@ class Advisor:
                 known.applied_ns = now_ns
             elif known.applied_ns and now_ns - known.applied_ns >= CAME_NS:
                 came = {
-                    Kind.CHUNK: engine.chunk_speed * 1e9 - known.chunk_speed,
-                    Kind.LINK: slowest - known.gb_per_s,
+                    AdviceKind.CHUNK: engine.chunk_speed * 1e9 - known.chunk_speed,
+                    AdviceKind.LINK: slowest - known.gb_per_s,
                 }.get(key[1], now.pressure - known.pressure)
                 yield self._close(key, "applied", came), False
             elif not known.applied_ns and now_ns - known.held_ns > EXPIRES_NS:
                 yield self._close(key, "expired", 0.0), False
 
-    def _close(self, key: tuple[str, Kind], outcome: str, came: float) -> Decision:
+    def _close(self, key: tuple[str, AdviceKind], outcome: str, came: float) -> Decision:
         decision = self._open.pop(key).decision
         assert decision is not None
         decision.advice.outcome, decision.advice.came = outcome, came

@@ -27,15 +27,15 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.contracts.roles import role_name
 from libs.contracts.topics import DECISIONS
 from libs.policy.capacity.plan import CapacityPlan, CapacityPlans, Phase, wishes
-from libs.policy.planner.calling import Wish
+from libs.policy.planner.calling import RoleWish
 from libs.policy.planner.scaling import (
     CALM_NS,
     DAY_NS,
     LINGER_NS,
-    Code,
-    Pool,
+    ModelWorkers,
     Scaled,
     ScaleMemory,
+    ScaleReason,
     mixed_instead,
     scale,
 )
@@ -52,7 +52,7 @@ from services.planner.state import PlannerState
 
 def why_scaled(
     plan: ModelPlan,
-    pool: Pool,
+    pool: ModelWorkers,
     found: Scaled,
     *,
     start_up_ns: int,
@@ -63,23 +63,23 @@ def why_scaled(
     """Why another number of workers is wished than there are."""
     observed, there = plan.observed, f"{pool.serving} worker{'' if pool.serving == 1 else 's'} of {plan.observed.model}"
     wished = f"{found.wished} {'is' if found.wished == 1 else 'are'} wished"
-    if found.code is Code.PRESSES and plan.assigned is not None:
+    if found.code is ScaleReason.PRESSES and plan.assigned is not None:
         least = min((each.pressure for each in plan.assigned.candidates), default=plan.assigned.now.pressure)
         text = (
             f"work presses {figure(least)} in the best split of {there}, with what it grows by in"
             f" {start_up_ns / 1e9:.0f} s: {wished}"
         )
-    elif found.code is Code.CALM:
+    elif found.code is ScaleReason.CALM:
         text = f"{there} have had room for one fewer for {calm_ns / 1e9:g} s: {wished}"
-    elif found.code is Code.FORECAST:
+    elif found.code is ScaleReason.FORECAST:
         of_each = " and ".join(f"{count} {phase}" for phase, count in forecast.items())
         text = (
             f"{there} are too few for what is forecast by the time that one more would have started"
             f" ({start_up_ns / 1e9:.0f} s): {wished}, {of_each}"
         )
-    elif found.code is Code.GPU_HOURS:
+    elif found.code is ScaleReason.GPU_HOURS:
         text = f"the day's GPU-hours of started workers are spent: {workers(found.started, 'started')} may stay"
-    elif found.code is Code.LIMITS:
+    elif found.code is ScaleReason.LIMITS:
         text = f"limits ask for another number than {there}: {wished}"
     else:
         text = f"{observed.model}: {wished}"
@@ -100,7 +100,7 @@ SCALE: Final = "scale"
 """Under which started workers' GPU time is remembered."""
 
 
-class Asked(StrEnum):
+class ActuatorCall(StrEnum):
     """What became of what an actuator was asked."""
 
     DONE = "done"
@@ -117,7 +117,7 @@ class NoPlans:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ScalerSettings:
     """Of the scaler."""
 
     start_up_ns: int
@@ -128,10 +128,10 @@ class Settings:
     linger_ns: int = LINGER_NS
 
 
-class Pools:
+class ActuatorPools:
     """An actuator, and what was last seen of its workers."""
 
-    def __init__(self, actuator: Actuator, settings: Settings) -> None:
+    def __init__(self, actuator: Actuator, settings: ScalerSettings) -> None:
         self.actuator = actuator
         self.started: Started | None = None
         """None: it did not answer when it was last asked."""
@@ -156,14 +156,14 @@ class Scaler:
         clock: Clock,
         *,
         actuators: Sequence[Actuator],
-        settings: Settings,
+        settings: ScalerSettings,
         store: PlannerStore | None = None,
         plans: CapacityPlans | None = None,
     ) -> None:
         self._state = state
         self._bus = bus
         self._clock = clock
-        self._pools = [Pools(each, settings) for each in actuators[:MAX_MODELS]]
+        self._pools = [ActuatorPools(each, settings) for each in actuators[:MAX_MODELS]]
         self._store = store
         self._plans = plans or NoPlans()
         self._settings = settings
@@ -171,7 +171,7 @@ class Scaler:
         self._memories: dict[str, ScaleMemory] = {}
         self._last_reported: dict[str, tuple[int, int]] = {}
         self._kept_ns = 0
-        self.asked = dict.fromkeys(Asked, 0)
+        self.asked = dict.fromkeys(ActuatorCall, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
         """Workers of each pool that a capacity plan wishes, by model, where there is a plan."""
 
@@ -193,7 +193,7 @@ class Scaler:
         for plan in list(state.plans)[:MAX_MODELS]:
             for decision, new in self._advisor.look(plan, state.limits.of(plan.observed.model), now_ns):
                 self._bus.publish(DECISIONS, state.tell(decision, now_ns) if new else decision)
-        wishes: dict[str, Wish] = {}
+        wishes: dict[str, RoleWish] = {}
         for plan in list(state.plans)[:MAX_MODELS]:
             model = plan.observed.model
             if self._is_hidden(model):  # nothing is known of what there is: what was wished stands
@@ -213,7 +213,7 @@ class Scaler:
         pools = self._of(model)
         return pools.start_up.ahead_ns if pools is not None else self._settings.start_up_ns
 
-    def _of(self, model: str) -> Pools | None:
+    def _of(self, model: str) -> ActuatorPools | None:
         return next((each for each in self._pools if each.model == model), None)
 
     def _is_hidden(self, model: str) -> bool:
@@ -223,7 +223,7 @@ class Scaler:
             return pools.started is None
         return any(not each.model for each in self._pools)
 
-    async def _scale(self, plan: ModelPlan, now_ns: int) -> Wish:
+    async def _scale(self, plan: ModelPlan, now_ns: int) -> RoleWish:
         observed, state, pools = plan.observed, self._state, self._of(plan.observed.model)
         assert observed.engine is not None
         ours = pools.started if pools is not None else None
@@ -252,14 +252,14 @@ class Scaler:
             if count != pool.started:
                 await self._ask(pools.actuator, count, _first_to_end(plan, ours))
         serving = min(found.wished, pool.others + found.started) if ours is not None else pool.serving
-        return Wish(serving, frozenset(ours.worker_ids) if ours is not None else frozenset())
+        return RoleWish(serving, frozenset(ours.worker_ids) if ours is not None else frozenset())
 
-    def _tell(self, plan: ModelPlan, pool: Pool, found: Scaled, *, acts: bool, now_ns: int) -> None:
+    def _tell(self, plan: ModelPlan, pool: ModelWorkers, found: Scaled, *, acts: bool, now_ns: int) -> None:
         model = plan.observed.model
         now = found.wished, found.started
         before = self._last_reported.get(model, (pool.serving, pool.started))
         self._last_reported[model] = now
-        news = now != before and not (found.code is Code.ENOUGH and found.started == before[1])
+        news = now != before and not (found.code is ScaleReason.ENOUGH and found.started == before[1])
         if not news or not self._pools:  # without one it is advice (see advisor.py)
             return
         pools = self._of(model)
@@ -284,7 +284,7 @@ class Scaler:
         )  # fmt: skip
         self._bus.publish(DECISIONS, self._state.tell(decision, now_ns))
 
-    async def _look(self, pools: Pools) -> Started | None:
+    async def _look(self, pools: ActuatorPools) -> Started | None:
         try:
             async with asyncio.timeout(CALL_S):
                 return await pools.actuator.look()
@@ -292,7 +292,7 @@ class Scaler:
             self._failed(error)
             return None
 
-    async def _show(self, pools: Pools) -> None:
+    async def _show(self, pools: ActuatorPools) -> None:
         """Roles as they are, where people look at the actuator's workers and at others of their model."""
         if pools.started is None:
             return
@@ -312,15 +312,15 @@ class Scaler:
         try:
             async with asyncio.timeout(CALL_S):
                 await actuator.have(count, first_to_end=first_to_end)
-            self.asked[Asked.DONE] += 1
+            self.asked[ActuatorCall.DONE] += 1
         except (ActuatorDown, TimeoutError) as error:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self.asked[Asked.FAILED] += 1
+        self.asked[ActuatorCall.FAILED] += 1
         log.warning("the actuator was asked in vain: it is asked again", error=str(error) or "it took too long")
 
-    def _learn(self, pools: Pools, now_ns: int) -> None:
+    def _learn(self, pools: ActuatorPools, now_ns: int) -> None:
         """How long started workers take until they are registered."""
         if pools.started is not None:
             pools.start_up.note(
@@ -377,12 +377,12 @@ def shown_role(worker: Worker, planner_id: str) -> str:
     return "decode" if role == "mixed" and by_planner(worker, planner_id) else role
 
 
-def pool_of(plan: ModelPlan, started: Started | None) -> Pool:
+def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
     """A model's workers, by who started them."""
     ours = frozenset(started.worker_ids) if started is not None else frozenset()
     standings = plan.observed.standings
     serving = [each for each in standings if each.role is not Role.STANDBY]
-    return Pool(
+    return ModelWorkers(
         others=sum(each.id not in ours for each in serving),
         started_serving=sum(each.id in ours for each in serving),
         standby=sum(each.id in ours and each.role is Role.STANDBY for each in standings),

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 20_000
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("suite")
     env = {
         "FULCRUM_GATEWAY_FILES_FOLDER": str(folder / "files"),
@@ -37,7 +37,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 
 @pytest.fixture(scope="module")
-def client(suite: Suite) -> Iterator[openai.OpenAI]:
+def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -154,7 +154,7 @@ def test_a_job_whose_window_ends_says_which_lines_were_not_run(client: openai.Op
     assert sorted(int(entry["custom_id"]) for entry in good + bad) == list(range(600))
 
 
-def test_a_job_that_will_be_late_says_so_before_its_window_ends(client: openai.OpenAI, suite: Suite) -> None:
+def test_a_job_that_will_be_late_says_so_before_its_window_ends(client: openai.OpenAI, suite: RunningSuite) -> None:
     file_id = upload(client, [line(str(number), body={"max_tokens": 400}) for number in range(1200)])
     window: Any = "10s"
     late = client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window=window)
@@ -237,7 +237,7 @@ def test_a_batch_that_nobody_made_is_not_found(client: openai.OpenAI) -> None:
     assert caught.value.code == "batch_not_found"
 
 
-def test_forms_that_are_none_are_refused(suite: Suite) -> None:
+def test_forms_that_are_none_are_refused(suite: RunningSuite) -> None:
     with httpx.Client(base_url=suite.gateway) as http:
         assert http.post("/v1/files", content=b"{}").status_code == 415
         broken = {"content-type": "multipart/form-data; boundary=x"}
@@ -247,7 +247,7 @@ def test_forms_that_are_none_are_refused(suite: Suite) -> None:
         assert http.post("/v1/files", files={"file": ("f", b"{}")}).json()["error"]["param"] == "purpose"
 
 
-def test_the_command_line_submits_waits_fetches_lists_and_cancels(suite: Suite, tmp_path: Path) -> None:
+def test_the_command_line_submits_waits_fetches_lists_and_cancels(suite: RunningSuite, tmp_path: Path) -> None:
     def fulcrum(*arguments: str) -> Any:
         done = suite.fulcrum("batch", *arguments, "--json")
         assert done.returncode == 0, done.stderr

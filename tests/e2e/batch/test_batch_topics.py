@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from libs.contracts.topics import BATCH_SUBMIT
 from libs.testing.batch.jobs import ENDED, ENDPOINT
 from libs.testing.servers.stores import KafkaServer
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = [pytest.mark.suite, pytest.mark.kafka]
 
@@ -50,7 +50,7 @@ async def values(servers: str, topic: str, count: int) -> Counter[str]:
     return found
 
 
-def ended(suite: Suite, tenant: str) -> dict[str, Any]:
+def ended(suite: RunningSuite, tenant: str) -> dict[str, Any]:
     """The youngest job of a tenant, once it has ended."""
     deadline_s = time.monotonic() + END_S
     while time.monotonic() < deadline_s:

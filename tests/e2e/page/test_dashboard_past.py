@@ -14,7 +14,7 @@ from playwright.async_api import Error, Page, Route, expect
 
 from libs.telemetry import directory as roll
 from libs.telemetry.members import Member
-from libs.telemetry.windows.rollups import Kept
+from libs.telemetry.windows.rollups import KeptWindow
 from libs.testing.wait import until
 from tests.e2e.page.page_rig import (
     MS,
@@ -88,7 +88,9 @@ async def test_the_past_hours_are_replayed_as_the_api_tells_them() -> None:
         for back in range(3 * 360, 0, -1):
             start_ns, busy = now_ns - back * 10 * SECOND_NS, (back % 100) * SECOND_NS // 20
             times = np.array([[10 * SECOND_NS, busy, 0, 0], [10 * SECOND_NS, 0, 2 * SECOND_NS, 0]], np.int64)
-            kept = Kept(10 * SECOND_NS, start_ns, [worker.id for worker in workers], times, np.array([1, 2], np.uint8))
+            kept = KeptWindow(
+                10 * SECOND_NS, start_ns, [worker.id for worker in workers], times, np.array([1, 2], np.uint8)
+            )
             service.state.rollups.restore(kept)
         async with looking(service, "/#range=1h") as page:
             live = await figures(page, lambda shown: shown["coverage"] == 1)

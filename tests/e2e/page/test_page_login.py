@@ -9,26 +9,26 @@ import pytest
 from playwright.async_api import expect
 
 from libs.testing.suites.browser import browser
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 WAIT_MS = 20_000
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("login")
     with running_suite(folder, "--engine", "sim", env={"FULCRUM_CACHE": str(folder / "cache")}) as found:
         yield found
 
 
-def command(suite: Suite, *arguments: str) -> Any:
+def command(suite: RunningSuite, *arguments: str) -> Any:
     done = suite.fulcrum("keys", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-async def test_a_person_logs_in_sees_the_cluster_and_is_out_when_the_key_is_revoked(suite: Suite) -> None:
+async def test_a_person_logs_in_sees_the_cluster_and_is_out_when_the_key_is_revoked(suite: RunningSuite) -> None:
     url = str(suite.ready["metrics"])
     async with browser() as running:
         page = await running.new_page()

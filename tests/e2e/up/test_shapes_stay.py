@@ -14,7 +14,7 @@ import pytest
 
 from libs.testing import golden
 from libs.testing.golden import Shape, shape
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 
 pytestmark = pytest.mark.suite
@@ -24,30 +24,30 @@ ANSWER_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("shapes")
     with running_suite(folder, "--engine", "sim", env={"FULCRUM_CACHE": str(folder / "cache")}) as found:
         ask(found, "/v1/chat/completions", QUESTION)
         yield found
 
 
-def ask(suite: Suite, path: str, body: dict[str, Any]) -> Any:
+def ask(suite: RunningSuite, path: str, body: dict[str, Any]) -> Any:
     return httpx.post(suite.gateway + path, json=body, timeout=ANSWER_S).json()
 
 
-def until_counted(suite: Suite) -> None:
+def until_counted(suite: RunningSuite) -> None:
     """A summary of nobody has another shape."""
     summary = f"{suite.ready['metrics']}/v1/requests/summary?window=1m"
     asyncio.run(until(lambda: "ok" in httpx.get(summary).json()["total"]["outcomes"], what="a counted request"))
 
 
-def command(suite: Suite, *arguments: str) -> Any:
+def command(suite: RunningSuite, *arguments: str) -> Any:
     done = suite.fulcrum(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[0])
 
 
-def ids(suite: Suite) -> set[str]:
+def ids(suite: RunningSuite) -> set[str]:
     """Of workers, nodes and models, and the sim engine's tokens."""
     return {
         "sim",
@@ -56,11 +56,11 @@ def ids(suite: Suite) -> set[str]:
     }
 
 
-def test_the_ready_file_keeps_its_shape(suite: Suite) -> None:
+def test_the_ready_file_keeps_its_shape(suite: RunningSuite) -> None:
     golden.hold_shapes("ready", {"ready": shape(suite.ready)})
 
 
-def test_commands_keep_the_shape_of_their_json(suite: Suite, tmp_path: Path) -> None:
+def test_commands_keep_the_shape_of_their_json(suite: RunningSuite, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_text(json.dumps(LINE) + "\n")
     wanted = {
@@ -85,7 +85,7 @@ def test_commands_keep_the_shape_of_their_json(suite: Suite, tmp_path: Path) -> 
     golden.hold_shapes("cli", {name: shape(value, ids(suite)) for name, value in found.items()})
 
 
-def test_the_gateways_answers_keep_their_shape(suite: Suite) -> None:
+def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
     prompt = {"model": "sim", "prompt": "hi", "max_tokens": 4, "logprobs": 1}
     found = {
         "chat": ask(suite, "/v1/chat/completions", QUESTION),
@@ -101,7 +101,7 @@ def test_the_gateways_answers_keep_their_shape(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("service", ["planner", "metrics"])
-def test_what_planner_and_metrics_tell_keeps_its_shape(suite: Suite, service: str) -> None:
+def test_what_planner_and_metrics_tell_keeps_its_shape(suite: RunningSuite, service: str) -> None:
     url, named = suite.ready[service], ids(suite)
     if service == "metrics":
         ask(suite, "/v1/chat/completions", QUESTION)
@@ -126,7 +126,7 @@ def test_what_planner_and_metrics_tell_keeps_its_shape(suite: Suite, service: st
     golden.hold_shapes(service, found)
 
 
-def chunks(suite: Suite, path: str, body: dict[str, Any]) -> list[Any]:
+def chunks(suite: RunningSuite, path: str, body: dict[str, Any]) -> list[Any]:
     """The JSON of each event of a streamed answer."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     lines = httpx.post(suite.gateway + path, json=asked, timeout=ANSWER_S).text.splitlines()

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
 WAIT_S = 30.0
 
 
-async def _asked(suite: Suite, least: int) -> int:
+async def _asked(suite: RunningSuite, least: int) -> int:
     """Requests so far, once at least so many are counted: a bin is, when its time is over."""
     async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(WAIT_S):
         while True:

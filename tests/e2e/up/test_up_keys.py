@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -19,14 +19,14 @@ SOON_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("keys")
     env = {"FULCRUM_CACHE": str(folder / "cache")}
     with running_suite(folder, "--engine", "sim", "--gateways", "2", env=env) as found:
         yield found
 
 
-def command(suite: Suite, *arguments: str) -> Any:
+def command(suite: RunningSuite, *arguments: str) -> Any:
     done = suite.fulcrum("keys", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -36,7 +36,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def statuses(suite: Suite, key: str | None = None) -> dict[str, int]:
+def statuses(suite: RunningSuite, key: str | None = None) -> dict[str, int]:
     headers = {} if key is None else bearer(key)
     urls = {
         "gateway": f"{suite.gateway}/v1/models",
@@ -48,7 +48,7 @@ def statuses(suite: Suite, key: str | None = None) -> dict[str, int]:
     return {name: httpx.get(url, headers=headers).status_code for name, url in urls.items()}
 
 
-def seconds_until(suite: Suite, key: str | None, wanted: int) -> float:
+def seconds_until(suite: RunningSuite, key: str | None, wanted: int) -> float:
     """Until all REST APIs answer with that status."""
     began_s = time.monotonic()
     while set(statuses(suite, key).values()) != {wanted}:
@@ -57,7 +57,7 @@ def seconds_until(suite: Suite, key: str | None, wanted: int) -> float:
     return time.monotonic() - began_s
 
 
-def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: Suite) -> None:
+def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: RunningSuite) -> None:
     assert set(statuses(suite).values()) == set(statuses(suite, "any").values()) == {200}
     rebound = httpx.get(f"{suite.gateway}/v1/models", headers={"host": "evil.example"})
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "wrong_host")
@@ -97,7 +97,7 @@ def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: Suite) ->
     assert statuses(suite, users["b"])["gateway"] == 200
 
 
-def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: Suite) -> None:
+def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: RunningSuite) -> None:
     key = command(suite, "create", "--tenant", "limited")["key"]
     assert command(suite, "limits", "limited", "--requests", "2")["limited"]["requests_per_minute"] == 2
     with httpx.Client(base_url=suite.gateway, headers=bearer(key), timeout=30) as http:
@@ -113,7 +113,7 @@ def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: Suite) -> Non
         assert 30 < int(refused.headers["retry-after"]) <= 61
 
 
-def test_two_gateways_let_a_limit_through_to_within_five_percent(suite: Suite) -> None:
+def test_two_gateways_let_a_limit_through_to_within_five_percent(suite: RunningSuite) -> None:
     limit, asked, headers = 200, 400, bearer(command(suite, "create", "--tenant", "shared")["key"])
     command(suite, "limits", "shared", "--requests", str(limit))
 
@@ -135,7 +135,7 @@ def test_two_gateways_let_a_limit_through_to_within_five_percent(suite: Suite) -
     assert limit * 0.95 <= admitted <= limit * 1.05
 
 
-def test_the_audit_trail_names_who_changed_what(suite: Suite) -> None:
+def test_the_audit_trail_names_who_changed_what(suite: RunningSuite) -> None:
     """Of the keys that other tests made too; a change over REST comes by the broker."""
     admin = command(suite, "create", "--tenant", "auditors", "--role", "admin")
     seconds_until(suite, admin["key"], 200)

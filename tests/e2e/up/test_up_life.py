@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from libs.runtime.net.ports import LOOPBACK, listening_ports
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
@@ -94,7 +94,7 @@ def up(env: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str
 
 
 @contextlib.contextmanager
-def open_streams(suite: Suite, count: int) -> Iterator[list[Iterator[str]]]:
+def open_streams(suite: RunningSuite, count: int) -> Iterator[list[Iterator[str]]]:
     """Lines of answers that have begun and would go on for long."""
     body = {"model": "sim", "prompt": "p", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with contextlib.ExitStack() as stack:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 WAIT_S = 60.0
 CLIENTS = 24
@@ -19,7 +19,7 @@ FULL = {
 }
 
 
-async def load(suite: Suite, client: int, until: asyncio.Event, failed: list[str]) -> None:
+async def load(suite: RunningSuite, client: int, until: asyncio.Event, failed: list[str]) -> None:
     """Long prompts, none of which begins like another, one after the other."""
     async with httpx.AsyncClient(timeout=120) as http:
         for number in count():
@@ -32,7 +32,7 @@ async def load(suite: Suite, client: int, until: asyncio.Event, failed: list[str
             await asyncio.sleep(0 if answer.status_code == 200 else 0.2)
 
 
-async def until_serving(suite: Suite, name: str) -> list[dict[str, Any]]:
+async def until_serving(suite: RunningSuite, name: str) -> list[dict[str, Any]]:
     url, since_s = suite.ready["planner"], time.monotonic()
     async with httpx.AsyncClient(timeout=10) as http:
         while time.monotonic() < since_s + WAIT_S:
@@ -45,7 +45,7 @@ async def until_serving(suite: Suite, name: str) -> list[dict[str, Any]]:
     raise AssertionError(f"{name} serves nobody: {sorted(workers)}, {[each['reason'] for each in decided]}")
 
 
-async def flood(suite: Suite) -> tuple[list[dict[str, Any]], list[str]]:
+async def flood(suite: RunningSuite) -> tuple[list[dict[str, Any]], list[str]]:
     enough, failed = asyncio.Event(), list[str]()
     clients = [asyncio.create_task(load(suite, client, enough, failed)) for client in range(CLIENTS)]
     try:

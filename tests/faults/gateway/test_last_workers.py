@@ -10,7 +10,7 @@ import pytest
 
 from libs.testing.suites.processes import frozen, gateway_metrics, kept_down, leftovers, pid_of, until_whole
 from libs.testing.suites.streams import Streamed, stream
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.faults]
@@ -26,7 +26,7 @@ BODY = {"model": "sim", "temperature": 0.8, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     """One worker of each kind, slow enough to be met in mid-stream."""
     env = {
         "FULCRUM_WORKER_SIM_SPEEDUP": "0.5",
@@ -38,7 +38,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield found
 
 
-async def streams(http: httpx.AsyncClient, suite: Suite, into: list[Streamed]) -> None:
+async def streams(http: httpx.AsyncClient, suite: RunningSuite, into: list[Streamed]) -> None:
     """The same answers at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
     asked = (
@@ -63,7 +63,7 @@ def answers() -> list[Streamed]:
 
 @pytest.mark.parametrize("gone", ["prefill-1", "decode-1"])
 async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with_a_new_one(
-    suite: Suite, gone: str
+    suite: RunningSuite, gone: str
 ) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)
@@ -90,7 +90,7 @@ async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with
                 await asyncio.sleep(0.05)
 
 
-async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(suite: Suite) -> None:
+async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)
         before = await gateway_metrics(http, suite.gateway)
@@ -111,7 +111,7 @@ async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(sui
         assert all(each.done for each in again)
 
 
-async def assert_bounded(http: httpx.AsyncClient, suite: Suite) -> None:
+async def assert_bounded(http: httpx.AsyncClient, suite: RunningSuite) -> None:
     """More than the queue takes: some are told at once, those that waited soon."""
 
     async def ask() -> tuple[httpx.Response, float]:

@@ -12,7 +12,7 @@ import pytest
 from libs.testing.batch.jobs import answered, submit, unanswered, until_answered
 from libs.testing.suites.processes import gateway_metrics, leftovers, pid_of, until_whole
 from libs.testing.suites.streams import Streamed, stream
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.workers.mortal import FATAL_TOKENS, PROMPT_MARK, TOKENS_MARK, mortal_env
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
@@ -25,7 +25,7 @@ INNOCENT = {"model": "sim", "max_tokens": 60, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def mortal_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def mortal_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("mortal")
     shape = ("--engine", "sim", "--prefill", "3", "--decode", "3")
     env = {"FULCRUM_CACHE": str(folder / "cache"), "FULCRUM_WORKER_SIM_SPEEDUP": "0.5"}
@@ -36,7 +36,7 @@ def mortal_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 class Deaths:
     """Which workers have died since."""
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: RunningSuite) -> None:
         self._suite = suite
         self._pids = {name: pid_of(suite, name) for name in WORKERS}
 
@@ -45,7 +45,7 @@ class Deaths:
         return sum(pid_of(self._suite, name) != pid for name, pid in self._pids.items())
 
 
-async def innocents(http: httpx.AsyncClient, suite: Suite, stop: asyncio.Event) -> list[Streamed]:
+async def innocents(http: httpx.AsyncClient, suite: RunningSuite, stop: asyncio.Event) -> list[Streamed]:
     """Clients that go on asking until they are stopped."""
     found: list[Streamed] = []
 
@@ -60,7 +60,7 @@ async def innocents(http: httpx.AsyncClient, suite: Suite, stop: asyncio.Event) 
     return found
 
 
-async def complete(http: httpx.AsyncClient, suite: Suite, prompt: str, **fields: Any) -> httpx.Response:
+async def complete(http: httpx.AsyncClient, suite: RunningSuite, prompt: str, **fields: Any) -> httpx.Response:
     return await http.post(
         f"{suite.gateway}/v1/completions", json={"model": "sim", "prompt": prompt, "max_tokens": 30} | fields
     )
@@ -71,7 +71,7 @@ def is_refused(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("mark", [PROMPT_MARK, TOKENS_MARK], ids=["in its prompt", "in mid-stream"])
-async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Suite, mark: str) -> None:
+async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: RunningSuite, mark: str) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, stop = Deaths(mortal_suite), asyncio.Event()
@@ -91,7 +91,7 @@ async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Su
         assert not await leftovers(http, mortal_suite)
 
 
-async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: Suite) -> None:
+async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, answer = Deaths(mortal_suite), Streamed(0.0)
@@ -104,7 +104,9 @@ async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: Su
         assert 0 < len(answer.text) <= FATAL_TOKENS + max(DEATHS)
 
 
-async def test_a_batch_line_takes_two_processes_and_its_error_says_so(mortal_suite: Suite, tmp_path: Path) -> None:
+async def test_a_batch_line_takes_two_processes_and_its_error_says_so(
+    mortal_suite: RunningSuite, tmp_path: Path
+) -> None:
     file, bad = tmp_path / "lines.jsonl", 5
     with file.open("w") as out:
         for number in range(20):

@@ -17,7 +17,7 @@ from libs.policy.batch.deal import (
     room_for,
 )
 from services.gateway.batch.jobs.ending import LineRate, ends_s, news
-from services.gateway.batch.lines.line import Line
+from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.runner.runner import by_prefix
 
 S = 1_000_000_000
@@ -134,9 +134,9 @@ def test_pace_counts_only_time_with_work_and_nothing_before_it() -> None:
 @given(st.lists(st.tuples(st.text("ab", max_size=4), st.booleans())))
 def test_lines_whose_prompts_begin_alike_are_neighbours_and_each_is_there_once(lines: list[tuple[str, bool]]) -> None:
     made = [
-        Line(place + 1, place, str(place), f'{{"model":"m","n":{place},"prompt":"{prompt}"}}'.encode(), None)
+        BatchLine(place + 1, place, str(place), f'{{"model":"m","n":{place},"prompt":"{prompt}"}}'.encode(), None)
         if good
-        else Line(place + 1, place, "", b"{", ValueError())  # type: ignore[arg-type]
+        else BatchLine(place + 1, place, "", b"{", ValueError())  # type: ignore[arg-type]
         for place, (prompt, good) in enumerate(lines)
     ]
     order = by_prefix(made)

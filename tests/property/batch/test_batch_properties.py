@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.policy.batch.capacity import LOOK_AHEAD, Load, allowed
+from libs.policy.batch.capacity import LOOK_AHEAD, GatewayLoad, allowed
 from libs.policy.batch.deal import SHARE_LINES
 from libs.policy.gateway.order import Line
 from services.gateway.batch.jobs.fold import MAX_EARLY, JobBook
@@ -221,7 +221,7 @@ def test_events_of_unknown_jobs_have_a_bound_and_those_that_find_no_room_are_cou
 
 @given(
     st.builds(
-        Load,
+        GatewayLoad,
         free=st.integers(0, 100),
         bound=st.integers(0, 100),
         people_waiting=st.integers(0, 3),
@@ -230,7 +230,9 @@ def test_events_of_unknown_jobs_have_a_bound_and_those_that_find_no_room_are_cou
     st.floats(0.01, 1),
     st.integers(1, 64),
 )
-def test_batch_has_nothing_while_people_wait_and_leaves_room_otherwise(load: Load, share: float, most: int) -> None:
+def test_batch_has_nothing_while_people_wait_and_leaves_room_otherwise(
+    load: GatewayLoad, share: float, most: int
+) -> None:
     found = allowed(load, share, most)
     assert found <= most
     assert found == 0 or not load.people_waiting

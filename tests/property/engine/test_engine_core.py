@@ -19,9 +19,9 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     Capabilities,
     EngineIdentity,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     SamplingParams,
 )
 from libs.engine.runner import Batch
@@ -93,7 +93,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(
         index=st.integers(0, 1),
-        phase=st.sampled_from((Phase.PREFILL, Phase.BOTH)),
+        phase=st.sampled_from((EnginePhase.PREFILL, EnginePhase.BOTH)),
         family=st.integers(0, 1),
         size=st.one_of(st.integers(1, CONTEXT), st.sampled_from((BLOCK, 2 * BLOCK, 5 * BLOCK))),
         output=st.integers(1, 40),
@@ -106,7 +106,7 @@ class CoreMachine(RuleBasedStateMachine):
         self,
         *,
         index: int,
-        phase: Phase,
+        phase: EnginePhase,
         family: int,
         size: int,
         output: int,
@@ -131,14 +131,14 @@ class CoreMachine(RuleBasedStateMachine):
         held = [entry for worker in self.workers for entry in worker.handles.values()]
         request, new, handle = data.draw(st.sampled_from(held))
         token_ids = np.array([*request.token_ids, *new], dtype=np.int32)
-        self.take(self.workers[receiver], replace(request, phase=Phase.DECODE, token_ids=token_ids, kv=handle))
+        self.take(self.workers[receiver], replace(request, phase=EnginePhase.DECODE, token_ids=token_ids, kv=handle))
 
     @precondition(lambda self: any(worker.opened for worker in self.workers))
     @rule(receiver=st.integers(0, 1), data=st.data())
     def stream(self, receiver: int, data: st.DataObject) -> None:
         opened = [entry for worker in self.workers for entry in worker.opened.values()]
         request, handle = data.draw(st.sampled_from(opened))
-        self.take(self.workers[receiver], replace(request, phase=Phase.DECODE, kv=handle))
+        self.take(self.workers[receiver], replace(request, phase=EnginePhase.DECODE, kv=handle))
 
     @precondition(lambda self: any(worker.awaiting() for worker in self.workers))
     @rule(data=st.data())
@@ -224,7 +224,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.observe(worker)
         if resume:
             token_ids = np.array([*request.token_ids, *so_far], dtype=np.int32)
-            self.take(self.workers[1 - index], replace(request, phase=Phase.BOTH, token_ids=token_ids, kv=None))
+            self.take(self.workers[1 - index], replace(request, phase=EnginePhase.BOTH, token_ids=token_ids, kv=None))
 
     @precondition(lambda self: any(worker.live for worker in self.workers))
     @rule(data=st.data())
@@ -303,7 +303,7 @@ class CoreMachine(RuleBasedStateMachine):
                 worker.first[output.handle.opaque] = tokens
                 worker.handles[output.handle.opaque] = (request, tokens, output.handle)
             if output.finish is FinishReason.MOVED:
-                assert output.handle is not None and request.phase is not Phase.PREFILL
+                assert output.handle is not None and request.phase is not EnginePhase.PREFILL
                 assert output.handle.tokens == len(request.token_ids) + len(tokens) - 1
                 assert output.handle.blocks == -(-output.handle.tokens // BLOCK)
                 worker.handles[output.handle.opaque] = (request, tokens, output.handle)

@@ -13,7 +13,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.kv.handles import Received
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EngineIdentity, EngineIntegrity, EngineRequest, Phase
+from libs.engine.port import Capabilities, EngineIdentity, EngineIntegrity, EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
 from libs.testing.engines.checking_device import CheckingDevice, reference
 from libs.testing.examples import examples
@@ -51,13 +51,13 @@ def request(sequence_id: int, one: Wanted) -> EngineRequest:
     prompt = np.arange(one.prompt, dtype=np.int32) * (one.family + 3) % 250
     sampling = Sampling(temperature=0.8, seed=sequence_id, ignore_eos=True)
     asked = EngineRequest(
-        sequence_id, "r", Phase.BOTH, prompt, one.prompt, one.output, sampling, b"root" if one.reuse else b""
+        sequence_id, "r", EnginePhase.BOTH, prompt, one.prompt, one.output, sampling, b"root" if one.reuse else b""
     )
     if not one.moved:
         return asked
     first = reference(asked, frozenset(), CONTEXT)[0][:1]
     kv = KvHandle("other", 1, "", b"", tokens=one.prompt, blocks=-(-one.prompt // BLOCK))
-    return replace(asked, phase=Phase.DECODE, token_ids=np.append(prompt, first).astype(np.int32), kv=kv)
+    return replace(asked, phase=EnginePhase.DECODE, token_ids=np.append(prompt, first).astype(np.int32), kv=kv)
 
 
 class Run:

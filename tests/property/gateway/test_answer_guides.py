@@ -23,7 +23,7 @@ from services.gateway.answers.calls import KimiCalls
 from services.gateway.answers.families import AnswerFormat, answer_format
 from services.gateway.answers.guide import guide_of
 from services.gateway.answers.marked_calls import GlmCalls
-from services.gateway.answers.parts import Kind
+from services.gateway.answers.parts import PartKind
 from services.gateway.answers.reader import AnswerReader
 
 SCHEMA = {
@@ -98,19 +98,19 @@ class Family:
         in_mid_character = text.endswith("\ufffd")
         return (thinks or text.startswith(tags.opens)) and tags.closes not in text and not in_mid_character
 
-    def parts(self, tokens: list[int], thinks: bool = False) -> list[tuple[Kind, str]]:
+    def parts(self, tokens: list[int], thinks: bool = False) -> list[tuple[PartKind, str]]:
         """Joined."""
         opened = self.format.thinking.opens if thinks and self.format.thinking else ""
         parser = self.format.parser(dict(TOOLS), opened)
         assert parser is not None
         reader = AnswerReader(parser, self.tokenizer.decoder(), self.tokenizer.special_tokens)
-        joined: list[tuple[Kind, str]] = []
+        joined: list[tuple[PartKind, str]] = []
         for part in [part for token in tokens for part in reader.token(token)] + reader.end():
-            if joined and joined[-1][0] is part.kind and part.kind is not Kind.CALL:
+            if joined and joined[-1][0] is part.kind and part.kind is not PartKind.CALL:
                 joined[-1] = (part.kind, joined[-1][1] + part.text)
             else:
                 joined.append((part.kind, part.text))
-        return [part for part in joined if part[0] is not Kind.REASONING]
+        return [part for part in joined if part[0] is not PartKind.REASONING]
 
 
 def chunk(tokens: list[int], guide: str, sequence_id: int = 1) -> Chunk:
@@ -131,7 +131,7 @@ def test_a_required_call_is_a_call_with_arguments_of_its_schema(family: Family, 
     assert len(names) == len(arguments) >= 1
     assert parallel or len(names) == 1
     for (kind, name), (of, text) in zip(names, arguments, strict=True):
-        assert (kind, of) == (Kind.CALL, Kind.ARGUMENTS)
+        assert (kind, of) == (PartKind.CALL, PartKind.ARGUMENTS)
         validate(json.loads(text), dict(TOOLS)[name])
 
 
@@ -140,17 +140,17 @@ def test_content_is_json_of_the_schema_after_whatever_reasoning(family: Family, 
     thinks = thinks and family.format.thinking is not None
     tokens = family.answer(Random(seed), schema=SCHEMA, thinks=thinks)
     ((kind, text),) = family.parts(tokens, thinks)
-    assert kind is Kind.CONTENT
+    assert kind is PartKind.CONTENT
     validate(json.loads(text), SCHEMA)
 
 
 @given(seed=st.integers(0, 2**32))
 def test_tools_beside_a_schema_leave_the_choice(family: Family, seed: int) -> None:
     (kind, text), *more = family.parts(family.answer(Random(seed), schema=SCHEMA, tools=TOOLS))
-    if kind is Kind.CONTENT:
+    if kind is PartKind.CONTENT:
         validate(json.loads(text), SCHEMA)
     else:
-        assert {kind for kind, _ in more} <= {Kind.CALL, Kind.ARGUMENTS}
+        assert {kind for kind, _ in more} <= {PartKind.CALL, PartKind.ARGUMENTS}
 
 
 @given(seed=st.integers(0, 2**32), data=st.data())

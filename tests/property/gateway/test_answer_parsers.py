@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, LlamaCalls, MistralCalls
 from services.gateway.answers.families import CALLS, REASONING
 from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls
-from services.gateway.answers.parts import Kind
+from services.gateway.answers.parts import PartKind
 from services.gateway.answers.tagged import CallFormat, TaggedParser
 
 THINK = REASONING["think"]
@@ -26,8 +26,8 @@ TOOLS: dict[str, dict[str, Any]] = {
         }
     },
 }
-CONTENT, REASONED, CALL, ARGUMENTS = Kind.CONTENT, Kind.REASONING, Kind.CALL, Kind.ARGUMENTS
-Parts = list[tuple[Kind, str]]
+CONTENT, REASONED, CALL, ARGUMENTS = PartKind.CONTENT, PartKind.REASONING, PartKind.CALL, PartKind.ARGUMENTS
+Parts = list[tuple[PartKind, str]]
 
 
 def parsed(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from libs.policy.gateway.binding import bind
 from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.routing import POLICIES, LeastLoaded, Policy
+from libs.policy.gateway.routing import POLICIES, LeastLoaded, RoutingPolicy
 from libs.policy.gateway.view import Ask, Binding, WorkerView
 from services.gateway.prompt.stops import StopMatcher
 
@@ -62,7 +62,7 @@ def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
 
 @given(asks(), views(), policies)
 def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
-    waiting: list[Ask], workers: list[WorkerView], policy: Policy
+    waiting: list[Ask], workers: list[WorkerView], policy: RoutingPolicy
 ) -> None:
     bindings = bind(waiting, workers, policy)
     by_id, by_key = {view.id: view for view in workers}, {ask.sequence_id: ask for ask in waiting}
@@ -88,7 +88,9 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
 
 
 @given(asks(), views(), policies)
-def test_nobody_is_overtaken_within_a_model(waiting: list[Ask], workers: list[WorkerView], policy: Policy) -> None:
+def test_nobody_is_overtaken_within_a_model(
+    waiting: list[Ask], workers: list[WorkerView], policy: RoutingPolicy
+) -> None:
     bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
     for model in MODELS:
         keys = [ask.sequence_id for ask in waiting if ask.model == model]
@@ -97,7 +99,9 @@ def test_nobody_is_overtaken_within_a_model(waiting: list[Ask], workers: list[Wo
 
 
 @given(asks(), views(), policies)
-def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[WorkerView], policy: Policy) -> None:
+def test_a_head_that_could_be_bound_is_bound(
+    waiting: list[Ask], workers: list[WorkerView], policy: RoutingPolicy
+) -> None:
     bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
     for model in MODELS:
         head = next((ask for ask in waiting if ask.model == model), None)
@@ -167,7 +171,7 @@ def test_credits_are_never_spent_twice(steps: list[str]) -> None:
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 12), policies)
 def test_batch_lines_leave_half_of_the_prompt_credits_to_people(
-    free: int, there: int, lines: int, policy: Policy
+    free: int, there: int, lines: int, policy: RoutingPolicy
 ) -> None:
     held = free + there
     prefill = WorkerView("p", "a", "k", True, False, False, free, 0, 0, prompts=there, batch_prompts=there)

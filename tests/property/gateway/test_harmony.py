@@ -10,7 +10,7 @@ from libs.engine.port import Logprob
 from libs.testing.engines.harmony import MARKERS, sim_with_markers
 from services.gateway.answers.harmony import HarmonyParser
 from services.gateway.answers.reader import AnswerReader
-from services.gateway.dispatch.choice import ChoiceText, Parts, Piece
+from services.gateway.dispatch.choice import ChoiceText, PartReaders, Piece
 
 TOKENIZER = sim_with_markers()
 IDS = {text: TOKENIZER.encode(text, add_special_tokens=False)[0] for text in MARKERS}
@@ -73,7 +73,7 @@ def decoded(
     reader = AnswerReader(HarmonyParser(calls=calls), decoder, TOKENIZER.special_tokens)
     choice = ChoiceText(
         request_id="r", decoder=decoder, stops=stops, silent_token_ids=ENDS, in_pieces=True,
-        parts=Parts(reader, reasons=True, new_call_id=lambda: "id", max_calls=9), changed=lambda: None,
+        parts=PartReaders(reader, reasons=True, new_call_id=lambda: "id", max_calls=9), changed=lambda: None,
     )  # fmt: skip
     whole = Piece(reasoning=[], calls=[])
     assert whole.reasoning is not None and whole.calls is not None

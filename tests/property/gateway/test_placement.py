@@ -17,9 +17,9 @@ from libs.policy.gateway.effects import (
     HandOver,
     Proceed,
     Release,
+    Requeue,
     Reserve,
     Submit,
-    Wait,
     WorkerKey,
 )
 from libs.policy.gateway.placement import Partner, Placement
@@ -85,7 +85,7 @@ class Placed(RuleBasedStateMachine):
                     self.reserved.append(worker)
                 case Release(worker):
                     self.reserved.remove(worker)
-                case Wait():
+                case Requeue():
                     assert not self.placement.waiting
                     self.placement.queued(next(self.ids))
                 case End(why):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.lab.cluster.books import Answer
+from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.gateway import LabGateway
-from libs.lab.cluster.run import Result, Run, Setup, check
+from libs.lab.cluster.run import LabResult, LabSetup, Run, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.traces.request import TraceRequest
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
 from tests.lab_rig import MS, figures, requests, shape, trace_of
@@ -35,11 +35,11 @@ moves = st.lists(
 
 def run(
     drawn: Any, first: Any, moved: Any, kv_blocks: int, *, stepwise: bool, guard: bool, planned: bool = False
-) -> Result:
-    setup = Setup(shape(kv_blocks, guard=guard, stepwise=stepwise), first, lambda request: 500 * MS, 12 * MS)
+) -> LabResult:
+    setup = LabSetup(shape(kv_blocks, guard=guard, stepwise=stepwise), first, lambda request: 500 * MS, 12 * MS)
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
-        policy, patience = POLICIES["predicted-ttft"](), Patience(20_000, 5_000)
+        policy, patience = POLICIES["predicted-ttft"](), WaitBounds(20_000, 5_000)
         return LabGateway(workers, policy, time, patience=patience, max_waiting=99, tpot_ns=12 * MS, planned=planned)
 
     ran = Run(trace_of(drawn), setup, gateway)
@@ -71,7 +71,7 @@ def test_late_tokens_of_a_coast_are_those_that_are_late_one_by_one(
     first_ps: int, growth_ps: int, steps: int, tpot_ns: int, delay_ps: int
 ) -> None:
     request = TraceRequest(0, 0, 1, 1)
-    at_once = Answer(request, VirtualTime(), 0, 0, tpot_ns)
+    at_once = LabAnswer(request, VirtualTime(), 0, 0, tpot_ns)
     at_once.at(10)
     at_once.first_ps -= 200_000_000_000  # the grace is over
     one_by_one = replace(at_once)

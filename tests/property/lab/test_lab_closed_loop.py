@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.lab.cluster.books import Answer, Outcome
+from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.lab.cluster.run import Result, Run, Setup, check
+from libs.lab.cluster.run import LabResult, LabSetup, Run, check
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
@@ -19,7 +19,7 @@ from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
 from tests.lab_rig import BLOCK, MODEL, MS
@@ -52,24 +52,24 @@ def trace_of(drawn: list[tuple[int, int, int, int, int]]) -> Trace:
     return Trace("drawn", found)
 
 
-def replay(trace: Trace, *, closed_loop: bool, overtime_ns: int = 0, patience: Patience | None = None) -> Result:
+def replay(trace: Trace, *, closed_loop: bool, overtime_ns: int = 0, patience: WaitBounds | None = None) -> LabResult:
     shape = WorkerShape("m", MODEL, BLOCK, 4000, BLOCK * 1000, 64, 256, 1e9, MS)
     roles = [(Role.PREFILL, 0), (Role.MIXED, 0)]
-    setup = Setup(shape, roles, lambda request: 500 * MS, 12 * MS, overtime_ns, closed_loop=closed_loop)
+    setup = LabSetup(shape, roles, lambda request: 500 * MS, 12 * MS, overtime_ns, closed_loop=closed_loop)
 
     def gateway(workers: object, time: VirtualTime) -> LabGateway:
         policy = POLICIES["predicted-ttft"]()
-        return LabGateway(workers, policy, time, patience=patience or Patience(600_000, 5_000), max_waiting=99)  # type: ignore[arg-type]
+        return LabGateway(workers, policy, time, patience=patience or WaitBounds(600_000, 5_000), max_waiting=99)  # type: ignore[arg-type]
 
     return Run(trace, setup, gateway).run()
 
 
-def served(result: Result) -> list[tuple[int, int, Outcome]]:
+def served(result: LabResult) -> list[tuple[int, int, LabOutcome]]:
     return sorted((each.request.number, each.tokens, each.outcome) for each in result.answers)
 
 
-def sessions(result: Result) -> list[list[Answer]]:
-    found: defaultdict[int, list[Answer]] = defaultdict(list)
+def sessions(result: LabResult) -> list[list[LabAnswer]]:
+    found: defaultdict[int, list[LabAnswer]] = defaultdict(list)
     for answer in sorted(result.answers, key=lambda each: each.request.turn):
         if answer.request.session:
             found[answer.request.session].append(answer)
@@ -86,7 +86,7 @@ def test_both_replays_serve_the_same_and_a_closed_loop_waits_for_each_answer(
     for result in (as_recorded, closed):
         check(result)
     assert served(as_recorded) == served(closed)
-    assert all(outcome is Outcome.COMPLETED for _, _, outcome in served(closed))
+    assert all(outcome is LabOutcome.COMPLETED for _, _, outcome in served(closed))
     for answers in sessions(closed):
         for before, after in pairwise(answers):
             assert after.arrival_ps == before.last_ps + after.request.think_ns * PS_PER_NS
@@ -118,7 +118,7 @@ def test_a_turn_comes_though_the_one_before_was_refused() -> None:
     first = TraceRequest(0, 0, 4000 * BLOCK * 2, 5, session=1)  # no worker has room for it
     later = TraceRequest(1, 10 * MS, 50, 5, session=1, turn=1, think_ns=70 * MS)
     result = replay(Trace("t", [first, later]), closed_loop=True)
-    assert served(result) == [(0, 0, Outcome.REJECTED), (1, 5, Outcome.COMPLETED)]
+    assert served(result) == [(0, 0, LabOutcome.REJECTED), (1, 5, LabOutcome.COMPLETED)]
     assert result.answers[1].arrival_ps - result.answers[0].arrival_ps > 70 * MS * PS_PER_NS
 
 
@@ -128,9 +128,9 @@ def test_turns_that_never_came_before_the_end_count_as_unfinished() -> None:
         for turn in range(3)
     ]
     result = replay(Trace("t", requests), closed_loop=True, overtime_ns=1_000 * MS)
-    assert [each.outcome for each in result.answers] == [Outcome.UNFINISHED] * 3
+    assert [each.outcome for each in result.answers] == [LabOutcome.UNFINISHED] * 3
     waits = replay(Trace("t", requests), closed_loop=True, overtime_ns=5_000 * MS)
-    assert [each.outcome for each in waits.answers] == [Outcome.COMPLETED] * 3, "a thinking client is waited for"
+    assert [each.outcome for each in waits.answers] == [LabOutcome.COMPLETED] * 3, "a thinking client is waited for"
 
 
 @pytest.mark.parametrize("policy", ["fulcrum:1:1", "arrow"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.port import Capabilities, EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.runner import Sampled
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.sequence import CountedRequest, CountedSequence, CountedTokens
@@ -62,7 +62,16 @@ def tokens_of(prompt: int, prefix: int, number: int) -> list[int]:
 def real(number: int, prompt: int, output: int, prefix: int, *, yields: bool) -> EngineRequest:
     ids = np.array(tokens_of(prompt, prefix, number), dtype=np.int32)
     return EngineRequest(
-        number, str(number), Phase.BOTH, ids, prompt, output, GREEDY, b"root", tpot_target_ns=9_000_000, yields=yields
+        number,
+        str(number),
+        EnginePhase.BOTH,
+        ids,
+        prompt,
+        output,
+        GREEDY,
+        b"root",
+        tpot_target_ns=9_000_000,
+        yields=yields,
     )
 
 

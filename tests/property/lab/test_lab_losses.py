@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.lab.cluster.books import Outcome
+from libs.lab.cluster.books import LabOutcome
 from libs.lab.cluster.gateway import LabGateway
-from libs.lab.cluster.run import Loss, Result, RoleMove, Run, Setup, check
+from libs.lab.cluster.run import LabResult, LabSetup, PlannedLoss, PlannedMove, Run, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
@@ -17,7 +17,7 @@ from libs.lab.policies import ALL, has_hindsight, policy_named
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
 from tests.lab_rig import BLOCK, MS, figures, requests, shape, trace_of
@@ -44,15 +44,15 @@ def losses(most: int) -> Any:
 
 def replay(
     trace: Trace, pool: tuple[int, int, int], lost: Any, *, stepwise: bool = False, kv_blocks: int = 400
-) -> Result:
+) -> LabResult:
     prefill, decode, budget = pool
     roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget)] * decode
-    dying = [Loss(at_s, worker % len(roles), back_s) for at_s, worker, back_s in lost]
-    setup = Setup(shape(kv_blocks, stepwise=stepwise), roles, lambda request: 500 * MS, 12 * MS, losses=dying)
+    dying = [PlannedLoss(at_s, worker % len(roles), back_s) for at_s, worker, back_s in lost]
+    setup = LabSetup(shape(kv_blocks, stepwise=stepwise), roles, lambda request: 500 * MS, 12 * MS, losses=dying)
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
         policy = POLICIES["predicted-ttft"]()
-        return LabGateway(workers, policy, time, patience=Patience(60_000, 20_000), max_waiting=99)
+        return LabGateway(workers, policy, time, patience=WaitBounds(60_000, 20_000), max_waiting=99)
 
     return Run(trace, setup, gateway).run()
 
@@ -63,7 +63,7 @@ def test_a_worker_that_dies_costs_no_request_and_no_token(drawn: Any, pool: Any,
     trace = trace_of(drawn)
     result = replay(trace, pool, lost)
     check(result)
-    assert [each.outcome for each in result.answers] == [Outcome.COMPLETED] * len(drawn)
+    assert [each.outcome for each in result.answers] == [LabOutcome.COMPLETED] * len(drawn)
     assert [each.tokens for each in result.answers] == [each.output_tokens for each in trace.requests]
     assert figures(result) == figures(replay(trace, pool, lost, stepwise=True))
 
@@ -75,12 +75,12 @@ def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blo
     trace = trace_of(drawn)
     result = replay(trace, pool, lost, kv_blocks=kv_blocks)
     check(result)
-    assert all(each.outcome is not Outcome.UNFINISHED for each in result.answers)
+    assert all(each.outcome is not LabOutcome.UNFINISHED for each in result.answers)
     assert all(each.tokens <= each.request.output_tokens for each in result.answers)
     assert figures(result) == figures(replay(trace, pool, lost, stepwise=True, kv_blocks=kv_blocks))
 
 
-def drawn_by(seed: int, *, stepwise: bool) -> Result:
+def drawn_by(seed: int, *, stepwise: bool) -> LabResult:
     """Some cluster of any roles, in which workers die, take other roles, and have little KV."""
     chance = random.Random(seed)
     drawn = [
@@ -92,20 +92,20 @@ def drawn_by(seed: int, *, stepwise: bool) -> Result:
     every = [(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 64), (Role.MIXED, 512)]
     roles = [chance.choice(every) for _ in range(workers)]
     lost = [
-        Loss(chance.randint(0, 4_000_000) / 1e6, chance.randrange(workers), chance.randint(1, 3_000_000) / 1e6)
+        PlannedLoss(chance.randint(0, 4_000_000) / 1e6, chance.randrange(workers), chance.randint(1, 3_000_000) / 1e6)
         for _ in range(chance.randint(0, 8))
     ]
     others = [(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 128), (Role.STANDBY, 0)]
     moves = [
-        RoleMove(chance.randint(0, 3_000_000) / 1e6, chance.randrange(workers), *chance.choice(others))
+        PlannedMove(chance.randint(0, 3_000_000) / 1e6, chance.randrange(workers), *chance.choice(others))
         for _ in range(chance.randint(0, 6))
     ]
     made = shape(chance.choice([60, 90, 400]), guard=chance.random() < 0.5, stepwise=stepwise)
-    setup = Setup(made, roles, lambda request: 500 * MS, 12 * MS, overtime_ns=30_000 * MS, losses=lost, moves=moves)
+    setup = LabSetup(made, roles, lambda request: 500 * MS, 12 * MS, overtime_ns=30_000 * MS, losses=lost, moves=moves)
     policy = POLICIES[chance.choice(sorted(POLICIES))]
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
-        return LabGateway(workers, policy(), time, patience=Patience(20_000, 5_000), max_waiting=99)
+        return LabGateway(workers, policy(), time, patience=WaitBounds(20_000, 5_000), max_waiting=99)
 
     return Run(trace_of(drawn), setup, gateway).run()
 
@@ -115,7 +115,7 @@ def test_every_request_ends_and_all_is_alike_in_the_closed_form_whatever_workers
     """843 and 1624: a sequence is bound less than a hop after the last of many steps at once, where the gateway has
     heard of those before it. 1108: one gets its blocks as another is told that its KV is lost."""
     closed = drawn_by(seed, stepwise=False)
-    assert all(each.outcome is not Outcome.UNFINISHED for each in closed.answers)
+    assert all(each.outcome is not LabOutcome.UNFINISHED for each in closed.answers)
     assert figures(closed) == figures(drawn_by(seed, stepwise=True))
 
 
@@ -155,7 +155,7 @@ def test_a_dead_workers_time_is_idle() -> None:
 def test_every_policy_serves_an_easy_trace_whole_though_workers_die(name: str) -> None:
     trace = generate("poisson:rate=6,seconds=20", seed=3)
     slo = parse_slo("ttft=max(2s,3x),tpot=50ms")
-    dying = (Loss(4.0, 0, 5.0), Loss(8.1, 3, 3.0), Loss(12.3, 1, 2.0))
+    dying = (PlannedLoss(4.0, 0, 5.0), PlannedLoss(8.1, 3, 3.0), PlannedLoss(12.3, 1, 2.0))
     asked = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, slo, losses=dying)
     report, result = run(asked, policy_named(name, 4))
     assert report.score.completed == len(trace.requests), report.score

@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.reserve.booking import DAY_MINUTES, Claim, kept_at, refusal
+from libs.policy.reserve.booking import DAY_MINUTES, GpuClaim, kept_at, refusal
 from libs.testing.examples import examples
 
 minutes = st.sampled_from([0, 1, 60, 540, 720, 1_080, 1_439])
 claims = st.builds(
-    Claim, st.sampled_from("abcd"), st.integers(1, 5), st.sampled_from(["floor", "pin", "reservation"]),
+    GpuClaim, st.sampled_from("abcd"), st.integers(1, 5), st.sampled_from(["floor", "pin", "reservation"]),
     minutes, minutes, st.integers(-1, 1),
 )  # fmt: skip
 
@@ -16,7 +16,7 @@ claims = st.builds(
 @settings(max_examples=examples(200))
 @given(st.lists(claims, max_size=6), claims, st.integers(1, 10))
 def test_what_is_accepted_fits_at_every_minute_and_what_is_refused_does_not_at_the_minute_that_is_named(
-    held: list[Claim], wanted: Claim, gpus: int
+    held: list[GpuClaim], wanted: GpuClaim, gpus: int
 ) -> None:
     everything = [*[each for each in held if each != wanted], wanted]
     refused = refusal(held, wanted, gpus)
@@ -34,12 +34,16 @@ def test_what_is_accepted_fits_at_every_minute_and_what_is_refused_does_not_at_t
 
 
 def test_a_reservation_past_midnight_holds_on_both_sides_of_it() -> None:
-    night = Claim("a", 2, "reservation", 22 * 60, 6 * 60)
+    night = GpuClaim("a", 2, "reservation", 22 * 60, 6 * 60)
     assert [night.holds_at(hour * 60) for hour in (21, 22, 23, 0, 5, 6)] == [False, True, True, True, True, False]
 
 
 def test_the_least_important_claims_have_to_go_first() -> None:
-    held = [Claim("a", 2, "reservation", priority=1), Claim("b", 1, "floor"), Claim("c", 4, "reservation", 0, 60)]
-    refused = refusal(held, Claim("d", 2, "reservation", 540, 1_080), 4)
+    held = [
+        GpuClaim("a", 2, "reservation", priority=1),
+        GpuClaim("b", 1, "floor"),
+        GpuClaim("c", 4, "reservation", 0, 60),
+    ]
+    refused = refusal(held, GpuClaim("d", 2, "reservation", 540, 1_080), 4)
     assert refused is not None
     assert (refused.missing_gpus, [each.model for each in refused.would_have_to_go]) == (1, ["b"])

@@ -6,7 +6,17 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.reserve.placing import LINES_WAIT_S, PAY_BACK, SETTLE_S, Model, Placed, Stage, Why, Worker, place
+from libs.policy.reserve.placing import (
+    LINES_WAIT_S,
+    PAY_BACK,
+    SETTLE_S,
+    Placed,
+    PlacedModel,
+    PoolWorker,
+    Why,
+    WorkerStage,
+    place,
+)
 from libs.testing.examples import examples
 
 NAMES = [f"m{number}" for number in range(8)]
@@ -14,13 +24,13 @@ seconds = st.floats(0.0, 60.0)
 
 
 @st.composite
-def models(draw: st.DrawFn) -> list[Model]:
+def models(draw: st.DrawFn) -> list[PlacedModel]:
     found = []
     for name in draw(st.lists(st.sampled_from(NAMES), unique=True)):
         waiting = draw(st.sampled_from([0, 0, 1, 5]))
         load_s = draw(st.floats(0.1, 10.0))
         found.append(
-            Model(
+            PlacedModel(
                 name, load_s, load_s * draw(st.floats(0.05, 1.0)), waiting=waiting,
                 waited_s=draw(seconds) if waiting else 0.0,
                 in_flight=waiting + draw(st.sampled_from([0, 0, 3])),
@@ -35,34 +45,36 @@ def models(draw: st.DrawFn) -> list[Model]:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> list[Worker]:
+def pools(draw: st.DrawFn) -> list[PoolWorker]:
     found = []
     for number in range(draw(st.integers(0, 6))):
-        stage = draw(st.sampled_from(list(Stage)))
-        model = "" if stage is Stage.EMPTY else draw(st.sampled_from(NAMES))
+        stage = draw(st.sampled_from(list(WorkerStage)))
+        model = "" if stage is WorkerStage.EMPTY else draw(st.sampled_from(NAMES))
         kept = frozenset(draw(st.lists(st.sampled_from(NAMES), max_size=3)))
-        left_s = draw(seconds) if stage is Stage.LOADING else 0.0
-        found.append(Worker(f"w{number}", stage, model, draw(seconds), left_s, kept - {model}, draw(st.booleans())))
+        left_s = draw(seconds) if stage is WorkerStage.LOADING else 0.0
+        found.append(PoolWorker(f"w{number}", stage, model, draw(seconds), left_s, kept - {model}, draw(st.booleans())))
     return found
 
 
-def decide(known: list[Model], pool: list[Worker]) -> Placed:
+def decide(known: list[PlacedModel], pool: list[PoolWorker]) -> Placed:
     return place(known, pool, turn_s=10.0)
 
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_only_workers_that_may_be_asked_get_orders_and_each_at_most_one(known: list[Model], pool: list[Worker]) -> None:
+def test_only_workers_that_may_be_asked_get_orders_and_each_at_most_one(
+    known: list[PlacedModel], pool: list[PoolWorker]
+) -> None:
     orders = decide(known, pool).orders
-    may = {each.id for each in pool if each.can_take and each.stage in (Stage.EMPTY, Stage.SERVING)}
+    may = {each.id for each in pool if each.can_take and each.stage in (WorkerStage.EMPTY, WorkerStage.SERVING)}
     assert len({order.worker for order in orders}) == len(orders)
     assert {order.worker for order in orders} <= may
 
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_nobody_falls_below_what_is_kept_for_it_by_an_order(known: list[Model], pool: list[Worker]) -> None:
-    held = Counter(each.model for each in pool if each.stage in (Stage.LOADING, Stage.SERVING))
+def test_nobody_falls_below_what_is_kept_for_it_by_an_order(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
+    held = Counter(each.model for each in pool if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING))
     after = Counter(held)
     for order in decide(known, pool).orders:
         after[order.model] += 1
@@ -74,14 +86,16 @@ def test_nobody_falls_below_what_is_kept_for_it_by_an_order(known: list[Model], 
 @settings(max_examples=examples(300))
 @given(models(), pools())
 def test_a_busy_worker_loses_its_model_only_after_a_turn_that_pays_the_switch_back(
-    known: list[Model], pool: list[Worker]
+    known: list[PlacedModel], pool: list[PoolWorker]
 ) -> None:
     by_name, workers = {each.name: each for each in known}, {each.id: each for each in pool}
     for order in decide(known, pool).orders:
         model = by_name.get(order.evicts)
         if model is None or not model.is_busy:
             continue
-        copies = sum(each.model == model.name and each.stage in (Stage.LOADING, Stage.SERVING) for each in pool)
+        copies = sum(
+            each.model == model.name and each.stage in (WorkerStage.LOADING, WorkerStage.SERVING) for each in pool
+        )
         if copies <= model.most:
             assert order.why is Why.TURN
             assert workers[order.worker].since_s >= max(10.0, PAY_BACK * model.load_s)
@@ -90,12 +104,14 @@ def test_a_busy_worker_loses_its_model_only_after_a_turn_that_pays_the_switch_ba
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(known: list[Model], pool: list[Worker]) -> None:
+def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(
+    known: list[PlacedModel], pool: list[PoolWorker]
+) -> None:
     placed = decide(known, pool)
     taken = {order.worker for order in placed.orders}
-    held = {each.model for each in pool if each.stage in (Stage.LOADING, Stage.SERVING)}
+    held = {each.model for each in pool if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING)}
     served = held | {order.model for order in placed.orders}
-    empty = [each for each in pool if each.stage is Stage.EMPTY and each.can_take and each.id not in taken]
+    empty = [each for each in pool if each.stage is WorkerStage.EMPTY and each.can_take and each.id not in taken]
     if empty:
         assert all(each.name in served for each in known if each.waiting and not each.blocked)
     assert {each.name for each in known} <= placed.waits_s.keys()
@@ -104,16 +120,18 @@ def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(known: list
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[Model], pool: list[Worker]) -> None:
+def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
     names = {each.name for each in known}
     fresh = {
-        each.id for each in pool if each.stage is Stage.SERVING and each.since_s < SETTLE_S and each.model in names
+        each.id
+        for each in pool
+        if each.stage is WorkerStage.SERVING and each.since_s < SETTLE_S and each.model in names
     }
     assert not fresh & {order.worker for order in decide(known, pool).orders}
 
 
 @st.composite
-def with_lines(draw: st.DrawFn) -> list[Model]:
+def with_lines(draw: st.DrawFn) -> list[PlacedModel]:
     """Models of which some are asked by batch jobs too, or by them alone."""
     return [
         replace(
@@ -125,10 +143,12 @@ def with_lines(draw: st.DrawFn) -> list[Model]:
 
 @settings(max_examples=examples(300))
 @given(with_lines(), pools())
-def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(known: list[Model], pool: list[Worker]) -> None:
+def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(
+    known: list[PlacedModel], pool: list[PoolWorker]
+) -> None:
     by_name = {each.name: each for each in known}
     placed = decide(known, pool)
-    held = {each.model for each in pool if each.stage in (Stage.LOADING, Stage.SERVING)}
+    held = {each.model for each in pool if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING)}
     served = held | {order.model for order in placed.orders}
     for order in placed.orders:
         wanted, evicted = by_name.get(order.model), by_name.get(order.evicts)
@@ -138,45 +158,51 @@ def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(known: list[Mod
         if evicted is None:
             assert all(each.name in served or each.blocked for each in known if each.people_wait)
         elif evicted.is_busy and not evicted.runs_for_lines_alone:
-            copies = sum(each.model == evicted.name and each.stage in (Stage.LOADING, Stage.SERVING) for each in pool)
+            copies = sum(
+                each.model == evicted.name and each.stage in (WorkerStage.LOADING, WorkerStage.SERVING) for each in pool
+            )
             assert copies > evicted.most or wanted.waited_s >= LINES_WAIT_S
 
 
 def test_people_who_wait_take_a_worker_of_lines_at_once_and_lines_one_of_people_only_after_long() -> None:
-    lines = Model(
+    lines = PlacedModel(
         "lines", 2.0, 1.0, waiting=3, waited_s=400.0, in_flight=3, priority=9, lines_waiting=3, lines_in_flight=3
     )
-    people = Model("people", 2.0, 1.0, waiting=1, waited_s=0.1, in_flight=1)
-    (order,) = place([lines, people], [Worker("a", Stage.EMPTY)], sleeps=False).orders
+    people = PlacedModel("people", 2.0, 1.0, waiting=1, waited_s=0.1, in_flight=1)
+    (order,) = place([lines, people], [PoolWorker("a", WorkerStage.EMPTY)], sleeps=False).orders
     assert order.model == "people"
     runs_lines = replace(lines, waiting=0, waited_s=0.0, lines_waiting=0)
-    (order,) = place([runs_lines, people], [Worker("a", Stage.SERVING, "lines", 1.5)], turn_s=10.0).orders
+    (order,) = place([runs_lines, people], [PoolWorker("a", WorkerStage.SERVING, "lines", 1.5)], turn_s=10.0).orders
     assert (order.model, order.why) == ("people", Why.TURN)
     runs_people = replace(people, waiting=0)
-    held = [Worker("a", Stage.SERVING, "people", 100.0)]
+    held = [PoolWorker("a", WorkerStage.SERVING, "people", 100.0)]
     assert not place([lines, runs_people], held, sleeps=False).orders
     (order,) = place([replace(lines, waited_s=LINES_WAIT_S), runs_people], held, sleeps=False).orders
     assert order.model == "lines"
 
 
 def test_a_model_goes_only_where_it_fits_and_the_smallest_such_place_is_taken() -> None:
-    pool = [Worker("a", Stage.EMPTY, memory_bytes=80), Worker("b", Stage.EMPTY, memory_bytes=20)]
+    pool = [PoolWorker("a", WorkerStage.EMPTY, memory_bytes=80), PoolWorker("b", WorkerStage.EMPTY, memory_bytes=20)]
     for size, worker in ((10, "b"), (50, "a")):
-        (order,) = place([Model("m", 1.0, 1.0, waiting=1, size_bytes=size)], pool).orders
+        (order,) = place([PlacedModel("m", 1.0, 1.0, waiting=1, size_bytes=size)], pool).orders
         assert order.worker == worker
-    placed = place([Model("m", 1.0, 1.0, waiting=1, size_bytes=90)], pool)
+    placed = place([PlacedModel("m", 1.0, 1.0, waiting=1, size_bytes=90)], pool)
     assert not placed.orders and placed.waits_s["m"] >= 86_400
 
 
 def test_of_equal_places_the_one_with_the_fewest_busy_neighbours_is_taken() -> None:
     pool = [
-        Worker("a", Stage.EMPTY, gpu="0"),
-        Worker("b", Stage.SERVING, "busy", 100.0, gpu="0"),
-        Worker("c", Stage.EMPTY, gpu="1"),
-        Worker("d", Stage.SERVING, "idle", 100.0, gpu="1"),
+        PoolWorker("a", WorkerStage.EMPTY, gpu="0"),
+        PoolWorker("b", WorkerStage.SERVING, "busy", 100.0, gpu="0"),
+        PoolWorker("c", WorkerStage.EMPTY, gpu="1"),
+        PoolWorker("d", WorkerStage.SERVING, "idle", 100.0, gpu="1"),
     ]
-    known = [Model("busy", 1.0, 1.0, in_flight=1), Model("idle", 1.0, 1.0), Model("m", 1.0, 1.0, waiting=1)]
+    known = [
+        PlacedModel("busy", 1.0, 1.0, in_flight=1),
+        PlacedModel("idle", 1.0, 1.0),
+        PlacedModel("m", 1.0, 1.0, waiting=1),
+    ]
     (order,) = place(known, pool, sleeps=False).orders
     assert order.worker == "c"
-    both = place([*known, Model("n", 1.0, 1.0, waiting=1)], pool, sleeps=False).orders
+    both = place([*known, PlacedModel("n", 1.0, 1.0, waiting=1)], pool, sleeps=False).orders
     assert {each.worker for each in both} == {"a", "c"}

@@ -10,8 +10,8 @@ from libs.policy.planner.advice import (
     LEAST_GB_PER_S,
     MAYBE,
     Advice,
-    Kind,
-    Link,
+    AdviceKind,
+    KvSpeed,
     advise,
     advise_links,
     best_chunk,
@@ -26,7 +26,7 @@ ENGINE = WorkerProfile(MODEL, chunk_tokens=2048, max_sequences=256, kv_tokens=40
 LIMITS = ModelLimits()
 
 
-def advice(work: Workload, prefill: int, mixed: int, engine: WorkerProfile = ENGINE) -> dict[Kind, Advice]:
+def advice(work: Workload, prefill: int, mixed: int, engine: WorkerProfile = ENGINE) -> dict[AdviceKind, Advice]:
     now = split(engine, work, prefill, mixed)
     needed = workers_needed(engine, work, prefill + mixed, LIMITS)
     return {each.kind: each for each in advise("m", engine, work, now, LIMITS, needed=needed)}
@@ -45,7 +45,7 @@ def test_workers_that_are_added_relieve_by_what_was_promised_whatever_demand_and
     prompts: float, queued: float, left: float, factor: float
 ) -> None:
     pressing = replace(work(prompts), waiting_ns=queued * prompts * 1e9)
-    found = advice(pressing, 2, 2).get(Kind.ADD_WORKERS)
+    found = advice(pressing, 2, 2).get(AdviceKind.ADD_WORKERS)
     assert found is not None and found.low <= found.high <= 0
     added = int(found.what.split()[1])
     here = split(ENGINE, pressing, 2, 2).pressure
@@ -61,7 +61,7 @@ def test_where_prompts_wait_for_places_to_decode_no_more_is_promised_than_that_p
     few = replace(ENGINE, max_sequences=32)
     full = replace(work(4.0, 64), waiting_ns=3e9)
     now = split(few, full, 2, 2)
-    found = advice(full, 2, 2, few)[Kind.ADD_WORKERS]
+    found = advice(full, 2, 2, few)[AdviceKind.ADD_WORKERS]
     assert "to decode" in found.what and now.prompt_pressure > now.decode_pressure >= 1.0
     assert found.low == now.decode_pressure * (1 - DEMAND_SPREAD) - now.prompt_pressure and found.high == 0.0
     assert found.confidence == MAYBE
@@ -69,11 +69,11 @@ def test_where_prompts_wait_for_places_to_decode_no_more_is_promised_than_that_p
 
 def test_a_chunk_that_leaves_the_device_idle_is_named_with_a_better_one() -> None:
     small = replace(ENGINE, chunk_tokens=64)
-    found = advice(work(0.3), 2, 2, small)[Kind.CHUNK]
+    found = advice(work(0.3), 2, 2, small)[AdviceKind.CHUNK]
     best = best_chunk(small)
     assert found.what.startswith(f"prefill chunk {best:,} in place of 64")
     assert found.low <= (replace(ENGINE, chunk_tokens=best).chunk_speed - small.chunk_speed) * 1e9 <= found.high
-    assert Kind.CHUNK not in advice(work(0.3), 2, 2, replace(ENGINE, chunk_tokens=best))
+    assert AdviceKind.CHUNK not in advice(work(0.3), 2, 2, replace(ENGINE, chunk_tokens=best))
 
 
 def test_a_model_of_short_prompts_whose_decodes_press_is_better_aggregated() -> None:
@@ -81,20 +81,20 @@ def test_a_model_of_short_prompts_whose_decodes_press_is_better_aggregated() -> 
     pressed = work(0.4, 700)
     now = split(hides, pressed, 2, 2)
     assert now.pressure > FULL
-    found = advice(pressed, 2, 2, hides)[Kind.AGGREGATE]
+    found = advice(pressed, 2, 2, hides)[AdviceKind.AGGREGATE]
     assert "hide beside decodes" in found.what and found.high <= 0
 
 
 def test_a_link_that_is_a_fraction_of_the_others_is_named_and_may_become_as_fast_as_they_are() -> None:
-    found = advise_links([Link("a", 12.0, True), Link("b", 11.0, True), Link("c", 0.6, True)])
-    assert found is not None and found.kind is Kind.LINK
+    found = advise_links([KvSpeed("a", 12.0, True), KvSpeed("b", 11.0, True), KvSpeed("c", 0.6, True)])
+    assert found is not None and found.kind is AdviceKind.LINK
     assert "KV comes to c at 0.6 GB/s, to others at 12.0" in found.what
     assert (found.low, found.high) == (6.0 - 0.6, 12.0 - 0.6)
 
 
 def test_links_that_are_alike_are_no_matter_unless_they_are_slower_than_any_of_a_gpu() -> None:
     assert advise_links([]) is None
-    assert advise_links([Link("a", 12.0, True), Link("b", 7.0, True)]) is None
-    assert advise_links([Link("a", 0.3, False), Link("b", 0.05, False)]) is None, "CPUs send little at a time"
-    found = advise_links([Link("a", 0.3, True)])
+    assert advise_links([KvSpeed("a", 12.0, True), KvSpeed("b", 7.0, True)]) is None
+    assert advise_links([KvSpeed("a", 0.3, False), KvSpeed("b", 0.05, False)]) is None, "CPUs send little at a time"
+    found = advise_links([KvSpeed("a", 0.3, True)])
     assert found is not None and 0 < found.low < found.high <= 2 * LEAST_GB_PER_S

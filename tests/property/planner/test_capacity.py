@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.planner.limits import ModelLimits
-from libs.policy.planner.role_planning import CALM_NS, PRESSES, Code, Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.role_planning import CALM_NS, PRESSES, Memory, PlannedWorker, RolePlan, RoleReason, assign
 from libs.policy.planner.splits import MOST_WEIGHED, splits
 from libs.policy.planner.steady import DecodePace
 from libs.policy.pressure.splits import WorkerProfile, Workload, ride, split
@@ -82,7 +82,7 @@ def test_a_decision_leaves_every_worker_a_role_and_less_pressure(
     assert found == (assigned.then.prefill, assigned.then.mixed)
     if found != (prefill, mixed):
         assert assigned.now.cost >= PRESSES and assigned.then.cost < assigned.now.cost
-        assert assigned.code in (Code.PROMPTS_PRESS, Code.DECODES_PRESS)
+        assert assigned.code in (RoleReason.PROMPTS_PRESS, RoleReason.DECODES_PRESS)
 
 
 def rides(workers: list[PlannedWorker]) -> bool:
@@ -139,7 +139,7 @@ def test_prompts_that_press_raise_budgets_before_any_role_changes() -> None:
     work = Workload(prompts=1.5, decodes=20, kv_tokens=40_000, tpot_ns=50 * MS)
     assigned = assign(ENGINE, work, pool(2, 6, budget_tokens=0), Memory(), 10 * TURN_NS)
     assert {(each.role, each.budget_tokens) for each in assigned.changes} == {(Role.MIXED, 2048)}
-    assert len(assigned.changes) == 6 and assigned.code is Code.PROMPTS_PRESS
+    assert len(assigned.changes) == 6 and assigned.code is RoleReason.PROMPTS_PRESS
 
 
 def test_budgets_fall_after_a_calm_and_an_idle_suite_stays_as_it_was_started() -> None:
@@ -148,7 +148,7 @@ def test_budgets_fall_after_a_calm_and_an_idle_suite_stays_as_it_was_started() -
     assert not first.changes
     later = assign(ENGINE, QUIET, workers, first.memory, TURN_NS + CALM_NS)
     assert {(each.role, each.budget_tokens) for each in later.changes} == {(Role.MIXED, 0)}
-    assert later.code is Code.CALM
+    assert later.code is RoleReason.CALM
     assert not assign(ENGINE, QUIET, pool(2, 2, budget_tokens=0), Memory(), TURN_NS).changes
 
 

@@ -14,10 +14,10 @@ from libs.policy.planner.scaling import (
     LINGER_NS,
     PRESSED_NS,
     SECOND_NS,
-    Code,
-    Pool,
+    ModelWorkers,
     Scaled,
     ScaleMemory,
+    ScaleReason,
     mixed_instead,
     scale,
 )
@@ -39,7 +39,7 @@ class Town:
     """A pool and an actuator that does what it is asked, or a part of it, later."""
 
     def __init__(self, others: int, most: int, limits: ModelLimits = ModelLimits()) -> None:  # noqa: B008 (frozen)
-        self.pool = Pool(others, most_started=most)
+        self.pool = ModelWorkers(others, most_started=most)
         self.limits = limits
         self.memory = ScaleMemory()
         self.now_ns = START_NS
@@ -66,7 +66,7 @@ def test_workers_come_once_no_split_has_had_room_for_two_seconds_and_not_for_a_b
     for _ in range(PRESSED_NS // SECOND_NS):
         assert town.second(work(6.0)).started == 0
     found = town.second(work(6.0))
-    assert (found.code, found.started > 2) == (Code.PRESSES, True)
+    assert (found.code, found.started > 2) == (ScaleReason.PRESSES, True)
     burst = Town(others=2, most=8)
     assert {burst.second(work(6.0 if second == 3 else 0.5)).started for second in range(20)} == {0}
 
@@ -98,9 +98,9 @@ def test_growth_is_met_before_it_has_come() -> None:
 def test_a_forecast_raises_the_number_within_limits() -> None:
     town = Town(others=2, most=8, limits=ModelLimits(workers_max=5))
     found = town.second(QUIET, forecast=4)
-    assert (found.wished, found.started, found.code) == (4, 2, Code.FORECAST)
+    assert (found.wished, found.started, found.code) == (4, 2, ScaleReason.FORECAST)
     found = town.second(QUIET, forecast=40)
-    assert (found.wished, found.started, found.code) == (5, 3, Code.LIMITS)
+    assert (found.wished, found.started, found.code) == (5, 3, ScaleReason.LIMITS)
 
 
 @settings(deadline=None)
@@ -142,7 +142,7 @@ def test_no_more_gpu_hours_are_spent_in_a_day_than_allowed(
 
 @given(st.integers(0, 6), st.floats(0, 6))
 def test_what_is_spent_is_spent_on_the_day_that_it_was_and_outlives_a_restart(started: int, spent_h: float) -> None:
-    pool = Pool(1, started=started, most_started=8)
+    pool = ModelWorkers(1, started=started, most_started=8)
     before = ScaleMemory(spent_gpu_s={START_NS // DAY_NS: spent_h * HOUR_S}, charged_ns=START_NS + DAY_NS - 10**9)
     found = scale(ENGINE, QUIET, pool, ModelLimits(), memory=before, now_ns=START_NS + DAY_NS + 10**9, start_up_ns=0)
     assert dict(found.memory.spent_gpu_s) == {START_NS // DAY_NS + 1: float(started)}

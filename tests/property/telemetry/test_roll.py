@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.listing import LOAD_NS, MOST_COUNTED, RELIST_NS, listed_of
 from libs.telemetry.worker.split import prefill_shares
 from libs.telemetry.worker.timeline import MAX_NEW, Timeline
@@ -29,7 +29,7 @@ class Cluster:
     """Workers that send 100 ms at a time; what each says of itself changes with events."""
 
     def __init__(self):
-        self.fleet, self.now_ms = Fleet(prefill_shares), 0
+        self.fleet, self.now_ms = FleetTelemetry(prefill_shares), 0
         self.said = {name: {"role": "decode", "model": "m", "gpus": 1, "incarnation": 1} for name in "abc"}
         self.places = dict.fromkeys("abc", 8)
 
@@ -97,7 +97,7 @@ def test_loads_are_what_the_listed_said_last_and_nothing_of_the_silent(happened)
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nobody_and_nonsense_have_loads_too(workers):
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     most = Load(running=2**32 - 1, waiting_prefill_tokens=2**64 - 1)
     for batch in [step_batch(1, (0, 100), load=most)] * workers:
         fleet.add(batch, at(100))
@@ -115,7 +115,7 @@ def test_workers_that_were_first_heard_together_do_not_do_their_bookkeeping_toge
         inner(timeline)
 
     monkeypatch.setattr(Timeline, "_take_in", take_in)
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     for tick in range(4 * MAX_NEW):
         cover = (100 * tick, 100 * tick + 100)
         for number in range(count):

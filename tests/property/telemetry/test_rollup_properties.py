@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.windows.ring import Tier
@@ -107,7 +107,7 @@ def test_a_length_that_no_tier_has_is_refused():
 
 def follow(batches, order, ends_ms):
     """Enter batches in an order, advancing as far as `ends_ms` says after each; the roll-ups."""
-    fleet, rollups = Fleet(prefill_shares), RollUps()
+    fleet, rollups = FleetTelemetry(prefill_shares), RollUps()
     history = History(fleet, rollups, Members())
     history.advance(at(0))
     for index, end_ms in zip(order, ends_ms, strict=True):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.step_row import step_count, whole_columns
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.windows.accumulator import MAX_AHEAD, WINDOW_NS, WINDOWS, WindowAccumulator
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.worker.batch_columns import StepBatchColumns, lay
@@ -83,7 +83,7 @@ def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
         order.insert(data.draw(st.integers(index, len(order)), label="until"), moved)
         if data.draw(st.booleans(), label="twice"):
             order.append(moved)
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     ahead_ms = data.draw(st.sampled_from([0, 0, 5_000]), label="ahead")
     for batch in order:
         now_ns = batch.covered_to_unix_ns - ahead_ms * MS * (batch.worker_id == "c")
@@ -96,7 +96,7 @@ def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
 
 
 def test_steady_workers_are_added_up_from_their_second_batch_on(monkeypatch):
-    fleet = Fleet(lambda batch: [FULL_SHARE // 3] * step_count(batch.steps))
+    fleet = FleetTelemetry(lambda batch: [FULL_SHARE // 3] * step_count(batch.steps))
     for number in range(2 * WINDOWS):
         low = 100 * number - 37
         steps = [step(low + 10, low + 30, prefill=1, decode=1), step(low + 30, low + 90, prefill=1, decode=1)]
@@ -135,7 +135,7 @@ def test_a_clock_that_is_ahead_takes_no_room_of_the_present():
 @given(layouts(), st.lists(st.booleans(), min_size=40, max_size=40))
 def test_batches_that_are_gathered_come_to_what_they_are_when_each_is_sorted_in(batches, read):
     """However many are gathered before somebody reads."""
-    fleet, timelines = Fleet(prefill_shares), {worker: Timeline(prefill_shares) for worker in WORKERS}
+    fleet, timelines = FleetTelemetry(prefill_shares), {worker: Timeline(prefill_shares) for worker in WORKERS}
     for batch, looked_at in zip(batches, read, strict=False):
         assert fleet.add(batch, batch.covered_to_unix_ns) is timelines[batch.worker_id].add(batch)
         if looked_at:

@@ -13,16 +13,16 @@ from libs.contracts.errors import TooLargeForTopic, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.local import LocalFiles
-from libs.policy.batch.capacity import Load
+from libs.policy.batch.capacity import GatewayLoad
 from libs.runtime.clock import SystemClock
 from libs.testing.batch.lanes import HOUR_NS, created, running
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.copies import MAX_TOO_LARGE
-from services.gateway.batch.lines.line import Line
+from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.runner import Runner
+from services.gateway.batch.runner.runner import LaneRunner
 from services.gateway.batch.runner.slots import Slots
 from services.gateway.http.replies import CompletionChoice, Envelope
 
@@ -57,7 +57,7 @@ class Answers:
     def __init__(self, large: Container[int]) -> None:
         self._large = large
 
-    async def ask(self, share: pb.Share, line: Line) -> Envelope[CompletionChoice]:
+    async def ask(self, share: pb.Share, line: BatchLine) -> Envelope[CompletionChoice]:
         text = "y" * (2 * MAX_BYTES if line.place in self._large else 1)
         return Envelope("id", "text_completion", 1, "m", [CompletionChoice(0, text)])
 
@@ -70,10 +70,12 @@ async def answer_a_job(
         line = b'{"custom_id":"%03d","method":"POST","url":"/v1/completions","body":{}}\n'
         await draft.write(b"".join(line % number for number in range(LINES)))
         share.bytes = (await draft.keep(name="f", purpose="batch")).bytes
-    runner = Runner(
+    runner = LaneRunner(
         files=files,
         asker=Answers(large),  # type: ignore[arg-type]
-        slots=Slots(lambda: Load(free=99, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=99),
+        slots=Slots(
+            lambda: GatewayLoad(free=99, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=99
+        ),
         clock=SystemClock(),
         view=view,
         metrics=BatchMetrics(CollectorRegistry()),

@@ -25,7 +25,7 @@ from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper.begin import Begun, begin
 from services.gateway.batch.keeper.dealer import Dealer
-from services.gateway.batch.keeper.keeper import MAX_ASSEMBLED, Keeper, sweep
+from services.gateway.batch.keeper.keeper import MAX_ASSEMBLED, JobKeeper, sweep
 from services.gateway.batch.lines.parts import Parts
 from services.gateway.batch.lines.shares import ShareSpan
 from services.gateway.batch.metrics import BatchMetrics
@@ -35,9 +35,9 @@ HOUR_NS = 3_600 * 10**9
 S = 10**9
 
 
-def keeper(work: MemoryWork, files: LocalFiles, view: JobView, *, clock: Clock | None = None, **own: int) -> Keeper:
+def keeper(work: MemoryWork, files: LocalFiles, view: JobView, *, clock: Clock | None = None, **own: int) -> JobKeeper:
     bounds = {"max_lines": 10_000, "max_file_bytes": 999, "max_output_bytes": 10**6, **own}
-    return Keeper(work, files, view, clock or SystemClock(), metrics=BatchMetrics(CollectorRegistry()), **bounds)
+    return JobKeeper(work, files, view, clock or SystemClock(), metrics=BatchMetrics(CollectorRegistry()), **bounds)
 
 
 class CountingWork(MemoryWork):

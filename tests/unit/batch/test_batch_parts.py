@@ -12,12 +12,12 @@ from starlette.types import Message
 
 from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
-from libs.policy.batch.capacity import Load
+from libs.policy.batch.capacity import GatewayLoad
 from libs.policy.gateway.view import WorkerView
 from libs.testing.wait import ManualClock, until
 from load.chaos.loop import SimLoop
 from services.gateway.batch.lines.answers import MAX_RESULT_BYTES, fitting, refused
-from services.gateway.batch.lines.line import Line, read_line
+from services.gateway.batch.lines.line import BatchLine, read_line
 from services.gateway.batch.lines.repeats import IdHashes
 from services.gateway.batch.lines.upload import MIN_BYTES_PER_S, chunks
 from services.gateway.batch.runner.line_request import AWAY_S
@@ -28,7 +28,7 @@ from services.gateway.http.body import BODY_TIMEOUT_S
 SMALL_BYTES = 20_000
 
 
-def read(**change: object) -> Line:
+def read(**change: object) -> BatchLine:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}, **change}
     return read_line(json.dumps(line).encode(), number=7, place=6, endpoint="/v1/completions", repeated=False)
 
@@ -103,7 +103,7 @@ def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not() -> None:
 
 
 async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_is_given_up_in_the_end() -> None:
-    load = Load(free=100, bound=0, people_waiting=0, lines_waiting=0)
+    load = GatewayLoad(free=100, bound=0, people_waiting=0, lines_waiting=0)
     slots = Slots(lambda: load, share=1, max_in_flight=1)
     back = False
     assert await slots.take(lambda: False)

@@ -14,7 +14,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
-from libs.policy.batch.capacity import Load
+from libs.policy.batch.capacity import GatewayLoad
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import end
 from libs.testing.batch.work import MemoryWork
@@ -24,9 +24,9 @@ from services.gateway.batch.jobs.fold import JobBook
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.snapshot import snapshot
 from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.line import Line
+from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.runner import Runner
+from services.gateway.batch.runner.runner import LaneRunner
 from services.gateway.batch.runner.slots import Slots
 
 LINES = 200
@@ -40,17 +40,19 @@ class FewAnswers:
     def __init__(self, count: int) -> None:
         self.left = count
 
-    async def ask(self, share: pb.Share, line: Line) -> object:
+    async def ask(self, share: pb.Share, line: BatchLine) -> object:
         if not self.left:
             await asyncio.Event().wait()
         self.left -= 1
         raise InvalidRequest("an answer like any other")
 
 
-def a_runner(files: LocalFiles, view: JobView, count: int) -> Runner:
+def a_runner(files: LocalFiles, view: JobView, count: int) -> LaneRunner:
     """One that has so many answers."""
-    slots = Slots(lambda: Load(free=1000, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=1000)
-    return Runner(
+    slots = Slots(
+        lambda: GatewayLoad(free=1000, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=1000
+    )
+    return LaneRunner(
         files=files,
         asker=FewAnswers(count),  # type: ignore[arg-type]
         slots=slots,

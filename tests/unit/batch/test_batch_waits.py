@@ -18,7 +18,7 @@ from libs.testing.wait import ManualClock, until
 from services.gateway.batch.api.replies import show_batch
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper import keeper as keeper_module
-from services.gateway.batch.keeper.keeper import CANCELLED_WAITS_S, Keeper
+from services.gateway.batch.keeper.keeper import CANCELLED_WAITS_S, JobKeeper
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.metrics import BatchMetrics
 
@@ -52,10 +52,10 @@ async def files_with_room_for_parts_alone(tmp_path: Path) -> CountingFiles:
     return files
 
 
-def keeper(work: MemoryWork, files: LocalFiles, view: JobView, clock: Clock) -> Keeper:
+def keeper(work: MemoryWork, files: LocalFiles, view: JobView, clock: Clock) -> JobKeeper:
     metrics = BatchMetrics(CollectorRegistry())
     bounds = {"max_lines": LINES, "max_file_bytes": STORE_BYTES, "max_output_bytes": STORE_BYTES, "part_bytes": 100}
-    return Keeper(work, files, view, clock, metrics=metrics, **bounds)
+    return JobKeeper(work, files, view, clock, metrics=metrics, **bounds)
 
 
 async def answer_all(work: MemoryWork) -> None:

@@ -32,7 +32,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.net.ports import held_port
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch
 from services.metrics.live import TICK_NS
@@ -250,7 +250,7 @@ async def test_why_there_are_no_steps_is_told_in_place_of_those_of_before() -> N
             await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
             await pilot.press("down", "down", "enter", "s")
             await seen(pilot, lambda: isinstance(app.screen, Detail) and "prefill" in listed())
-            service.state.fleet = Fleet(prefill_shares)
+            service.state.fleet = FleetTelemetry(prefill_shares)
             service.busy.clear()
             await seen(pilot, lambda: "worker='prefill-0' has not been heard of" in listed())
 

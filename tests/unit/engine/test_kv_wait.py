@@ -5,7 +5,7 @@ import pytest
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.sim.runner import SimRunner
 from libs.runtime.clock import SystemClock
 from libs.telemetry.worker.phase_time import PhaseTime
@@ -33,14 +33,18 @@ async def hand_offs(link_gbps: float) -> PhaseTime:
         handles = []
         for sequence_id in range(1, HAND_OFFS + 1):
             prompt = np.full(PROMPT_TOKENS, sequence_id, np.int32)
-            source.submit(EngineRequest(sequence_id, "r", Phase.PREFILL, prompt, PROMPT_TOKENS, 8, SamplingParams()))
+            source.submit(
+                EngineRequest(sequence_id, "r", EnginePhase.PREFILL, prompt, PROMPT_TOKENS, 8, SamplingParams())
+            )
             end = (await readers[0].ended(sequence_id)).end
             assert end is not None and end.handle is not None
             handles.append((sequence_id, np.append(prompt, end.token_ids).astype(np.int32), end.handle))
         start_ns = clock.now_ns()
         for sequence_id, token_ids, handle in handles:
             target.submit(
-                EngineRequest(sequence_id, "r", Phase.DECODE, token_ids, PROMPT_TOKENS, 8, SamplingParams(), kv=handle)
+                EngineRequest(
+                    sequence_id, "r", EnginePhase.DECODE, token_ids, PROMPT_TOKENS, 8, SamplingParams(), kv=handle
+                )
             )
             await readers[1].ended(sequence_id)
         end_ns = clock.now_ns()

@@ -18,9 +18,9 @@ from libs.engine.port import (
     BlockEvents,
     EngineEvent,
     EngineIdentity,
+    EnginePhase,
     EngineRequest,
     FinishReason,
-    Phase,
     SamplingParams,
     SequenceOutput,
     StepReport,
@@ -69,7 +69,7 @@ class Started:
     def submit(self, sequence_id: int, output: int = 4) -> None:
         prompt = np.arange(20, dtype=np.int32)
         self.engine.submit(
-            EngineRequest(sequence_id, f"r{sequence_id}", Phase.BOTH, prompt, 20, output, SamplingParams())
+            EngineRequest(sequence_id, f"r{sequence_id}", EnginePhase.BOTH, prompt, 20, output, SamplingParams())
         )
 
 

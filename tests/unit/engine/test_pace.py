@@ -14,8 +14,8 @@ from libs.engine.port import (
     Capabilities,
     Engine,
     EngineIdentity,
+    EnginePhase,
     EngineRequest,
-    Phase,
     SamplingParams,
 )
 from libs.engine.runner import Sampled
@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 def sequence(sequence_id: int, tokens: int, *, target_ms: int = 0, transferred: bool = False) -> Sequence:
     kv = KvHandle("a", 1, "a:1", b"h", tokens - 1, 1) if transferred else None
-    phase = Phase.DECODE if transferred else Phase.BOTH
+    phase = EnginePhase.DECODE if transferred else EnginePhase.BOTH
     request = EngineRequest(
         sequence_id, "r", phase, np.zeros(tokens, np.int32), tokens - 1 if transferred else tokens, 50, GREEDY,
         kv=kv, tpot_target_ns=target_ms * MS,
@@ -111,8 +111,10 @@ def test_every_token_beside_long_prompts_comes_on_its_line() -> None:
         random_bytes=Random(1).randbytes,
     )
     core.set_step_time(MODEL)
-    core.submit(EngineRequest(1, "r", Phase.BOTH, np.ones(8, np.int32), 8, 40, GREEDY, tpot_target_ns=30 * MS), MS)
-    core.submit(EngineRequest(2, "r", Phase.BOTH, np.ones(4096, np.int32), 4096, 2, GREEDY), MS)
+    core.submit(
+        EngineRequest(1, "r", EnginePhase.BOTH, np.ones(8, np.int32), 8, 40, GREEDY, tpot_target_ns=30 * MS), MS
+    )
+    core.submit(EngineRequest(2, "r", EnginePhase.BOTH, np.ones(4096, np.int32), 4096, 2, GREEDY), MS)
     core.set_prefill_budget(8)
     now_ns, came, sizes = MS, [], []
     while len(came) < 40:
@@ -157,7 +159,7 @@ def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> Non
     )
 
     def ask(sequence_id: int, *, yields: bool) -> None:
-        request = EngineRequest(sequence_id, "r", Phase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
+        request = EngineRequest(sequence_id, "r", EnginePhase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
         core.submit(request, now_ns)
 
     def step() -> None:

@@ -15,7 +15,15 @@ from libs.contracts.errors import QueueFull
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import Capabilities, EngineEvent, EngineIdentity, EngineRequest, Phase, Progress, SamplingParams
+from libs.engine.port import (
+    Capabilities,
+    EngineEvent,
+    EngineIdentity,
+    EnginePhase,
+    EngineRequest,
+    Progress,
+    SamplingParams,
+)
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
 from libs.model.info import load_model_info
@@ -253,7 +261,7 @@ def test_nothing_is_measured_again_while_prompts_run() -> None:
             await busy.tuner.settle(ROLE_PREFILL)
             once = len(busy.trials)
             prompt = np.ones(8, np.int32)
-            busy.engine.submit(EngineRequest(1, "r", Phase.BOTH, prompt, 8, 9000, SamplingParams()))
+            busy.engine.submit(EngineRequest(1, "r", EnginePhase.BOTH, prompt, 8, 9000, SamplingParams()))
             running = asyncio.create_task(busy.tuner.run())
             await asyncio.sleep(LOOK_S + 5)
             assert busy.engine.load().running and len(busy.trials) == once + 1, "the prompt's own step"
@@ -363,7 +371,7 @@ def test_measuring_keeps_no_stream_waiting_beyond_its_target(tpot_ms: int) -> No
             busy.engine.set_step_time(TRUE.scaled(5))
             prompt = np.ones(8, np.int32)
             busy.engine.submit(
-                EngineRequest(1, "r", Phase.BOTH, prompt, 8, 300, SamplingParams(), tpot_target_ns=tpot_ms * MS)
+                EngineRequest(1, "r", EnginePhase.BOTH, prompt, 8, 300, SamplingParams(), tpot_target_ns=tpot_ms * MS)
             )
             while not busy.events:
                 await asyncio.sleep(0.001)

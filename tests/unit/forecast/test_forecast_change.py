@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.forecast.change import Change, Traffic, causes, find_changes, in_words, matters
+from libs.policy.forecast.change import LevelChange, TrafficRates, causes, find_changes, in_words, matters
 from libs.policy.forecast.history import Floats
 
 
@@ -81,15 +81,15 @@ def test_what_comes_after_a_change_was_found_does_not_move_it(seed: int, cut: in
     values[150:] *= 4
     whole = find_changes(values, 600.0)
     assert [each for each in whole if each.found < cut] == find_changes(values[:cut], 600.0)
-    assert any(isinstance(each, Change) and each.began == 150 for each in whole)
+    assert any(isinstance(each, LevelChange) and each.began == 150 for each in whole)
 
 
-traffic = st.builds(Traffic, st.floats(0, 1e3), st.floats(0, 1e5), st.floats(0, 1e4))
+traffic = st.builds(TrafficRates, st.floats(0, 1e3), st.floats(0, 1e5), st.floats(0, 1e4))
 sides = st.dictionaries(st.sampled_from("abcd"), traffic, max_size=4)
 
 
 @given(sides, sides)
-def test_causes_add_up_to_the_change(before: dict[str, Traffic], after: dict[str, Traffic]) -> None:
+def test_causes_add_up_to_the_change(before: dict[str, TrafficRates], after: dict[str, TrafficRates]) -> None:
     tokens = [sum(each.requests * each.output_tokens for each in side.values()) for side in (before, after)]
     found = causes(before, after, "decode")
     added = sum(each.tokens_per_s for each in found)
@@ -97,8 +97,8 @@ def test_causes_add_up_to_the_change(before: dict[str, Traffic], after: dict[str
 
 
 def test_the_cause_is_named_in_one_line() -> None:
-    before = {"acme": Traffic(2.0, 800, 240), "others": Traffic(5.0, 700, 100)}
-    after = {"acme": Traffic(2.1, 800, 610), "others": Traffic(5.0, 710, 100)}
+    before = {"acme": TrafficRates(2.0, 800, 240), "others": TrafficRates(5.0, 700, 100)}
+    after = {"acme": TrafficRates(2.1, 800, 610), "others": TrafficRates(5.0, 710, 100)}
     found = causes(before, after, "decode")
     assert (found[0].who, found[0].what) == ("acme", "outputs")
     assert in_words(found, "Tuesday 14:00", 0.8, 0.3) == (
@@ -121,4 +121,4 @@ def test_the_cause_is_named_in_one_line() -> None:
 def test_a_change_too_small_to_matter_to_a_person_is_not_shown(
     before: float, after: float, gpus: bool, shown: bool
 ) -> None:
-    assert matters(Change(0, 1, before, after), gpus=gpus) is shown
+    assert matters(LevelChange(0, 1, before, after), gpus=gpus) is shown

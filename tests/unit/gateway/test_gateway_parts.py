@@ -5,10 +5,10 @@ import pytest
 from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
-from libs.dispatch.ports import Demand, OneForAll
+from libs.dispatch.ports import OneForAll, QueuedDemand
 from libs.dispatch.waiting import WaitingQueue, expired
 from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.view import WorkerView, serves
 from libs.runtime.settings import load_settings
 from services.gateway.dispatch.recorder import request_event
@@ -126,7 +126,7 @@ def test_resumed_requests_come_first_then_first_come_first_served() -> None:
     for item in (late, early, resumed):
         assert queue.remove(item)
     assert not queue.remove(late)
-    assert queue.demand("sim", 0) == Demand()
+    assert queue.demand("sim", 0) == QueuedDemand()
 
 
 def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
@@ -142,7 +142,7 @@ def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
 
 def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
     waited = [generation(1, queued_ns=0), generation(2, queued_ns=int(8e9))]
-    patience = Patience(max_wait_ms=10_000, no_workers_wait_ms=1_000)
+    patience = WaitBounds(max_wait_ms=10_000, no_workers_wait_ms=1_000)
     both = [view(both=True)]
     assert expired(waited, both, patience, now_ns=int(9e9 - 1), drain_s=7.0) == []
     for views, now_ns, error in (([], int(8.5e9), NoWorkers), (both, int(11e9), QueueFull)):

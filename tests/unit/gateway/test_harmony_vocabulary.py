@@ -13,7 +13,7 @@ from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.testing.engines.harmony import MARKERS, with_markers
 from libs.testing.engines.real_model import real_model_folder
 from services.gateway.answers.families import answer_format
-from services.gateway.answers.parts import Kind
+from services.gateway.answers.parts import PartKind
 from services.gateway.answers.reader import AnswerReader
 
 
@@ -27,7 +27,7 @@ def shown(tokenizer: Tokenizer, tokens: list[int]) -> str:
     assert parser is not None
     reader = AnswerReader(parser, tokenizer.decoder(), tokenizer.special_tokens)
     parts = [part for token in tokens for part in reader.token(token)] + reader.end()
-    return "".join(part.text for part in parts if part.kind is Kind.CONTENT)
+    return "".join(part.text for part in parts if part.kind is PartKind.CONTENT)
 
 
 ANSWER = "The capital of France is Paris. \u00c9l\u00e9gant \U0001f1eb\U0001f1f7 日本語!"

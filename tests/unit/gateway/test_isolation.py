@@ -29,7 +29,7 @@ from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
-from services.gateway.dispatch.intake import Intake, Limits
+from services.gateway.dispatch.intake import Intake, RequestLimits
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
 from services.gateway.http.routes import GatewayRoutes, make_routes, need
@@ -67,7 +67,7 @@ def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table:
     catalog = load_catalog({"open": BUILTIN_SIM, "closed": BUILTIN_SIM})
     clock, metrics = SystemClock(), GatewayMetrics()
     intake = Intake(
-        catalog=catalog, fleet=UNUSED, hints=UNUSED, threads=UNUSED, defaults=UNUSED, limits=Limits(8, 8)
+        catalog=catalog, fleet=UNUSED, hints=UNUSED, threads=UNUSED, defaults=UNUSED, limits=RequestLimits(8, 8)
     )  # fmt: skip
 
     def endpoint(route: str, reader: Reader) -> CompletionEndpoint:

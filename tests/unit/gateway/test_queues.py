@@ -9,8 +9,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.view import WorkerView
-from libs.telemetry.fleet import Fleet
-from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, Gateways, Waiting
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, GatewayReports, ModelBacklog
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
@@ -26,19 +26,19 @@ def told(gateway_id="a", now_ms=0, incarnation=1, last=False, **queue):
 
 
 def test_what_gateways_tell_is_summed_until_one_leaves_or_falls_silent_while_others_tell():
-    gateways = Gateways()
+    gateways = GatewayReports()
     gateways.take(told("a", prefill_requests=3, prefill_tokens=300), at(0))
     gateways.take(told("b", prefill_requests=1, prefill_tokens=50, decode_requests=7), at(0))
-    assert gateways.waiting(at(0)) == {"m": Waiting(4, 350, 7, 0, 350)}
+    assert gateways.waiting(at(0)) == {"m": ModelBacklog(4, 350, 7, 0, 350)}
     gateways.take(told("b", SILENT_NS // MS, decode_requests=5), at(0) + SILENT_NS)
-    assert gateways.waiting(at(0) + SILENT_NS) == {"m": Waiting(0, 0, 5)}
+    assert gateways.waiting(at(0) + SILENT_NS) == {"m": ModelBacklog(0, 0, 5)}
     gateways.take(told("a", 2_100, prefill_requests=2, prefill_tokens=20), at(2_100))
     gateways.take(told("b", 2_100, last=True), at(2_100))
-    assert gateways.waiting(at(2_100)) == {"m": Waiting(2, 20, hopeful_tokens=20)}
+    assert gateways.waiting(at(2_100)) == {"m": ModelBacklog(2, 20, hopeful_tokens=20)}
 
 
 def test_while_no_gateway_is_heard_what_waits_is_unknown_and_later_nothing():
-    gateways = Gateways()
+    gateways = GatewayReports()
     assert gateways.waiting(at(0)) == {}
     gateways.take(told(decode_requests=5), at(0))
     assert gateways.waiting(at(0) + SILENT_NS + 1) is None
@@ -46,16 +46,16 @@ def test_while_no_gateway_is_heard_what_waits_is_unknown_and_later_nothing():
 
 
 def test_old_messages_and_those_that_were_overtaken_change_nothing():
-    gateways = Gateways()
+    gateways = GatewayReports()
     gateways.take(told(decode_requests=5), at(0) + OLD_NS + 1)
     assert gateways.waiting(at(0) + OLD_NS + 1) == {}
     for incarnation, now_ms, count in ((2, 0, 1), (2, 200, 2), (2, 100, 9), (1, 300, 9)):
         gateways.take(told(now_ms=now_ms, incarnation=incarnation, decode_requests=count), at(300))
-    assert gateways.waiting(at(300)) == {"m": Waiting(decode_requests=2)}
+    assert gateways.waiting(at(300)) == {"m": ModelBacklog(decode_requests=2)}
 
 
 def test_gateways_and_models_are_bounded():
-    gateways = Gateways()
+    gateways = GatewayReports()
     for number in range(MAX_GATEWAYS + 5):
         gateways.take(told(f"g{number}", decode_requests=1), at(number))
     assert gateways.waiting(at(300))["m"].decode_requests == MAX_GATEWAYS
@@ -70,7 +70,7 @@ def worker(worker_id, role, **load):
 
 
 def test_a_phases_queue_is_what_waits_at_its_workers_and_at_gateways():
-    fleet, gateways = Fleet(prefill_shares), Gateways()
+    fleet, gateways = FleetTelemetry(prefill_shares), GatewayReports()
     for batch in (
         worker("p", "prefill", waiting=3, waiting_prefill_tokens=900),
         worker("d", "decode", waiting=2, running=8),

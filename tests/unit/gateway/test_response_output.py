@@ -6,20 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.answers.parts import Kind
-from services.gateway.dispatch.choice import Piece, Run
+from services.gateway.answers.parts import PartKind
+from services.gateway.dispatch.choice import AnswerRun, Piece
 from services.gateway.http.replies import ChatTokenLogprob
 from services.gateway.responses.output import ResponseOutput
 
 RUNS = [
-    Run(Kind.REASONING, "thin"),
-    Run(Kind.REASONING, "king"),
-    Run(Kind.CONTENT, "say"),
-    Run(Kind.CALL, "f", "call_1"),
-    Run(Kind.ARGUMENTS, '{"a"'),
-    Run(Kind.ARGUMENTS, ": 1}"),
-    Run(Kind.CALL, "g", "call_2"),
-    Run(Kind.CONTENT, "more"),
+    AnswerRun(PartKind.REASONING, "thin"),
+    AnswerRun(PartKind.REASONING, "king"),
+    AnswerRun(PartKind.CONTENT, "say"),
+    AnswerRun(PartKind.CALL, "f", "call_1"),
+    AnswerRun(PartKind.ARGUMENTS, '{"a"'),
+    AnswerRun(PartKind.ARGUMENTS, ": 1}"),
+    AnswerRun(PartKind.CALL, "g", "call_2"),
+    AnswerRun(PartKind.CONTENT, "more"),
 ]
 
 
@@ -68,7 +68,7 @@ def test_logprobs_come_with_the_text_that_they_are_of() -> None:
         return ChatTokenLogprob(entry, -1.0, [], [])
 
     found, entries = output(named), [["a"], ["b", "c"], ["d"]]
-    texts = [[Run(Kind.CONTENT, "a")], [], [Run(Kind.CONTENT, "bcd")]]
+    texts = [[AnswerRun(PartKind.CONTENT, "a")], [], [AnswerRun(PartKind.CONTENT, "bcd")]]
     events = [
         event
         for tokens, runs in zip(entries, texts, strict=True)

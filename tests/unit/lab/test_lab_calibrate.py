@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.cli.lab.asked import RunOptions
-from libs.cli.lab.calibrate import Described, learned_of, read_reported
+from libs.cli.lab.calibrate import WorkerDescription, learned_of, read_reported
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Capabilities, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
@@ -131,7 +131,7 @@ async def test_a_worker_is_described_by_its_own_answer_and_its_telemetry() -> No
     told = await told_of([batch("a", BEGAN_NS + 1), batch("b", BEGAN_NS + 1, incarnation=2)])
     can = Capabilities(block_size_tokens=16, kv_blocks=7, kv_block_bytes=160, max_sequences=5)
     worker = Worker(id="a", engine="sim", device="cpu", assignment=Assignment(model="m"), capabilities=can)
-    found = learned_of(Described(worker, 300, [1.0, 9.0, 2.0]), told["a"])
+    found = learned_of(WorkerDescription(worker, 300, [1.0, 9.0, 2.0]), told["a"])
     assert found.kind == ("sim", "m", "cpu", 1)
     assert (found.chunk_tokens, found.round_trip_ms, found.kv_blocks) == (300, 2.0, 7)
 

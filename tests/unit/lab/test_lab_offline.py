@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from libs.lab.cluster.books import Outcome
-from libs.lab.cluster.run import RoleMove
+from libs.lab.cluster.books import LabOutcome
+from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.hindsight import merit
@@ -48,14 +48,14 @@ def test_a_rate_that_is_kept_at_once_takes_one_run_and_refuses_nobody() -> None:
 def test_what_is_refused_counts_as_rejected_and_not_as_good() -> None:
     refused = frozenset(range(0, len(EASY.trace.requests), 4))
     report, result = run(replace(EASY, refused=refused), policy_named("fulcrum:1:2", 3))
-    assert {each.request.number for each in result.answers if each.outcome is Outcome.REJECTED} == refused
+    assert {each.request.number for each in result.answers if each.outcome is LabOutcome.REJECTED} == refused
     assert report.score.rejected == len(refused)
     assert report.score.good <= len(EASY.trace.requests) - len(refused)
     assert report.score.completed == len(EASY.trace.requests) - len(refused)
 
 
 def test_roles_move_when_the_schedule_says_so() -> None:
-    moves = [RoleMove(5.0, 1, Role.PREFILL, 0), RoleMove(10.0, 1, Role.MIXED, 0)]
+    moves = [PlannedMove(5.0, 1, Role.PREFILL, 0), PlannedMove(10.0, 1, Role.MIXED, 0)]
     report, result = run(replace(EASY, moves=moves), policy_named("fulcrum:1:2", 3))
     assert report.role_moves == 2
     assert result.workers[1].assignment.role is Role.MIXED

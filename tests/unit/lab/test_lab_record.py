@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from libs.bus.clients import CONNECTION_ERRORS
 from libs.cli.lab import record as recording
-from libs.cli.lab.record import Broker, Recording, collect, find_broker
+from libs.cli.lab.record import EventBroker, Recording, collect, find_broker
 from libs.cli.main import app
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, OUTCOME_REJECTED, RequestEvent
@@ -93,7 +93,7 @@ async def test_a_broker_that_is_away_is_told_at_once() -> None:
 def reads(monkeypatch: pytest.MonkeyPatch, events: Sequence[RequestEvent], *, breaks_off: bool = False) -> None:
     """Put these events in a broker's place."""
 
-    async def read(broker: Broker, found: Recording, seconds: float, note: Note) -> None:
+    async def read(broker: EventBroker, found: Recording, seconds: float, note: Note) -> None:
         found.events += events
         if breaks_off:
             raise KeyboardInterrupt
@@ -137,7 +137,7 @@ def test_the_broker_is_the_named_one_else_the_suites(tmp_path: Path) -> None:
 
     suite = Ready("http://127.0.0.1:1", (), "", "", os.getpid(), "", "127.0.0.1:2", "", "blue", "", "")
     write_ready(tmp_path / "ready.json", suite)
-    assert find_broker(tmp_path / "ready.json", "", "") == Broker("127.0.0.1:2", "blue")
-    assert find_broker(tmp_path / "ready.json", "kafka:9092", "") == Broker("kafka:9092", "local")
+    assert find_broker(tmp_path / "ready.json", "", "") == EventBroker("127.0.0.1:2", "blue")
+    assert find_broker(tmp_path / "ready.json", "kafka:9092", "") == EventBroker("kafka:9092", "local")
     with pytest.raises(StartupError, match="fulcrum up"):
         find_broker(tmp_path / "none.json", "", "")

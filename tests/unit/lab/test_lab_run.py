@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.books import Answer, Outcome
+from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.lab.cluster.run import BooksDoNotBalance, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.experiment import Experiment, run
@@ -133,10 +133,10 @@ def test_prompts_beside_decodes_cost_what_the_interference_says() -> None:
 # ---------------------------------------------------------------- scores
 
 
-def answer(first_ps: int, last_ps: int, tokens: int, late: int = 0) -> Answer:
-    made = Answer(TraceRequest(0, 0, 10, tokens), VirtualTime(), 0, 2_000_000_000, 50_000_000)
+def answer(first_ps: int, last_ps: int, tokens: int, late: int = 0) -> LabAnswer:
+    made = LabAnswer(TraceRequest(0, 0, 10, tokens), VirtualTime(), 0, 2_000_000_000, 50_000_000)
     made.first_ps, made.last_ps, made.tokens, made.late = first_ps, last_ps, tokens, late
-    made.outcome = Outcome.COMPLETED
+    made.outcome = LabOutcome.COMPLETED
     return made
 
 
@@ -148,7 +148,7 @@ def test_an_answer_is_good_when_first_token_mean_pace_and_nearly_all_tokens_are_
     assert is_good(answer(second, 6 * second, 101, late=1))
     assert not is_good(answer(second, 6 * second, 101, late=2)), "more than 1 % late"
     unfinished = answer(second, 2 * second, 50)
-    unfinished.outcome = Outcome.UNFINISHED
+    unfinished.outcome = LabOutcome.UNFINISHED
     assert not is_good(unfinished)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from libs.lab.experiment import Experiment, Report, run
+from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.search import STEP, highest_rate, passes
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("quiet_lab")
 
 
 @pytest.fixture(scope="module")
-def any_report() -> Report:
+def any_report() -> LabReport:
     experiment = Experiment(
         generate("poisson:rate=1,seconds=5", seed=1),
         resolve("llama-3.1-8b", "h100"),
@@ -26,8 +26,8 @@ def any_report() -> Report:
     return run(experiment, policy_named("fulcrum:1:1", 2))[0]
 
 
-def test_requests_and_work_have_edges_of_their_own_and_both_the_lower_one(any_report: Report) -> None:
-    def at_rate(rate: float) -> Sequence[Report]:
+def test_requests_and_work_have_edges_of_their_own_and_both_the_lower_one(any_report: LabReport) -> None:
+    def at_rate(rate: float) -> Sequence[LabReport]:
         good = replace(
             any_report.score,
             slo_attainment=1.0 if rate <= STEP**7.5 else 0.5,
@@ -40,6 +40,6 @@ def test_requests_and_work_have_edges_of_their_own_and_both_the_lower_one(any_re
     assert found == {"both": STEP**2, "requests": STEP**7, "work": STEP**2}
 
 
-def test_a_class_that_is_starved_fails_a_rate_by_any_measure(any_report: Report) -> None:
+def test_a_class_that_is_starved_fails_a_rate_by_any_measure(any_report: LabReport) -> None:
     starved = replace(any_report, score=replace(any_report.score, by_class={"chat": 1.0, "long-prompt": 0.4}))
     assert passes([starved], "requests") == passes([starved], "work") == 0.0

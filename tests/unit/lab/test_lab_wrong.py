@@ -7,7 +7,7 @@ import pytest
 from libs.cli.lab.asked import parse_wrong
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.wrong import Wrong
-from libs.lab.experiment import Experiment, Report, run
+from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
@@ -20,7 +20,7 @@ TURNING = generate("flipflop:rate=12,seconds=40,period=20,isl=3000,osl=200", see
 BASE = Experiment(TRACE, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
 
 
-def served(wrong: Wrong) -> Report:
+def served(wrong: Wrong) -> LabReport:
     report, _ = run(replace(BASE, wrong=wrong), policy_named("fulcrum-auto", 4))
     assert report.score.completed == len(TRACE.requests)
     return report

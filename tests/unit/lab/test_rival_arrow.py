@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from libs.lab.cluster.books import Outcome
+from libs.lab.cluster.books import LabOutcome
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.rivals.arrow import arrow
-from libs.lab.rivals.port import Move, Mover, RivalRouter, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Move, RivalMover, RivalRouter, SeenRequest, SeenWorker
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.policy.roles import Role
@@ -20,7 +20,7 @@ BUDGET = 8000
 """Of instances that decode, for prompts that spill over."""
 
 
-def mover() -> Mover:
+def mover() -> RivalMover:
     built = arrow().mover(cluster())
     assert built is not None
     return built
@@ -119,7 +119,7 @@ def test_what_is_bound_to_a_decode_instance_counts_there_from_its_arrival() -> N
     assert policy.rival is not None
     rival = replace(policy.rival, router=lambda cluster: Watched(arrow().router(cluster)), mover=lambda cluster: None)
     _, result = run(base, replace(policy, rival=rival))
-    assert all(answer.outcome is Outcome.COMPLETED for answer in result.answers)
+    assert all(answer.outcome is LabOutcome.COMPLETED for answer in result.answers)
     assert [number for number, _ in seen] == list(range(len(trace.requests))), "each once, as it arrives"
     # Of requests that came in quick succession, the later one sees the former at a decode instance.
     assert max(there for _, there in seen[:3]) >= 1

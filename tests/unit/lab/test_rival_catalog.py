@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.rivals.catalog import RIVALS, every_split, rival
-from libs.lab.rivals.port import Seen, SeenWorker
+from libs.lab.rivals.port import SeenCluster, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork
 from tests.rival_rig import MS, SECOND, after, cluster, request, seen, worker
@@ -100,7 +100,7 @@ def pools(draw: st.DrawFn) -> list[SeenWorker]:
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> list[Seen]:
+def looks(draw: st.DrawFn) -> list[SeenCluster]:
     """A few looks, with an interval between two."""
     return [
         seen(
@@ -120,18 +120,18 @@ moving = st.sampled_from([name for name in NAMES if rival(name).mover(cluster(WO
 
 @given(moving, looks())
 def test_a_mover_leaves_a_ready_worker_of_each_role_moves_only_ready_ones_and_is_deterministic(
-    name: str, all_looks: list[Seen]
+    name: str, all_looks: list[SeenCluster]
 ) -> None:
     decide_alike(name, all_looks)
 
 
 @settings(max_examples=10)
 @given(st.sampled_from(["dynamo-throughput", "dynamo-both"]), looks())
-def test_the_same_holds_for_loops_that_decide_every_36_looks(name: str, all_looks: list[Seen]) -> None:
+def test_the_same_holds_for_loops_that_decide_every_36_looks(name: str, all_looks: list[SeenCluster]) -> None:
     decide_alike(name, [look for look in all_looks for _ in range(36)])
 
 
-def decide_alike(name: str, all_looks: list[Seen]) -> None:
+def decide_alike(name: str, all_looks: list[SeenCluster]) -> None:
     mover, again = (rival(name).mover(cluster(WORKERS)) for _ in range(2))
     assert mover is not None
     assert again is not None

@@ -15,9 +15,9 @@ from libs.lab.rivals.dynamo_performance import (
     StepRegression,
     batch_sizes,
 )
-from libs.lab.rivals.dynamo_planner import DynamoPlanner, Pools, ServiceTargets
+from libs.lab.rivals.dynamo_planner import DynamoPlanner, ReplicaCounts, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import Constant, Kalman, TrafficForecast
-from libs.lab.rivals.port import Mover, SeenWorker
+from libs.lab.rivals.port import RivalMover, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork
 from tests.rival_rig import MS, SECOND, cluster, mixed, prefill, request, seen
@@ -184,50 +184,50 @@ IDLE_DECODE = decode_engine(5, 5000)
 
 
 def test_the_load_loop_moves_one_replica_when_one_pool_is_over_and_the_other_can_spare_one() -> None:
-    assert planner().load([OVERLOADED_PREFILL] * 8, [IDLE_DECODE] * 8) == Pools(9, 7)
+    assert planner().load([OVERLOADED_PREFILL] * 8, [IDLE_DECODE] * 8) == ReplicaCounts(9, 7)
 
 
 def test_the_load_loop_holds_while_one_engine_is_within_its_target() -> None:
     # 7,000 + 2,000 tokens: 810 + 110 = 920 ms.
-    assert planner().load([OVERLOADED_PREFILL] * 7 + [prefill_engine(7000)], [IDLE_DECODE] * 8) == Pools(8, 8)
+    assert planner().load([OVERLOADED_PREFILL] * 7 + [prefill_engine(7000)], [IDLE_DECODE] * 8) == ReplicaCounts(8, 8)
 
 
 def test_the_load_loop_holds_when_the_other_pool_cannot_spare_a_replica() -> None:
     # 10 + 15 + 15 = 40 ms now with the next one; with 8/7 as much 16 + 1 sequences and 15,200 + 1,700 tokens: 43.9 ms.
     busy = decode_engine(14, 13_300)
-    assert planner().load([OVERLOADED_PREFILL] * 8, [busy] * 8) == Pools(8, 8)
+    assert planner().load([OVERLOADED_PREFILL] * 8, [busy] * 8) == ReplicaCounts(8, 8)
 
 
 def test_the_load_loop_holds_when_a_replica_less_leaves_too_little_kv() -> None:
     # 10 + 6 + 9.7 = 25.7 ms now, 10 + 7 + 10.9 = 27.9 ms with 8/7 as much, but that is 9,142 tokens of 9,000.
     decides = DynamoPlanner(EngineLimits(8000, 64, 9000), TARGETS, "constant")
     decides.observe(PREFILL_PASSES, DECODE_PASSES)
-    assert decides.load([OVERLOADED_PREFILL] * 8, [decode_engine(5, 8000)] * 8) == Pools(8, 8)
-    assert decides.load([OVERLOADED_PREFILL] * 8, [decode_engine(5, 7000)] * 8) == Pools(9, 7)
+    assert decides.load([OVERLOADED_PREFILL] * 8, [decode_engine(5, 8000)] * 8) == ReplicaCounts(8, 8)
+    assert decides.load([OVERLOADED_PREFILL] * 8, [decode_engine(5, 7000)] * 8) == ReplicaCounts(9, 7)
 
 
 def test_the_load_loop_gives_an_idle_prefill_replica_to_decode_that_is_over() -> None:
     # 10 + 25 + 25.7 = 60.7 ms each. Prefill: nothing queued, so nothing to take over.
     over = decode_engine(24, 24_000)
-    assert planner().load([prefill_engine(0)] * 8, [over] * 8) == Pools(7, 9)
+    assert planner().load([prefill_engine(0)] * 8, [over] * 8) == ReplicaCounts(7, 9)
 
 
 def test_a_queue_may_use_four_fifths_of_what_the_next_prompt_leaves_of_ttft() -> None:
     # The next prompt alone takes 210 ms, which leaves 790 x 0.8 = 632 ms. One of 2 engines gets twice the queue:
     # 6,000 + 2,000 tokens are one chunk, 810 ms, 600 more; 6,600 + 2,000 are a chunk and 600 tokens, 880 ms, 670 more.
     over = decode_engine(24, 24_000)
-    assert planner().load([prefill_engine(3000)] * 2, [over] * 2) == Pools(1, 3)
-    assert planner().load([prefill_engine(3300)] * 2, [over] * 2) == Pools(2, 2)
+    assert planner().load([prefill_engine(3000)] * 2, [over] * 2) == ReplicaCounts(1, 3)
+    assert planner().load([prefill_engine(3300)] * 2, [over] * 2) == ReplicaCounts(2, 2)
 
 
 def test_the_last_replica_of_a_pool_stays() -> None:
-    assert planner().load([prefill_engine(0)], [decode_engine(24, 24_000)] * 3) == Pools(1, 3)
+    assert planner().load([prefill_engine(0)], [decode_engine(24, 24_000)] * 3) == ReplicaCounts(1, 3)
 
 
 def test_the_floor_of_the_throughput_loop_holds_a_replica_back_from_the_load_loop() -> None:
     decides = planner()
-    decides.set_floor(Pools(6, 8))
-    assert decides.load([OVERLOADED_PREFILL] * 8, [IDLE_DECODE] * 8) == Pools(8, 8)
+    decides.set_floor(ReplicaCounts(6, 8))
+    assert decides.load([OVERLOADED_PREFILL] * 8, [IDLE_DECODE] * 8) == ReplicaCounts(8, 8)
 
 
 def test_the_throughput_loop_sizes_both_pools_by_capacity_at_the_target() -> None:
@@ -238,28 +238,28 @@ def test_the_throughput_loop_sizes_both_pools_by_capacity_at_the_target() -> Non
     decides = DynamoPlanner(LIMITS, targets, "constant")
     decides.observe(PREFILL_PASSES, DECODE_PASSES)
     traffic = {"requests": 8000.0, "input_tokens": 900.0, "output_tokens": 200.0, "interval_s": 100.0}
-    assert decides.throughput(Pools(8, 8), **traffic) == Pools(8, 8)
+    assert decides.throughput(ReplicaCounts(8, 8), **traffic) == ReplicaCounts(8, 8)
     # From 12 prefill replicas 4 can go to decode.
-    assert decides.throughput(Pools(12, 4), **traffic) == Pools(8, 8)
+    assert decides.throughput(ReplicaCounts(12, 4), **traffic) == ReplicaCounts(8, 8)
     # A tenth of the requests: 8 a second need 1 prefill (0.73) and 4 decode replicas; what there is suffices.
-    assert decides.throughput(Pools(8, 8), **traffic | {"requests": 800.0}) == Pools(1, 4)
+    assert decides.throughput(ReplicaCounts(8, 8), **traffic | {"requests": 800.0}) == ReplicaCounts(1, 4)
 
 
 def test_the_throughput_loop_keeps_what_there_is_while_lengths_are_unknown() -> None:
     unknown = {"requests": 800.0, "input_tokens": NAN, "output_tokens": NAN, "interval_s": 100.0}
-    assert planner().throughput(Pools(5, 11), **unknown) == Pools(5, 11)
+    assert planner().throughput(ReplicaCounts(5, 11), **unknown) == ReplicaCounts(5, 11)
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 30), st.integers(1, 30))
 def test_a_pinned_budget_moves_no_more_than_both_pools_agree_on(p: int, d: int, wish_p: int, wish_d: int) -> None:
-    current = Pools(p, d)
-    pinned = current.pinned(Pools(wish_p, wish_d))
+    current = ReplicaCounts(p, d)
+    pinned = current.pinned(ReplicaCounts(wish_p, wish_d))
     assert pinned.prefill + pinned.decode == p + d
     assert min(p, wish_p) <= pinned.prefill <= max(p, wish_p)
     assert min(d, wish_d) <= pinned.decode <= max(d, wish_d)
 
 
-def mover(loops: Loops = "load") -> Mover:
+def mover(loops: Loops = "load") -> RivalMover:
     built = dynamo(loops).mover(cluster(4))
     assert built is not None
     return built

@@ -3,7 +3,7 @@
 import pytest
 
 from libs.lab.rivals.llm_d import Balance, DecodeRate, Recent, ReplicaSaturation, RequestShape, llm_d, wanted_change
-from libs.lab.rivals.port import Mover
+from libs.lab.rivals.port import RivalMover
 from libs.policy.roles import Role
 from tests.rival_rig import MS, SECOND, cluster, mixed, prefill, request, seen
 
@@ -11,7 +11,7 @@ SHAPE = RequestShape(1000, 200)
 """A request holds 1,000 + 100 tokens on average."""
 
 
-def mover() -> Mover:
+def mover() -> RivalMover:
     built = llm_d().mover(cluster())
     assert built is not None
     return built

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.experiment import Experiment, Report, run
+from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.rivals.orders import deadline_and_work, late_last
@@ -51,7 +51,7 @@ def test_deadline_and_work_puts_short_prompts_before_slightly_older_long_ones_an
     assert in_order(deadline_and_work, 700, queued(0, 1000, 400), short) == [500, 0]
 
 
-def report(name: str, **changes: Any) -> Report:
+def report(name: str, **changes: Any) -> LabReport:
     made, _ = run(replace(FLOOD, **changes), policy_named(name, 8))
     return replace(made, wall_s=0.0, events=0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
-from libs.launch.plan import Place, make_plan
+from libs.launch.plan import SuitePlace, make_plan
 from libs.launch.preflight import gateway_port
 from libs.launch.report import StatusLine, parse_status
 from libs.launch.settings import LaunchSettings
@@ -18,7 +18,7 @@ from libs.model.fetch import BUNDLED_MODEL, Model, resolve_model
 from libs.runtime.http import bind
 
 MODEL = Model("sim", "builtin:sim")
-PLACE = Place(
+PLACE = SuitePlace(
     folder=Path("/tmp/suite"),
     broker=("fulcrum-broker",),
     kafka="127.0.0.1:9092",

@@ -9,7 +9,7 @@ import pytest
 from libs.contracts.errors import StaleRole
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import DescribeResponse
-from libs.testing.suites.role_moves import Mover
+from libs.testing.suites.role_moves import RoleChanger
 from libs.worker.admin.client import RoleMove
 from load.planner.role_figures import aim_met, faults, spread_ms, table
 
@@ -89,7 +89,7 @@ def test_a_move_that_some_gateway_never_learned_of_is_null_and_misses_the_aim() 
 @pytest.mark.parametrize("compares", [True, False])
 async def test_of_two_rivals_one_wins_and_a_worker_that_takes_both_is_found_out(compares: bool) -> None:
     worker: Any = OneWorker(compares=compares)
-    mover = Mover({"a": worker}, {"a": "mixed", "b": "mixed"})
+    mover = RoleChanger({"a": worker}, {"a": "mixed", "b": "mixed"})
     mover._possible = lambda: [("a", "prefill"), ("a", "decode"), ("a", "standby")]  # type: ignore[method-assign]
     await mover.move_against_rival({"a": worker})
     assert (mover.rival_rounds, mover.both_won, mover.none_won) == (1, not compares, 0)

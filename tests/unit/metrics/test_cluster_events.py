@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.telemetry.worker.facts import WorkerFacts
 from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
 from services.metrics.cluster_events.events import EventLog
-from services.metrics.cluster_events.lives import LOOK_NS, SILENT_NS, Change, Life, WorkerLives, together
+from services.metrics.cluster_events.lives import LOOK_NS, SILENT_NS, Life, LifeChange, WorkerLives, together
 
 S_NS = 1_000_000_000
 BEGIN_NS = 1_800_000_000 * S_NS
@@ -35,7 +35,7 @@ def facts(
     return WorkerFacts(name, incarnation, "n", 1, "sim", assigned, Load(), covered_to_ns, 0, left=left)
 
 
-def look(lives: WorkerLives, at_ns: int, *workers: WorkerFacts) -> list[tuple[Change, str]]:
+def look(lives: WorkerLives, at_ns: int, *workers: WorkerFacts) -> list[tuple[LifeChange, str]]:
     newest_ns = max((worker.covered_to_unix_ns for worker in workers), default=0)
     return [(life.change, life.worker) for life in lives.look(workers, newest_ns, at_ns)]
 
@@ -46,7 +46,7 @@ def test_workers_that_are_there_at_the_first_look_are_no_news() -> None:
     at_ns = BEGIN_NS + S_NS
     newcomer = facts("b", at_ns, incarnation=at_ns - S_NS)
     long_there = facts("c", at_ns)
-    assert look(lives, at_ns, facts("a", at_ns), newcomer, long_there) == [(Change.STARTED, "b")]
+    assert look(lives, at_ns, facts("a", at_ns), newcomer, long_there) == [(LifeChange.STARTED, "b")]
 
 
 def test_a_worker_that_comes_back_under_its_name_says_how_it_went() -> None:
@@ -55,7 +55,7 @@ def test_a_worker_that_comes_back_under_its_name_says_how_it_went() -> None:
         look(lives, BEGIN_NS, facts("a", BEGIN_NS, left=left))
         again = facts("a", BEGIN_NS + 2 * S_NS, incarnation=BEGIN_NS + S_NS)
         (life,) = lives.look([again], BEGIN_NS + 2 * S_NS, BEGIN_NS + 2 * S_NS)
-        assert life.change is Change.RESTARTED
+        assert life.change is LifeChange.RESTARTED
         assert "back after 2.0 s" in life.reason
         assert how in life.reason
 
@@ -67,7 +67,7 @@ def test_silence_is_told_once_and_its_end_too() -> None:
         at_ns = BEGIN_NS + second * S_NS
         heard_ns = at_ns if second in (0, 1) or second >= 8 else BEGIN_NS + S_NS
         found += look(lives, at_ns, facts("a", heard_ns), facts("b", at_ns))
-    assert found == [(Change.LOST, "a"), (Change.BACK, "a")]
+    assert found == [(LifeChange.LOST, "a"), (LifeChange.BACK, "a")]
 
 
 def test_when_nobody_is_heard_the_broker_is_away_and_nobody_is_lost() -> None:
@@ -87,12 +87,12 @@ def test_a_worker_is_lost_at_most_once_before_it_is_back_or_anew(story: list[tup
         workers = [facts("a", heard_ns, incarnation=incarnation), facts("b", at_ns)]
         told += [life.change for life in lives.look(workers, at_ns, at_ns) if life.worker == "a"]
     for before, after in pairwise(told):
-        assert not (before is after is Change.LOST)
-        assert after is not Change.BACK or before is Change.LOST
+        assert not (before is after is LifeChange.LOST)
+        assert after is not LifeChange.BACK or before is LifeChange.LOST
 
 
 def test_eight_workers_that_fall_silent_together_are_one_event() -> None:
-    lives = [Life(Change.LOST, f"gpu-{n}", "decode", f"no telemetry for {SILENT_NS}") for n in range(12)]
+    lives = [Life(LifeChange.LOST, f"gpu-{n}", "decode", f"no telemetry for {SILENT_NS}") for n in range(12)]
     (alike,) = together(lives)
     event = EventLog().add_lives(alike, BEGIN_NS)
     assert event.action == "worker_lost"

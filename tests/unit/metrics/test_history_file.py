@@ -14,7 +14,7 @@ from libs.contracts.topics import STEPS
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.members import Member
 from libs.telemetry.windows.ring import Tier
-from libs.telemetry.windows.rollups import TIERS, Kept
+from libs.telemetry.windows.rollups import TIERS, KeptWindow
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
@@ -42,7 +42,7 @@ def opened(path, cluster="local", tiers=(SECOND,)):
 
 def kept(second, workers=("a", "b"), scale=1):
     times = np.arange(4 * len(workers), dtype=np.int64).reshape(-1, 4) * scale
-    return Kept(10**9, second * 10**9, list(workers), times, np.arange(len(workers), dtype=np.uint8) + 1)
+    return KeptWindow(10**9, second * 10**9, list(workers), times, np.arange(len(workers), dtype=np.uint8) + 1)
 
 
 def told(file):

@@ -9,7 +9,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval
 from libs.telemetry.directory import LEFT_NS, LISTED_NS
-from libs.telemetry.fleet import MAX_WORKERS, Fleet
+from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.listing import LOAD_NS
 from libs.telemetry.members import Members
@@ -36,7 +36,7 @@ class Told:
 
 
 def fleet_of(*batches):
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     for batch in batches:
         fleet.add(batch, batch.covered_to_unix_ns)
     return fleet

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, at, step, step_batch
@@ -16,13 +16,13 @@ LIMIT = 1_000
 
 
 def fleet_of(*batches):
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     for batch in batches:
         fleet.add(batch, batch.covered_to_unix_ns)
     return fleet
 
 
-def told(fleet: Fleet, end_ms: float, window_ms: float, limit: int = LIMIT) -> StepsReport:
+def told(fleet: FleetTelemetry, end_ms: float, window_ms: float, limit: int = LIMIT) -> StepsReport:
     return steps_of(fleet, "decode-0", at(end_ms), round(window_ms * MS), limit)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from libs.policy.reserve.following import UNKNOWN, Count, UseFollower
+from libs.policy.reserve.following import UNKNOWN, ModelCount, UseFollower
 
 BEGIN_S = 1_700_000_000.0
 LOADS = {"often": 4.0, "seldom": 4.0}
@@ -18,7 +18,7 @@ def follow(seconds: float, gaps_s: dict[str, float], *, runs_s: float = 1.0) -> 
         for name, gap_s in gaps_s.items():
             arrivals = int(at_s // gap_s)
             last_s = arrivals * gap_s
-            counts[name] = Count(arrivals, int(arrivals > 0 and at_s - last_s < runs_s), BEGIN_S + last_s)
+            counts[name] = ModelCount(arrivals, int(arrivals > 0 and at_s - last_s < runs_s), BEGIN_S + last_s)
         follower.look(BEGIN_S + at_s, counts)
     return follower
 
@@ -62,7 +62,7 @@ def test_the_forecast_of_how_many_are_in_use_at_once_comes_near_what_is() -> Non
                 arrivals[name], last_s[name] = arrivals[name] + 1, now_s
                 ends[name].append(now_s + rng.exponential(15.0))
         active.append(sum(map(bool, ends.values())))
-        follower.look(now_s, {name: Count(arrivals[name], len(ends[name]), last_s[name]) for name in names})
+        follower.look(now_s, {name: ModelCount(arrivals[name], len(ends[name]), last_s[name]) for name in names})
     assert follower.ahead is not None
     assert follower.windows == 39
     assert follower.ahead.expected_models == pytest.approx(np.mean(active), rel=0.25)
@@ -72,5 +72,5 @@ def test_the_forecast_of_how_many_are_in_use_at_once_comes_near_what_is() -> Non
 
 def test_a_gateway_that_starts_anew_takes_nothing_back() -> None:
     follower = follow(120, {"often": 10.0})
-    follower.look(BEGIN_S + 121, {"often": Count(0, 0, 0.0)})
+    follower.look(BEGIN_S + 121, {"often": ModelCount(0, 0, 0.0)})
     assert follower.active == 0

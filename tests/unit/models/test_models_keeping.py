@@ -10,7 +10,7 @@ from libs.lab.models.generate import generate_usage
 from libs.lab.models.keeping import KeepWindow, hybrid_histogram, keep_for, replay_rule, replay_worth
 from libs.lab.models.usage import UsageLog
 from libs.policy.reserve.arrivals import ArrivalLaws
-from libs.policy.reserve.keeping import Pool, choose, worth_of
+from libs.policy.reserve.keeping import ModelPool, choose, worth_of
 
 
 def log_of(rows):
@@ -50,7 +50,7 @@ MODELS = st.lists(
 @given(MODELS, st.floats(0.0, 30.0))
 def test_busy_models_stay_and_nothing_else_goes_beyond_the_room(models, room):
     gpus, loaded, busy, floor, worth = (np.array(each) for each in zip(*models, strict=True))
-    kept = choose(Pool(gpus, loaded, busy, floor, worth), room)
+    kept = choose(ModelPool(gpus, loaded, busy, floor, worth), room)
     assert np.all(kept[busy])
     assert gpus[kept].sum() <= max(room, gpus[busy].sum()) + 1e-9
     idle = kept & ~busy
@@ -60,7 +60,7 @@ def test_busy_models_stay_and_nothing_else_goes_beyond_the_room(models, room):
 @given(MODELS)
 def test_with_room_for_all_what_pays_and_what_has_a_floor_is_kept(models):
     gpus, loaded, busy, floor, worth = (np.array(each) for each in zip(*models, strict=True))
-    kept = choose(Pool(gpus, loaded, busy, floor, worth), 1e9)
+    kept = choose(ModelPool(gpus, loaded, busy, floor, worth), 1e9)
     assert np.array_equal(kept, busy | floor | (worth > 1))
 
 

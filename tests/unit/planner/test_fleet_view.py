@@ -4,8 +4,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Wor
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
-from services.planner.inputs.fleet_view import COVERED, DECODE, PREFILL, FleetView, Taken
-from services.planner.inputs.roster import Roster
+from services.planner.inputs.fleet_view import COVERED, DECODE, PREFILL, FleetView, MessageOutcome
+from services.planner.inputs.roster import WorkerColumns
 
 WINDOW_MS = 1_000
 
@@ -16,7 +16,7 @@ def registered(name: str, incarnation: int = 1, epoch: int = 1) -> Worker:
 
 def view_of(*workers: Worker) -> FleetView:
     view = FleetView(WINDOW_MS * MS, 0)
-    view.take_roster(Roster(workers, "planner"))
+    view.take_roster(WorkerColumns(workers, "planner"))
     return view
 
 
@@ -30,7 +30,7 @@ def loads(name: str, busy_ms: float, *, to_ms: int = WINDOW_MS, running: int = 0
 
 def test_windows_and_loads_come_out_as_workers_told_them() -> None:
     view = view_of(registered("a"), registered("b"))
-    assert view.take(loads("b", 250, running=7), at(WINDOW_MS)) is Taken.COUNTED
+    assert view.take(loads("b", 250, running=7), at(WINDOW_MS)) is MessageOutcome.COUNTED
     assert view.times_ns(at(WINDOW_MS)).tolist() == [[0, 0, 0], [1_000 * MS, 250 * MS, 0]]
     assert (view.load(0), view.load(1).running) == (None, 7)  # type: ignore[union-attr]
     assert view.is_known().tolist() == [False, True]
@@ -66,10 +66,10 @@ def test_another_life_of_a_worker_is_not_taken_for_this_one() -> None:
 def test_what_is_known_of_a_worker_outlives_a_new_list_of_workers_and_not_its_restart() -> None:
     view = view_of(registered("a"), registered("b"))
     view.take(loads("b", 250, running=7), at(WINDOW_MS))
-    view.take_roster(Roster([registered("c"), registered("b", epoch=4)], "planner"))
+    view.take_roster(WorkerColumns([registered("c"), registered("b", epoch=4)], "planner"))
     assert view.times_ns(at(WINDOW_MS))[1].tolist() == [1_000 * MS, 250 * MS, 0]
     assert (view.load(1).running, view.epoch(1)) == (7, 4)  # type: ignore[union-attr]
-    view.take_roster(Roster([registered("b", incarnation=2)], "planner"))
+    view.take_roster(WorkerColumns([registered("b", incarnation=2)], "planner"))
     assert not view.is_known().any() and not view.times_ns(at(WINDOW_MS)).any()
 
 
@@ -81,9 +81,9 @@ def test_nonsense_is_counted_and_changes_nothing() -> None:
     beyond.windows[0].workers = (7).to_bytes(8, "little")
     old.told_unix_ns -= 60 * 10**9
     taken = [view.take(each, at(WINDOW_MS)) for each in (short, odd, beyond, old)]
-    assert taken == [Taken.MALFORMED] * 3 + [Taken.OLD]
+    assert taken == [MessageOutcome.MALFORMED] * 3 + [MessageOutcome.OLD]
     assert not view.is_known().any()
-    assert view.take(FleetLoads(told_unix_ns=at(WINDOW_MS)), at(WINDOW_MS)) is Taken.COUNTED
+    assert view.take(FleetLoads(told_unix_ns=at(WINDOW_MS)), at(WINDOW_MS)) is MessageOutcome.COUNTED
 
 
 def test_every_column_has_an_entry_for_each_worker() -> None:

@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_ADVISORY,
     MODE_OFF,
 )
-from libs.policy.planner.role_planning import CALM_NS, Change
+from libs.policy.planner.role_planning import CALM_NS, RoleOrder
 from libs.policy.roles import Role
 from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step_batch
@@ -155,7 +155,7 @@ def test_a_planner_that_starts_anew_gives_a_worker_the_budget_that_it_had_before
     cluster = Cluster(m="mixed", p="prefill")
     cluster.workers["m"].assignment.budget_tokens = 64
     cluster.decide()
-    change = Change("m", Role.MIXED, CHUNK)
+    change = RoleOrder("m", Role.MIXED, CHUNK)
     order = cluster.state._role_planner.order(change, cluster.state.view, "prompts press", at(cluster.ms))
     assert order.own_budget_tokens == 64
     cluster.carry_out(Decided((), (order,)))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from libs.cli.planner.limits import set_limit
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
-from libs.policy.planner.limits import DAY_MINUTES, Limits, ModelLimits, QuietHours
+from libs.policy.planner.limits import DAY_MINUTES, ModelLimits, PlannerLimits, QuietHours
 from libs.policy.planner.role_planning import LACKING_NS
 from libs.testing.workers.telemetry import at
 from services.planner.http.answers import decision_answer
@@ -22,7 +22,7 @@ from services.planner.state import MEASURED_NS
 from tests.planner_rig import CHUNK, MS, Cluster, actions
 
 
-def limits(**own: Any) -> Limits:
+def limits(**own: Any) -> PlannerLimits:
     return LimitsBody(**own).limits()
 
 

@@ -23,11 +23,11 @@ from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import Memory, assign
-from libs.telemetry.gateways import Waiting
+from libs.telemetry.gateways import ModelBacklog
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
-from services.planner.inputs.fleet_view import FleetView, Taken
+from services.planner.inputs.fleet_view import FleetView, MessageOutcome
 from services.planner.inputs.models import Look, ObservedModel, Observer
-from services.planner.inputs.roster import Roster
+from services.planner.inputs.roster import WorkerColumns
 from services.planner.scaling.advisor import STOOD_NS, Advisor
 from tests.planner_rig import Cluster
 
@@ -76,17 +76,20 @@ def worker(name: str, role: str, **said: Any) -> Said:
     return Said(name, role, **said)
 
 
-def observed(*workers: Said, waiting: dict[str, Waiting] | None) -> list[ObservedModel]:
+def observed(*workers: Said, waiting: dict[str, ModelBacklog] | None) -> list[ObservedModel]:
     view = FleetView(WINDOW_MS * MS, 0)
-    view.take_roster(Roster([each.worker for each in workers], "planner"))
+    view.take_roster(WorkerColumns([each.worker for each in workers], "planner"))
     for each in workers:
-        assert view.take(Telling(each.worker.id).loads([each.batch], NOW_NS), NOW_NS - each.ago_ns) is Taken.COUNTED
+        assert (
+            view.take(Telling(each.worker.id).loads([each.batch], NOW_NS), NOW_NS - each.ago_ns)
+            is MessageOutcome.COUNTED
+        )
     pinned = view.roster.pinned((), NOW_NS)
     look = Look({}, waiting, lambda _model: TPOT_NS, pinned, NOW_NS, NOW_NS)
     return list(Observer(view).look(look).models)
 
 
-def look(*workers: Said, waiting: Waiting | None = None, gateways: bool = True) -> ObservedModel:
+def look(*workers: Said, waiting: ModelBacklog | None = None, gateways: bool = True) -> ObservedModel:
     (found,) = observed(*workers, waiting=({"sim": waiting} if waiting else {}) if gateways else None)
     return found
 
@@ -100,7 +103,7 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
     busy = look(
         worker("p", "prefill", prefill=1.0, load=load),
         worker("d", "decode"),
-        waiting=Waiting(
+        waiting=ModelBacklog(
             prefill_requests=3,
             prefill_tokens=a_second,
             decode_requests=1,
@@ -112,7 +115,7 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
 
 
 def test_late_prompts_press_where_nothing_is_served_and_no_one_else() -> None:
-    late = Waiting(prefill_requests=3, prefill_tokens=50_000, hopeful_tokens=0)
+    late = ModelBacklog(prefill_requests=3, prefill_tokens=50_000, hopeful_tokens=0)
     served = look(worker("p", "prefill", prefill=0.5), worker("d", "decode"), waiting=late)
     assert served.work.prompts == pytest.approx(0.5)
     stuck = look(worker("d", "decode"), worker("e", "decode"), waiting=late)
@@ -129,7 +132,7 @@ def test_decodes_are_all_sequences_that_decode_or_soon_will_but_no_prompts_that_
 
 def test_those_that_wait_for_decode_at_gateways_are_taken_to_hold_as_much_as_others() -> None:
     decode = worker("d", "decode", load=Load(running=2, free_kv_blocks=980))
-    found = look(worker("p", "prefill"), decode, waiting=Waiting(decode_requests=3))
+    found = look(worker("p", "prefill"), decode, waiting=ModelBacklog(decode_requests=3))
     assert (found.work.decodes, found.work.kv_tokens) == (5, 320 + 3 * 160)
 
 

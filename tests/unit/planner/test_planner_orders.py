@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
 from services.planner import orders
-from services.planner.orders import Order, OrderExecutor, Outcome
+from services.planner.orders import CallOutcome, Order, OrderExecutor
 
 
 class Channel:
@@ -114,7 +114,7 @@ async def test_all_changes_of_a_decision_are_asked_for_before_any_is_answered(ri
         rig.to(name).may_answer.set()
     await rig.until_ended("a", "b", "c")
     assert {each and each.epoch for each in rig.ended.values()} == {8}
-    assert rig.actor.outcomes == {Outcome.DONE: 3}
+    assert rig.actor.outcomes == {CallOutcome.DONE: 3}
 
 
 async def test_a_worker_that_has_not_answered_is_not_asked_again(rig: Rig) -> None:
@@ -125,7 +125,7 @@ async def test_a_worker_that_has_not_answered_is_not_asked_again(rig: Rig) -> No
     assert again == [None]
     rig.to("a").may_answer.set()
     await rig.until_ended("a")
-    assert rig.actor.outcomes == {Outcome.LEFT: 1, Outcome.DONE: 1}
+    assert rig.actor.outcomes == {CallOutcome.LEFT: 1, CallOutcome.DONE: 1}
     rig.ended.clear()
     rig.order("a")
     await rig.until_ended("a")
@@ -150,14 +150,14 @@ async def test_what_is_decided_beyond_the_bound_on_calls_is_left_to_the_next_dec
     [
         (
             refused(grpc.StatusCode[StaleRole.grpc_status], "stale_role: expected epoch 7, the worker is at 8"),
-            Outcome.STALE,
+            CallOutcome.STALE,
         ),
-        (refused(grpc.StatusCode.UNAVAILABLE, "connection refused"), Outcome.FAILED),
+        (refused(grpc.StatusCode.UNAVAILABLE, "connection refused"), CallOutcome.FAILED),
     ],
     ids=["stale", "away"],
 )
 async def test_a_call_that_is_refused_or_fails_is_counted_and_the_worker_is_left(
-    rig: Rig, error: Exception, outcome: Outcome
+    rig: Rig, error: Exception, outcome: CallOutcome
 ) -> None:
     rig.order("a", "b")
     await rig.until_asked("a", "b")
@@ -166,28 +166,28 @@ async def test_a_call_that_is_refused_or_fails_is_counted_and_the_worker_is_left
         rig.to(name).may_answer.set()
     await rig.until_ended("a", "b")
     assert rig.ended["a"] is None and rig.ended["b"] is not None
-    assert rig.actor.outcomes == {outcome: 1, Outcome.DONE: 1}
+    assert rig.actor.outcomes == {outcome: 1, CallOutcome.DONE: 1}
 
 
 async def test_a_worker_that_never_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "CALL_S", 0.01)
     rig.order("a")
     await rig.until_ended("a")
-    assert (rig.ended, rig.actor.outcomes) == ({"a": None}, {Outcome.FAILED: 1})
+    assert (rig.ended, rig.actor.outcomes) == ({"a": None}, {CallOutcome.FAILED: 1})
 
 
 async def test_a_token_that_could_be_read_on_its_way_does_not_travel(rig: Rig) -> None:
     rig.network.token_travels = False
     rig.order("a")
     await rig.until_ended("a")
-    assert (rig.network.channels, rig.actor.outcomes) == ({}, {Outcome.FAILED: 1})
+    assert (rig.network.channels, rig.actor.outcomes) == ({}, {CallOutcome.FAILED: 1})
 
 
 async def test_without_a_token_nothing_is_called() -> None:
     made = Rig(token="")
     made.order("a")
     await made.until_ended("a")
-    assert (made.network.channels, made.actor.outcomes) == ({}, {Outcome.FAILED: 1})
+    assert (made.network.channels, made.actor.outcomes) == ({}, {CallOutcome.FAILED: 1})
     await made.tasks.close()
 
 

@@ -22,9 +22,9 @@ from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import at
 from services.planner.http.answers import decision_answer
 from services.planner.http.limits_body import LimitsBody
-from services.planner.inputs.fleet_view import Taken
+from services.planner.inputs.fleet_view import MessageOutcome
 from services.planner.inputs.plans import HeardPlans
-from services.planner.scaling.scaler import Scaler, Settings
+from services.planner.scaling.scaler import Scaler, ScalerSettings
 from services.planner.state import Decided
 from tests.planner_rig import WINDOW_MS, Cluster, registered
 
@@ -71,7 +71,7 @@ class Town:
         store: Any = self.memory
         return Scaler(
             self.cluster.state, self.bus, RigClock(self.cluster), actuators=actuators,
-            settings=Settings(START_UP_NS), store=store, plans=self.plans,
+            settings=ScalerSettings(START_UP_NS), store=store, plans=self.plans,
         )  # fmt: skip
 
     def _come(self, name: str) -> None:
@@ -277,8 +277,8 @@ async def test_a_plan_that_says_nothing_of_now_starts_nobody(made_s: float, need
 def test_of_two_plans_the_one_made_last_counts_and_nonsense_is_left_out() -> None:
     town = Town()
     now_s = at(0) / 1e9
-    assert town.plans.take(day_ahead(now_s, [(3, 3)])) is Taken.COUNTED
-    assert town.plans.take(day_ahead(now_s - 60, [(5, 5)])) is Taken.OLD
+    assert town.plans.take(day_ahead(now_s, [(3, 3)])) is MessageOutcome.COUNTED
+    assert town.plans.take(day_ahead(now_s - 60, [(5, 5)])) is MessageOutcome.OLD
     wrong = day_ahead(now_s + 1, [(5, 5)])
     for spoil in ("step_s", "length", "workers"):
         bad = PlanMessage.FromString(wrong.SerializeToString())
@@ -288,7 +288,7 @@ def test_of_two_plans_the_one_made_last_counts_and_nonsense_is_left_out() -> Non
             bad.decode.asked.append(1)
         else:
             bad.decode.asked[0] = 2**31
-        assert town.plans.take(bad) is Taken.MALFORMED
+        assert town.plans.take(bad) is MessageOutcome.MALFORMED
     plan = town.plans.plan("sim")
     assert plan is not None and plan.pools["decode"][0].asked == 3
     assert town.plans.plan("another") is None

@@ -17,7 +17,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GpuReading as G
 from libs.counters.nvml import NvmlCounters, open_nvml
 from libs.counters.port import GpuReading
 from libs.counters.sampler import GpuSampler
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.members import Members
 from libs.telemetry.nodes.hardware import FRESH_NS
 from libs.telemetry.windows.rollups import RollUps
@@ -148,7 +148,7 @@ async def test_a_host_without_gpus_samples_nothing(tmp_path: Path) -> None:
 
 
 def test_readings_reach_occupancy_while_they_are_fresh() -> None:
-    fleet, batch = Fleet(prefill_shares), step_batch(1, (0, 1000))
+    fleet, batch = FleetTelemetry(prefill_shares), step_batch(1, (0, 1000))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-a", index=0, name="NVIDIA A10", utilisation=0.0))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-b", index=1, power_w=float("nan")))
     fleet.add(batch, at(1000))
@@ -162,7 +162,7 @@ def test_readings_reach_occupancy_while_they_are_fresh() -> None:
 
 @pytest.mark.parametrize("end_ms", [1000, 10_999, 11_000, 59_000])
 def test_readings_are_of_the_end_that_is_asked_for_however_long_the_windows_are(end_ms: int) -> None:
-    fleet, batch = Fleet(prefill_shares), step_batch(1, (end_ms - 1000, end_ms))
+    fleet, batch = FleetTelemetry(prefill_shares), step_batch(1, (end_ms - 1000, end_ms))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-a", index=0, name="NVIDIA A10"))
     fleet.add(batch, at(end_ms))
     assert len(cluster_occupancy(fleet, RollUps(), Members(), at(end_ms), 24 * 3600 * 1000 * MS).hardware) == 1

@@ -4,7 +4,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, SharedWorker, StepBatch
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.fleet import MAX_AHEAD_NS, Fleet
+from libs.telemetry.fleet import MAX_AHEAD_NS, FleetTelemetry
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 
@@ -16,7 +16,7 @@ def plain(number: int, worker: str = "w") -> StepBatch:
 
 
 def test_hand_offs_that_another_instance_has_counted_are_not_counted_again_when_it_is_taken_over() -> None:
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     fleet.relay(SharedWorker(newest=plain(99)), at(10_000), at(10_000), "other")
     for number in range(50, 120):  # all that came since, in one go
         batch = plain(number)
@@ -26,7 +26,7 @@ def test_hand_offs_that_another_instance_has_counted_are_not_counted_again_when_
 
 
 def test_a_worker_that_is_only_expected_tells_nothing_of_its_hosts_clock() -> None:
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     behind_ms = 5_000
     for worker, late_ms in (("a", 0), ("b", behind_ms), ("c", 0)):
         kept = step_batch(0, (9_900 - late_ms, 10_000 - late_ms), worker=worker)
@@ -43,13 +43,13 @@ def test_a_worker_that_is_only_expected_tells_nothing_of_its_hosts_clock() -> No
 
 @pytest.mark.parametrize("end_ns", [at(150) + MAX_AHEAD_NS + 1, 2**63, 2**64 - 1])
 def test_a_step_that_ends_further_ahead_than_clocks_differ_is_refused(end_ns: int) -> None:
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     assert not fleet.relay(SharedWorker(newest=plain(0), last_step_end_unix_ns=end_ns), at(150), at(150), "other")
     assert list(fleet.directory.known()) == []
 
 
 def test_who_comes_back_after_it_was_given_up_is_listed_at_once() -> None:
-    fleet = Fleet(prefill_shares)
+    fleet = FleetTelemetry(prefill_shares)
     away = LISTED_NS // (100 * MS) + 10
     fleet.add(plain(0, "back"), at(100))
     fleet.add(plain(away, "other"), at(100 * away + 100))

@@ -18,7 +18,7 @@ from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.testing.engines.real_model import real_model_folder
 from services.gateway.answers.families import AnswerFormat
 from services.gateway.answers.guide import guide_of
-from services.gateway.answers.parts import Kind
+from services.gateway.answers.parts import PartKind
 
 pytestmark = pytest.mark.torch
 
@@ -91,5 +91,5 @@ async def test_a_named_tool_is_called(runner: TorchRunner, tokenizer: Tokenizer)
     parser = AnswerFormat(calls="hermes").parser({"capital": SCHEMA}, "")
     assert parser is not None
     call, *arguments = parser.text(tokenizer.decode(tokens))
-    assert (call.kind, call.text) == (Kind.CALL, "capital")
+    assert (call.kind, call.text) == (PartKind.CALL, "capital")
     validate(json.loads("".join(part.text for part in arguments)), SCHEMA)

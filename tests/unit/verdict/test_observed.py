@@ -22,7 +22,7 @@ from libs.perfmodel.reference import expected_ns, usual_model
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
 from libs.telemetry.worker.steps import FinishedSteps
-from services.metrics.status.paces import Pace, beside_peers, pace
+from services.metrics.status.paces import StepPace, beside_peers, pace
 from services.metrics.status.planner_news import HEARD_NS, PlannerNews
 from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS
 from services.metrics.status.traffic import TrafficLog
@@ -148,7 +148,7 @@ def test_slowness_is_how_long_steps_take_over_what_they_take_peers(slow):
 
 def test_what_slows_all_workers_accuses_none_and_two_are_no_peers():
     def slow(by):
-        return Pace(by, 0.0, 0.0)
+        return StepPace(by, 0.0, 0.0)
 
     found = beside_peers({"a": slow(2.0), "b": slow(2.1), "c": slow(6.0), "d": slow(None)})
     assert found == {"a": pytest.approx(2.0 / 2.1), "b": 1.0, "c": pytest.approx(6.0 / 2.1), "d": None}

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.engine.kv.wait import KvWait
-from libs.engine.vllm.scheduling.pacing import PacedRequest, Queues, StepPlan, begins_ns, plan_step
+from libs.engine.vllm.scheduling.pacing import PacedRequest, PacedStep, Queues, begins_ns, plan_step
 from libs.engine.vllm.scheduling.pending_report import Steps
 from libs.engine.vllm.scheduling.running_step import NOBODY, Board, Running
-from libs.engine.vllm.scheduling.trial import Trial, trial_tokens
+from libs.engine.vllm.scheduling.trial import TrialStep, trial_tokens
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import Pace
 from libs.policy.worker.slack import MAX_HOLD_NS
@@ -55,7 +55,7 @@ def decoding(*, target_ms: int = 0, first_ms: int = 1000, transferred: bool = Fa
     return made
 
 
-def plan(queues: Queues, *, now_ms: int = 1000, budget: int = 512, model: StepTimeModel | None = MODEL) -> StepPlan:
+def plan(queues: Queues, *, now_ms: int = 1000, budget: int = 512, model: StepTimeModel | None = MODEL) -> PacedStep:
     pace = Pace(512)
     pace.step_time, pace.budget_tokens = model, budget
     return plan_step(pace, queues, tokens_each=1, block_size_tokens=BLOCK, now_ns=now_ms * MS)
@@ -81,16 +81,16 @@ def test_a_newcomer_waits_outside_while_it_would_break_the_pace_and_not_for_ever
     pace = Pace(512)
     pace.step_time, pace.budget_tokens = MODEL, 0
     at = partial(plan_step, pace, tokens_each=1, block_size_tokens=BLOCK)
-    assert at(queues, now_ns=1000 * MS) == StepPlan(1, [newcomer])
-    assert at(queues, now_ns=1000 * MS + MAX_HOLD_NS) == StepPlan(2, [])
+    assert at(queues, now_ns=1000 * MS) == PacedStep(1, [newcomer])
+    assert at(queues, now_ns=1000 * MS + MAX_HOLD_NS) == PacedStep(2, [])
     again = replace(queues, decodes=[*queues.decodes, newcomer], arrived=())
-    assert at(again, now_ns=1001 * MS) == StepPlan(2, []), "what has begun is not held back"
+    assert at(again, now_ns=1001 * MS) == PacedStep(2, []), "what has begun is not held back"
 
 
 def test_prompts_that_yield_stand_aside_for_one_that_there_is_room_for() -> None:
     batch, person = prompt(200, computed=64, yields=True), prompt(96)
     queues = replace(NOTHING, partly=[batch], prompts=[person])
-    assert plan(queues) == StepPlan(96, [batch])
+    assert plan(queues) == PacedStep(96, [batch])
     assert list(plan(replace(queues, free_blocks=2)).aside) == []
     assert list(plan(replace(queues, free_places=0)).aside) == []
     assert list(plan(replace(queues, prompts=())).aside) == []
@@ -104,29 +104,29 @@ def test_newcomers_get_their_tokens_beside_a_long_prompt_that_runs() -> None:
     first, second, waits = prompt(32000, computed=256), prompt(900, computed=64), prompt(96)
     beside = replace(NOTHING, decodes=[decoding()], arrived=[arrived()], partly=[first, second], prompts=[waits])
     made = plan(beside, budget=256)
-    assert made == StepPlan(2 + 256, [second], each=256), "256 are the first prompt's, one the newcomer's"
+    assert made == PacedStep(2 + 256, [second], each=256), "256 are the first prompt's, one the newcomer's"
     made = plan(replace(beside, arrived=(), pulls=3), budget=256)
-    assert made == StepPlan(1 + 3 + 256, [second], each=256)
+    assert made == PacedStep(1 + 3 + 256, [second], each=256)
     made = plan(beside, budget=0)
-    assert made == StepPlan(2, [waits, first, second])
-    assert plan(replace(beside, arrived=()), budget=256) == StepPlan(1 + 256, [], each=0), "nobody comes"
+    assert made == PacedStep(2, [waits, first, second])
+    assert plan(replace(beside, arrived=()), budget=256) == PacedStep(1 + 256, [], each=0), "nobody comes"
     assert list(plan(replace(beside, free_blocks=1), budget=0).aside) == [waits], "decodes may need their blocks"
 
 
 def test_what_a_preempted_sequence_lost_is_no_prompts_affair() -> None:
     again, partly = prompt(300), prompt(900, computed=64)
     queues = replace(NOTHING, decodes=[decoding(target_ms=20)], preempted=[again], partly=[partly])
-    assert plan(queues) == StepPlan(1 + 90 + 300, [], each=90), "what the pace leaves, and what was lost"
+    assert plan(queues) == PacedStep(1 + 90 + 300, [], each=90), "what the pace leaves, and what was lost"
     runs = replace(queues, preempted=(), lost=[prompt(300, computed=20)])
-    assert plan(runs) == StepPlan(1 + 90 + 280, [])
+    assert plan(runs) == PacedStep(1 + 90 + 280, [])
     assert plan(replace(runs, lost=[prompt(9000)])).tokens == 1 + 90 + 512, "a chunk at most"
-    assert plan(replace(runs, arrived=[arrived()])) == StepPlan(2 + 40 + 280, [partly])
+    assert plan(replace(runs, arrived=[arrived()])) == PacedStep(2 + 40 + 280, [partly])
 
 
 def test_a_preempted_sequence_without_room_gives_prompts_no_tokens() -> None:
     queues = replace(NOTHING, decodes=[decoding()], preempted=[prompt(300)], partly=[prompt(900, computed=64)])
     for full in (replace(queues, free_places=0), replace(queues, free_blocks=10)):
-        assert plan(full, budget=16) == StepPlan(1 + 16, [])
+        assert plan(full, budget=16) == PacedStep(1 + 16, [])
     nobody = replace(queues, decodes=(), free_blocks=10)
     assert plan(nobody, budget=0).tokens == 300, "beside nobody it may try"
 
@@ -178,7 +178,7 @@ def test_a_sequence_whose_last_token_is_under_way_computes_no_more() -> None:
 
 
 def test_a_trial_is_due_once_all_its_prompts_have_come_and_is_over_once() -> None:
-    trial = Trial()
+    trial = TrialStep()
     assert [sum(map(len, trial_tokens(tokens, 50))) for tokens in (1, 512, 700)] == [1, 512, 700]
     assert not trial.due and not trial.add(Request(512, request_id="a"), 2)
     assert trial.add(Request(188, request_id="b"), 2) and trial.tokens == 700

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EngineRequest, FinishReason, Phase, SamplingParams
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, FinishReason, SamplingParams
 from libs.engine.vllm import plugin
 from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.scheduling.block_hashes import Rehash
-from libs.engine.vllm.scheduling.pending_report import Held, News, scheduled_work
-from libs.engine.vllm.scheduling.step_report import Command, Report, Step, decode_command, decode_report, encode
+from libs.engine.vllm.scheduling.pending_report import PendingBlocks, PendingNews, scheduled_work
+from libs.engine.vllm.scheduling.step_report import Command, EngineReport, Step, decode_command, decode_report, encode
 from libs.engine.vllm.sequences import Sequences
 from libs.policy.step_time import StepWork
 
@@ -87,7 +87,7 @@ def test_a_hash_stands_until_the_last_of_its_blocks_is_gone() -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    report = Report(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, step=Step(1, 2, 3, 4, 5, 6, 7, 8), stored=[b"hash"])
+    report = EngineReport(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, step=Step(1, 2, 3, 4, 5, 6, 7, 8), stored=[b"hash"])
     assert decode_report(encode(report)) == report
     command = Command(prefill_budget=0, release=["one"])
     assert decode_command(encode(command)) == command
@@ -95,7 +95,7 @@ def test_messages_survive_the_wire() -> None:
 
 def test_a_lease_outlives_its_sequence_and_is_found_by_its_key() -> None:
     sequences = Sequences()
-    request = EngineRequest(7, "r", Phase.PREFILL, np.arange(5, dtype=np.int32), 5, 1, SamplingParams())
+    request = EngineRequest(7, "r", EnginePhase.PREFILL, np.arange(5, dtype=np.int32), 5, 1, SamplingParams())
     live = sequences.add(request, sequences.new_name(request))
     sequences.lease(live)
     sequences.remove(live)
@@ -110,7 +110,7 @@ def test_a_handle_is_refused_while_its_lease_still_lasts_until_a_heartbeat(lease
     assert lease_margin_ns(lease_ms) == int(margin_s * 1e9)
     handle = KvHandle("prefill", 1, "", b"", len(TOKENS), 3, "vllm/test")
     request = EngineRequest(
-        1, "r", Phase.DECODE, np.array(TOKENS, dtype=np.int32), len(TOKENS), 1, SamplingParams(), kv=handle
+        1, "r", EnginePhase.DECODE, np.array(TOKENS, dtype=np.int32), len(TOKENS), 1, SamplingParams(), kv=handle
     )
     handover = SimpleNamespace(engine_id="other", expires_unix_ns=100_000_000_000)
     latest_ns = handover.expires_unix_ns - lease_margin_ns(lease_ms)
@@ -126,7 +126,7 @@ def test_a_handle_is_refused_while_its_lease_still_lasts_until_a_heartbeat(lease
 
 
 def test_a_hold_ends_once_whoever_ends_it() -> None:
-    held, news = Held(), News()
+    held, news = PendingBlocks(), PendingNews()
     for name in ("pulled", "released", "expired"):
         held.prefilled(name, news, kept=True)
     held.prefilled("not kept", news, kept=False)

@@ -9,7 +9,7 @@ from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineIntegrity
-from libs.worker.gateways.attached import Gateways
+from libs.worker.gateways.attached import AttachedGateways
 
 TOLD_S = 50.0
 
@@ -33,7 +33,7 @@ class Engine:
 def test_a_gateway_hears_within_a_beat_of_a_worker_on_which_something_of_its_depends(
     leased_handles: int, living: bool, within_ms: int
 ) -> None:
-    gateways = Gateways(cast(Any, Engine(leased_handles)), cast(Any, None), "c", common.Worker)
+    gateways = AttachedGateways(cast(Any, Engine(leased_handles)), cast(Any, None), "c", common.Worker)
     link = gateways.attach(pb.Hello(cluster="c", gateway_id="g0"))
     link.load_news, link.sent_s = False, TOLD_S
     if living:

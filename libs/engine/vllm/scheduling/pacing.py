@@ -123,7 +123,7 @@ class Queues:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class PacedStep:
     """Of one step."""
 
     tokens: int
@@ -134,7 +134,7 @@ class StepPlan:
     """Tokens that one request computes at most; 0: no bound."""
 
 
-def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> StepPlan:
+def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> PacedStep:
     """Decodes first, newcomers with `tokens_each`; then prompts as far as running TPOT targets and the budget let them.
 
     What preempted ones lost is not the prompts' affair: it has a chunk of its own, but only where they can use it.
@@ -156,7 +156,7 @@ def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens
     parked, most = _beside(queues, partly, prompt_tokens, newcomers=joining + queues.pulls + len(again))
     tokens = sum(each.needs for each in queues.decodes) + joining * tokens_each + queues.pulls + prompt_tokens
     tokens += min(sum(each.needs for each in (*queues.lost, *again)), pace.chunk_tokens)
-    return StepPlan(tokens, [*held, *yielding, *parked], most)
+    return PacedStep(tokens, [*held, *yielding, *parked], most)
 
 
 def _beside(

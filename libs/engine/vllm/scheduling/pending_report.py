@@ -9,7 +9,7 @@ from libs.engine.vllm.scheduling.step_report import Pulled, Step, step_of
 from libs.policy.step_time import StepWork, chunks_work
 
 
-class News:
+class PendingNews:
     """What has happened since the last report."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class News:
         self.trial_ns: int | None = None
 
 
-class Held:
+class PendingBlocks:
     """Prefilled requests whose blocks wait for a receiver; each is reported as released once, when the wait ends."""
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class Held:
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
-    def prefilled(self, name: str, news: News, *, kept: bool) -> None:
+    def prefilled(self, name: str, news: PendingNews, *, kept: bool) -> None:
         """One has ended, and vLLM has kept its blocks or not: connectors need not say which."""
         if kept:
             self._held.add(name)
         else:
             news.released.append(name)
 
-    def freed(self, name: str, news: News) -> None:
+    def freed(self, name: str, news: PendingNews) -> None:
         """The blocks of a request went back to the pool."""
         if name in self._held:
             self._held.discard(name)

@@ -25,7 +25,7 @@ from libs.engine.vllm.scheduling.block_hashes import Rehash
 from libs.engine.vllm.scheduling.guides import follow_generated, serve_guides
 from libs.engine.vllm.scheduling.kv_events import Rehasher, whole_context_group
 from libs.engine.vllm.scheduling.pacing import PacedRequest, Queues, begins_ns, plan_step
-from libs.engine.vllm.scheduling.pending_report import Held, News, Steps, scheduled_work
+from libs.engine.vllm.scheduling.pending_report import PendingBlocks, PendingNews, Steps, scheduled_work
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.step_report import (
     COMMAND_KEY,
@@ -33,12 +33,12 @@ from libs.engine.vllm.scheduling.step_report import (
     REPORT_KEY,
     TRIAL_KEY,
     Command,
+    EngineReport,
     Pulled,
-    Report,
     decode_command,
     encode,
 )
-from libs.engine.vllm.scheduling.trial import Trial
+from libs.engine.vllm.scheduling.trial import TrialStep
 from libs.policy.step_time import StepWork
 from libs.policy.worker.pace import Pace
 
@@ -65,16 +65,16 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._paced: dict[str, PacedRequest] = {}
         self._kv_wait = KvWait()
         self._steps = Steps(Board(Path(os.environ[FOLDER_VARIABLE], BOARD_FILE)), self._kv_wait)
-        self._trial = Trial()
+        self._trial = TrialStep()
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""
-        self._held = Held()
+        self._held = PendingBlocks()
         self._stalled = False
         """Whether the last step computed nothing, and somebody stood aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
         """That one prompt computes at most in a step; 0: no bound. This is a person's own setting."""
         self._taken = self._preemptions = self._recomputed = 0
-        self._news = News()
+        self._news = PendingNews()
         self._reported: tuple[int, ...] = ()
         self._reported_ns = 0
         self._rehash = Rehash(self.block_size)
@@ -319,7 +319,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     def _note_awaiting(self, now_ns: int) -> None:
         self._kv_wait.awaiting(bool(self._fetching), now_ns)
 
-    def _report(self, now_ns: int) -> Report | None:
+    def _report(self, now_ns: int) -> EngineReport | None:
         prompts = [each for each in self.waiting if each.request_id not in self._fetching and self._is_asked(each)]
         partly = [request for request in self.running if request.is_prefill_chunk]
         depths = (
@@ -339,8 +339,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         quiet = depths == self._reported and now_ns - self._reported_ns < QUIET_NS
         if not any(changes) and news.trial_ns is None and quiet:
             return None
-        self._news, self._reported, self._reported_ns = News(), depths, now_ns
-        return Report(
+        self._news, self._reported, self._reported_ns = PendingNews(), depths, now_ns
+        return EngineReport(
             now_ns,
             *depths,
             self._kv_wait.since_ns,

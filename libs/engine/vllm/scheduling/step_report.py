@@ -54,7 +54,7 @@ class Pulled(msgspec.Struct, array_like=True, frozen=True):
     end_ns: int
 
 
-class Report(msgspec.Struct, array_like=True, frozen=True):
+class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     """The state of the engine as of one step's end, and what has happened since the report before."""
 
     now_ns: int
@@ -96,14 +96,14 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     release: list[str] = msgspec.field(default_factory=list)
 
 
-def encode(value: Report | Command) -> bytes:
+def encode(value: EngineReport | Command) -> bytes:
     """As msgpack."""
     return msgspec.msgpack.encode(value)
 
 
-def decode_report(data: bytes) -> Report:
+def decode_report(data: bytes) -> EngineReport:
     """The inverse of `encode`."""
-    return msgspec.msgpack.decode(data, type=Report)
+    return msgspec.msgpack.decode(data, type=EngineReport)
 
 
 def decode_command(data: bytes) -> Command:

@@ -13,7 +13,7 @@ def trial_tokens(tokens: int, vocab_size: int) -> list[list[int]]:
     return [random.integers(0, vocab_size or 2, length).tolist() for length in trial_prompts(tokens)]
 
 
-class Trial:
+class TrialStep:
     """One measurement, as the scheduler sees it: from its first prompt to the end of its step."""
 
     def __init__(self) -> None:

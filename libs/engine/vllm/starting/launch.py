@@ -27,7 +27,7 @@ from libs.engine.vllm.starting.adapters import adapter_arguments
 from libs.engine.vllm.starting.arguments import check_arguments
 from libs.engine.vllm.starting.peak_figures import compute_of, kv_item_bytes
 from libs.engine.vllm.starting.start_files import check_plugins, starting
-from libs.engine.vllm.starting.started import Ready
+from libs.engine.vllm.starting.started import StartedCore
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.net.ports import held_port
@@ -41,7 +41,7 @@ SOMEBODY = "192.0.2.1"
 """An address of nobody's (RFC 5737)."""
 
 
-def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, Ready]:
+def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, StartedCore]:
     """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
     with _prepared(config, identity) as (vllm_config, connector, bootstrap):
         compute = compute_of(config, vllm_config)
@@ -49,7 +49,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
     layout = kv_layout(vllm_config, connector, handshake)
     capabilities = _capabilities(config, vllm_config, layout, compute, kv_once=connector.holds)
     handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
-    return client, Ready(capabilities, _device(), handing, board)
+    return client, StartedCore(capabilities, _device(), handing, board)
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:

@@ -8,7 +8,7 @@ from libs.engine.vllm.scheduling.running_step import Board
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class StartedCore:
     """What is known once EngineCore serves."""
 
     capabilities: Capabilities

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.dispatch.ports import Demand
-from libs.dispatch.worker_news import Leaving, Refused
-from libs.engine.port import FinishReason, Phase, SequenceOutput
+from libs.dispatch.ports import QueuedDemand
+from libs.dispatch.worker_news import Leaving, SequenceRefused
+from libs.engine.port import EnginePhase, FinishReason, SequenceOutput
 from libs.lab.cluster.frames import PHASES, ToWorker
 from libs.lab.cluster.host.device import Device
-from libs.lab.cluster.host.hosted import Hosted
-from libs.lab.cluster.host.outbox import Outbox
+from libs.lab.cluster.host.hosted import LabSequence
+from libs.lab.cluster.host.outbox import LabOutbox
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.sequence import CountedRequest
 from libs.policy.roles import Assignment, Refusal, Role
@@ -29,11 +29,11 @@ GATEWAY: Final = 1
 class Duties:
     """One worker's."""
 
-    def __init__(self, shape: WorkerShape, assignment: Assignment, device: Device, outbox: Outbox) -> None:
+    def __init__(self, shape: WorkerShape, assignment: Assignment, device: Device, outbox: LabOutbox) -> None:
         self.assignment = assignment
         self.draining = False
         self.credits = Credits()
-        self.hosted: dict[int, Hosted] = {}
+        self.hosted: dict[int, LabSequence] = {}
         """Sequences that are here, by id."""
         self.left: dict[int, bytes] = {}
         """Handles that they left, by sequence id."""
@@ -102,7 +102,7 @@ class Duties:
             self._budget = budget
             self._device.core.set_prefill_budget(budget)
 
-    def _offer(self, hosted: Hosted) -> None:
+    def _offer(self, hosted: LabSequence) -> None:
         """Have the gateway look for another place for a sequence of a role that was left, where moving is sooner."""
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
         if not leaves or not hosted.decodes or hosted.offered:
@@ -125,7 +125,7 @@ class Duties:
         pools.prefill.spent(GATEWAY, frame.spent_prefill)
         pools.decode.spent(GATEWAY, frame.spent_decode)
 
-    def _heard_demand(self, demand: Demand) -> None:
+    def _heard_demand(self, demand: QueuedDemand) -> None:
         waiting, _, deadline_ns = demand
         self._waiting = GatewayDemand(self._waiting.name, waiting, deadline_ns)
 
@@ -136,8 +136,8 @@ class Duties:
             self.credits.settle({GATEWAY: self._waiting})
         return self.credits.has_news(GATEWAY)
 
-    def _pool(self, phase: Phase) -> CreditPool:
-        return self.credits.prefill if phase is Phase.PREFILL else self.credits.decode
+    def _pool(self, phase: EnginePhase) -> CreditPool:
+        return self.credits.prefill if phase is EnginePhase.PREFILL else self.credits.decode
 
     # ------------------------------------------------------------ sequences
 
@@ -150,22 +150,22 @@ class Duties:
             try:
                 self._device.core.submit(request, now_ns)
             except (InvalidRequest, QueueFull) as error:
-                refused = Refused(request.sequence_id, Refusal.INVALID, error.message)
+                refused = SequenceRefused(request.sequence_id, Refusal.INVALID, error.message)
         if refused is not None:
             if has_credit and self._shape.credits:
                 pool.free()
             self._outbox.happened.append(refused)
             return
-        self.hosted[request.sequence_id] = Hosted(request, self._role_budget)
-        if request.phase is Phase.PREFILL:
+        self.hosted[request.sequence_id] = LabSequence(request, self._role_budget)
+        if request.phase is EnginePhase.PREFILL:
             self._prompts.came(request.prompt_tokens)
             self._resize()
 
-    def _refusal(self, request: CountedRequest, *, has_credit: bool) -> Refused | None:
+    def _refusal(self, request: CountedRequest, *, has_credit: bool) -> SequenceRefused | None:
         code = assignments.refusal(self.assignment, PHASES[request.phase], draining=self.draining)
         if code is None and not has_credit:
             code = Refusal.NO_CAPACITY
-        return None if code is None else Refused(request.sequence_id, code, code.name.lower())
+        return None if code is None else SequenceRefused(request.sequence_id, code, code.name.lower())
 
     def came(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
         """What came of sequences: count it, and pass it on."""
@@ -187,7 +187,7 @@ class Duties:
         if ended:
             self._resize()
 
-    def _end(self, hosted: Hosted, output: SequenceOutput, now_ns: int) -> None:
+    def _end(self, hosted: LabSequence, output: SequenceOutput, now_ns: int) -> None:
         del self.hosted[output.sequence_id]
         if self._shape.credits:
             self._pool(hosted.request.phase).free()

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from libs.engine.port import Phase
+from libs.engine.port import EnginePhase
 from libs.lab.cluster.sequence import CountedRequest
 
 
 @dataclass(slots=True)
-class Hosted:
+class LabSequence:
     """A sequence and how far it is."""
 
     request: CountedRequest
@@ -36,9 +36,9 @@ class Hosted:
     @property
     def awaits_prompt(self) -> bool:
         """Whether its prompt is computed here and is not yet."""
-        return self.request.phase is not Phase.DECODE and not self.new_tokens
+        return self.request.phase is not EnginePhase.DECODE and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
         """Whether it is past its prompt and goes on here, token by token."""
-        return self.request.phase is not Phase.PREFILL and self.new_tokens > 0
+        return self.request.phase is not EnginePhase.PREFILL and self.new_tokens > 0

@@ -1,14 +1,14 @@
 """News that waits for the next frame to the gateway."""
 
 from libs.dispatch.generation import ApiFinishReason as Ended
-from libs.dispatch.worker_news import Failed, Finished, Happened, Moved, Opened, Prefilled
+from libs.dispatch.worker_news import Failed, Happened, Opened, Prefilled, SequenceFinished, SequenceHandedOver
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import FinishReason, SequenceOutput
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.policy.gateway.effects import Blocks
 
 
-class Outbox:
+class LabOutbox:
     """Of one worker, until its next frame."""
 
     def __init__(self, worker_id: str, shape: WorkerShape) -> None:
@@ -45,11 +45,11 @@ class Outbox:
         if output.opened is not None:
             return Opened(sequence_id, self._blocks(output.opened))
         if finish is FinishReason.STOP or finish is FinishReason.LENGTH:
-            return Finished(sequence_id, Ended(finish.value), output.cached_tokens)
+            return SequenceFinished(sequence_id, Ended(finish.value), output.cached_tokens)
         if finish is FinishReason.PREFILLED and output.handle is not None:
             return Prefilled(sequence_id, self._blocks(output.handle), output.cached_tokens)
         if finish is FinishReason.MOVED and output.handle is not None:
-            return Moved(sequence_id, self._blocks(output.handle), output.cached_tokens)
+            return SequenceHandedOver(sequence_id, self._blocks(output.handle), output.cached_tokens)
         if finish in (FinishReason.KV_LOST, FinishReason.FAILED):
             return Failed(sequence_id, finish.value, output.detail, blocks_lost=finish is FinishReason.KV_LOST)
         return None

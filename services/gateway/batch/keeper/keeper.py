@@ -89,7 +89,7 @@ _NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
 """Errors after which a job can never be counted. A job that was counted does not fail by them: it has answers."""
 
 
-class Keeper:
+class JobKeeper:
     """Handles lanes of the jobs topic."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Keeper:
 class _LaneJobs:
     """The jobs of one lane."""
 
-    def __init__(self, keeper: Keeper, lane: Lane) -> None:
+    def __init__(self, keeper: JobKeeper, lane: Lane) -> None:
         self._keeper = keeper
         self._lane = lane
         self._book = JobBook()

@@ -8,7 +8,7 @@ import msgspec
 from libs.contracts.errors import FulcrumError, TooLargeForTopic
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from services.gateway.batch.jobs.reasons import AnswerTooLarge, Cancelled, Expired, NotRun
-from services.gateway.batch.lines.line import Line
+from services.gateway.batch.lines.line import BatchLine
 from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
 from services.gateway.http.sse import error_reply
 
@@ -45,14 +45,14 @@ def request_id(job_id: str, place: int) -> str:
     return f"{job_id}-{place}"
 
 
-def answered(job_id: str, line: Line, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
+def answered(job_id: str, line: BatchLine, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
     """The line was answered."""
     response = _Response(200, request_id(job_id, line.place), msgspec.Raw(_encoder.encode(reply)))
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id, response, None))
     return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=True, answer=answer)
 
 
-def refused(job_id: str, line: Line, error: FulcrumError) -> Result:
+def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
     """The line has an error for an answer: a response where it was asked, else only the reason."""
     asked = line.refusal is None and not isinstance(error, NotRun)
     reply = _shortened(error)
@@ -70,7 +70,7 @@ def refused(job_id: str, line: Line, error: FulcrumError) -> Result:
     )
 
 
-def fitting(result: Result, line: Line) -> Result:
+def fitting(result: Result, line: BatchLine) -> Result:
     """The result itself, or where no record holds it, an error of its line: one that the broker does not take would
     stop all others that are committed with it."""
     if (size := result.ByteSize()) <= MAX_RESULT_BYTES:

@@ -25,7 +25,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A line that was read."""
 
     number: int
@@ -39,18 +39,18 @@ class Line:
     """Why it is not run."""
 
 
-def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> Line:
+def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> BatchLine:
     """Never raises: a line that cannot be run carries the reason, and holds up no other."""
     try:
         line = _decoder.decode(text)
     except msgspec.ValidationError as error:
         named = _NAMED.search(str(error))
         refusal: LineRefused = LineRefused(f"line {number} is no request: {error}", param=named and named[1])
-        return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
+        return BatchLine(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refusal = MalformedLine(f"line {number} is not JSON: {error}")
-        return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
-    return Line(number, place, _kept(line.custom_id), bytes(line.body), _refusal(line, number, endpoint, repeated))
+        return BatchLine(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
+    return BatchLine(number, place, _kept(line.custom_id), bytes(line.body), _refusal(line, number, endpoint, repeated))
 
 
 def _kept(custom_id: str) -> str:

@@ -7,11 +7,11 @@ from libs.contracts.errors import FileNotFound
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.filestore.port import FileStore
 from services.gateway.batch.jobs.reasons import InputGone
-from services.gateway.batch.lines.line import Line, read_line
+from services.gateway.batch.lines.line import BatchLine, read_line
 from services.gateway.batch.lines.shares import LineSplitter
 
 
-async def read_lines(files: FileStore, share: Share) -> list[Line]:
+async def read_lines(files: FileStore, share: Share) -> list[BatchLine]:
     """All lines of the share; those that a deleted file no longer holds are refused. Raises StoreUnavailable."""
     repeats = frozenset(share.repeats)
     async with aclosing(_texts(files, share)) as texts:
@@ -19,10 +19,10 @@ async def read_lines(files: FileStore, share: Share) -> list[Line]:
     return [_line(share, index, number, text, repeated=index in repeats) for index, (number, text) in enumerate(found)]
 
 
-def _line(share: Share, index: int, number: int, text: bytes | None, *, repeated: bool) -> Line:
+def _line(share: Share, index: int, number: int, text: bytes | None, *, repeated: bool) -> BatchLine:
     place = share.first_place + index
     if text is None:
-        return Line(number, place, "", b"", InputGone("the input file was deleted"))
+        return BatchLine(number, place, "", b"", InputGone("the input file was deleted"))
     return read_line(text, number=number, place=place, endpoint=share.endpoint, repeated=repeated)
 
 

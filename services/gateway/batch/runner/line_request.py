@@ -14,7 +14,7 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.reasons import NoWorkersForLong
 from services.gateway.batch.lines.answers import request_id
-from services.gateway.batch.lines.line import Line
+from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.runner.served_models import Served
 from services.gateway.batch.runner.slots import Slots
 from services.gateway.dispatch.intake import Arrival, Intake
@@ -62,7 +62,7 @@ class Asker:
         self._dispatcher = dispatcher
         self._clock = clock
 
-    async def ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
+    async def ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
         """The answer; raises FulcrumError for what is the line's own fault, and waits for what is not: for workers, and
         for room. Raises NoWorkersForLong where that would hold up lines that have workers."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
@@ -89,7 +89,7 @@ class Asker:
             raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some{why}")
         return self._served.has(model)
 
-    async def _ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
+    async def _ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
         parse, _ = _ROUTES[share.endpoint]
         asked = parse(line.body)
         if asked.stream:
@@ -102,7 +102,7 @@ class Asker:
             return await self._answer(share, line, asked, model)
 
     async def _answer(
-        self, share: Share, line: Line, asked: Asked, model: ServedModel
+        self, share: Share, line: BatchLine, asked: Asked, model: ServedModel
     ) -> Envelope[ChatChoice | CompletionChoice]:
         _, make_format = _ROUTES[share.endpoint]
         now_ns = self._clock.now_ns()
@@ -134,7 +134,7 @@ class Asker:
                 self._dispatcher.cancel(choice.generation, error)
 
 
-def _headers(share: Share, line: Line, now_ns: int) -> Headers:
+def _headers(share: Share, line: BatchLine, now_ns: int) -> Headers:
     left_ns = share.expires_unix_ns - now_ns
     return Headers(
         request_id=request_id(share.job_id, line.place),

@@ -26,7 +26,7 @@ from services.gateway.batch.jobs.reasons import Cancelled, NotRun, stopped
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.answers import answered, fitting, refused
 from services.gateway.batch.lines.copies import Copies
-from services.gateway.batch.lines.line import Line
+from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.lines.reading import read_lines
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner.line_request import Asker
@@ -42,12 +42,12 @@ class _Prompt(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Prompt)
 
 
-def by_prefix(lines: Sequence[Line]) -> list[int]:
+def by_prefix(lines: Sequence[BatchLine]) -> list[int]:
     """Indices of `lines` in the order to run them; refused lines come first."""
     return sorted(range(len(lines)), key=lambda place: _key(lines[place]))
 
 
-def _key(line: Line) -> tuple[str, bytes]:
+def _key(line: BatchLine) -> tuple[str, bytes]:
     if line.refusal is not None:
         return "", b""
     try:
@@ -69,7 +69,7 @@ WATCH_S = 0.25
 """How soon running lines are given up once their job is cancelled, or its window has ended."""
 
 
-class Runner:
+class LaneRunner:
     """Handles lanes of the shares topic."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Runner:
         """Unix time."""
         return self._clock.now_ns()
 
-    async def ask(self, share: Share, line: Line) -> Result:
+    async def ask(self, share: Share, line: BatchLine) -> Result:
         """The answer of a worker, or what is wrong with the line. No line stops others, whatever comes of it."""
         try:
             return answered(share.job_id, line, await self._asker.ask(share, line))
@@ -139,7 +139,7 @@ class Runner:
 class _ShareRun:
     """One share, from its first unanswered line to the commit of its last answer."""
 
-    def __init__(self, runner: Runner, lane: Lane, record: Record, share: Share, note: ShareNote) -> None:
+    def __init__(self, runner: LaneRunner, lane: Lane, record: Record, share: Share, note: ShareNote) -> None:
         self._runner = runner
         self._lane = lane
         self._offset = record.offset
@@ -185,7 +185,7 @@ class _ShareRun:
         await self._room.wait()
         return await self._runner.slots.take(lambda: self._runner.not_run(self._share))
 
-    async def _read_lines(self) -> list[Line]:
+    async def _read_lines(self) -> list[BatchLine]:
         backoff = Backoff(first_s=STORE_FIRST_S, max_s=STORE_MAX_S)
         while True:
             try:
@@ -194,7 +194,7 @@ class _ShareRun:
                 log.warning("lines cannot be read", job=self._share.job_id, error=error.message)
                 await asyncio.sleep(backoff.next_s())
 
-    async def _answer(self, index: int, line: Line, *, has_slot: bool) -> None:
+    async def _answer(self, index: int, line: BatchLine, *, has_slot: bool) -> None:
         share, runner = self._share, self._runner
         try:
             reason = line.refusal or runner.not_run(share)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from libs.policy.batch.capacity import Load, allowed
+from libs.policy.batch.capacity import GatewayLoad, allowed
 
 POLL_S = 0.02
 """Interval between checks for free capacity: no event announces that credits have come or gone."""
@@ -15,7 +15,7 @@ WITHOUT_POLL_S = 0.25
 class Slots:
     """A gateway's slots for batch lines."""
 
-    def __init__(self, load: Callable[[], Load], *, share: float, max_in_flight: int) -> None:
+    def __init__(self, load: Callable[[], GatewayLoad], *, share: float, max_in_flight: int) -> None:
         self._load = load
         self._share = share
         self._max_in_flight = max_in_flight
