@@ -7,8 +7,8 @@ from typing import Final
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.planner import OnLook
 from libs.lab.rivals.catalog import RIVALS, rival
-from libs.lab.rivals.orders import late_last
-from libs.lab.rivals.port import MoveCost, PromptOrder, Rival, RivalSetting
+from libs.lab.rivals.port import MoveCost, PromptOrder, QueuedPrompt, Rival, RivalSetting
+from libs.policy.gateway.order import hopeless_from_ns
 from libs.policy.roles import Role
 
 GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"
@@ -85,7 +85,7 @@ def policy_named(name: str, workers: int) -> Policy:
     if MOVES in extras or OURS in extras:
         found = replace(found, move_cost=MoveCost())
     made = _of_rival(found, name, guard=GUARD in extras or OURS in extras, ours=OURS in extras)
-    return replace(made, prompt_order=late_last if ORDER in extras else made.prompt_order)
+    return replace(made, prompt_order=late_prompts_last if ORDER in extras else made.prompt_order)
 
 
 def _without(policy: Policy, name: str, lacking: list[str]) -> Policy:
@@ -145,3 +145,10 @@ def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
         return [(move.role, move.budget_tokens) for move in found.first_roles(cluster)]
 
     return Policy(name, roles, found, guard=guard or found.guard, ours=ours, prompt_order=found.prompt_order)
+
+
+def late_prompts_last(prompt: QueuedPrompt, now_ns: int) -> tuple[float, ...]:
+    """Fulcrum's own order of its gateways, in a worker's queue: prompts that can be in time first, what has begun
+    before all. The share that gateways leave to late ones (`LATE_SHARE`) is left out, to the advantage of others."""
+    late = hopeless_from_ns(prompt, prompt.left_ns) <= now_ns
+    return not prompt.resumed, late, prompt.arrival_unix_ns

@@ -8,8 +8,7 @@ Its scheduler works inside one replica; how requests reach replicas is left open
 from typing import Final
 
 from libs.lab.rivals.aggregated import AggregatedRouter, all_mixed
-from libs.lab.rivals.orders import deadline_and_work
-from libs.lab.rivals.port import Rival, RivalRouter, RivalSetting
+from libs.lab.rivals.port import QueuedPrompt, Rival, RivalRouter, RivalSetting
 
 MOST_CHUNK_TOKENS: Final = 8192
 
@@ -35,3 +34,9 @@ def niyama() -> Rival:
         prompt_order=deadline_and_work,
         guard=True,
     )
+
+
+def deadline_and_work(prompt: QueuedPrompt, now_ns: int) -> tuple[float, ...]:
+    """Deadline plus the work that is left, and behind all what can no longer be in time."""
+    relegated = now_ns + prompt.left_ns > prompt.ttft_deadline_unix_ns
+    return relegated, prompt.ttft_deadline_unix_ns + prompt.left_ns

@@ -20,9 +20,11 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import check_protocol
 from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
+from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.effects import Attempt, Blocks
-from libs.policy.gateway.outlook import Sent
+from libs.policy.gateway.outlook import Sent, WorkerOutlook
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Phase, serves
@@ -30,7 +32,6 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.runtime.transport import Transport
-from services.gateway.workers.reports import hear, outlook_of
 from services.gateway.workers.traffic import StreamTraffic
 
 log = structlog.get_logger()
@@ -343,7 +344,7 @@ class WorkerLink:
             self.prefill.grant(credit.prefill_grant)
             self.decode.grant(credit.decode_grant)
         if self._worker is not None:
-            hear(self.outlook, frame, self._worker, self._clock.now_ns())
+            read_report(self.outlook, frame, self._worker, self._clock.now_ns())
         news = read_news(frame, self.kv_kind, kv_once=self.kv_once)
         for each in news.happened:
             if isinstance(each, Prefilled):
@@ -369,3 +370,19 @@ class WorkerLink:
         self._leaving.clear()
         self._listener.lost(self, silent=self.left, died=died)
         self._unheard.clear()
+
+
+def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
+    """The outlook of a worker that has reported neither load nor speed; `tpot_ns`: default TPOT target, 0 for none."""
+    can = worker.capabilities
+    compute = compute_of(can.compute) if can.HasField("compute") else None
+    speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
+    return WorkerOutlook(worker.device, speed, can.kv_blocks, tpot_ns)
+
+
+def read_report(outlook: WorkerOutlook, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
+    """Update an outlook from a frame's load and speed, where it has them."""
+    if frame.HasField("speed"):
+        outlook.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or outlook.speed
+    if frame.HasField("load"):
+        outlook.on_load_report(frame.load, frame.submits_taken, now_ns)

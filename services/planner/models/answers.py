@@ -7,8 +7,7 @@ from libs.policy.reserve.booking import ClaimRefused, GpuClaim, kept_at
 from libs.policy.reserve.following import Spread
 from libs.policy.reserve.placing import Eviction
 from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
-from services.planner.models.claims import minute_of
-from services.planner.models.gpus import devices
+from services.planner.models.claims import devices, minute_of
 from services.planner.models.keeper import ModelKeeper
 
 HORIZONS_S = (600, 3_600)

@@ -18,8 +18,7 @@ from libs.policy.reserve.placing import NEVER_S, Placed, PlacedModel, PlacementO
 from libs.policy.reserve.placing import PoolWorker as Standing
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, Uses
-from services.planner.models.claims import claims_of, minute_of
-from services.planner.models.gpus import gpu_of
+from services.planner.models.claims import claims_of, gpu_of, minute_of
 
 MS_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000

@@ -12,8 +12,8 @@ from libs.policy.speed import HAND_OVER_S
 from libs.policy.step_time import StepTimeModel, chunks_work
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.policy.worker.slots import FILLED_STEPS, MAX_PROMPTS, MIN_PROMPTS, SlotFacts, prefill_slots
-from libs.testing.chunks import first_chunks
 from libs.testing.examples import examples
+from tests.property.policy.chunks import first_chunks
 
 PROMPTS = 1500
 LOAD = 0.75

@@ -18,7 +18,7 @@ from libs.policy.worker.slack import (
     prefill_chunk,
     step_limit_ns,
 )
-from libs.testing.chunks import first_chunks
+from tests.property.policy.chunks import first_chunks
 
 MS = 1_000_000
 models = st.builds(

@@ -21,7 +21,6 @@ from libs.runtime.tasks import TaskOwner
 from libs.stores.responses.memory import MemoryResponses
 from libs.testing.batch.lanes import running, store
 from libs.testing.batch.work import MemoryWork
-from libs.testing.routes import routes
 from libs.testing.wait import until
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
@@ -42,6 +41,7 @@ from services.gateway.prompt.parse import parse_chat, parse_completion
 from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.reading import ResponseReader
 from services.gateway.responses.routes import make_responses_router
+from tests.unit.routes import routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'
 UNUSED: Any = None

@@ -9,7 +9,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import EngineEvent, KvTransferReport
+from libs.engine.reports import EngineEvent, KvTransferReport
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import speed_message, speed_of
@@ -19,7 +19,7 @@ from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin
 from libs.policy.gateway.view import Ask, WorkerView
 from libs.policy.speed import Speed
 from libs.testing.workers.hosts import local_worker
-from services.gateway.workers.reports import hear, outlook_of
+from services.gateway.workers.link import outlook_of, read_report
 
 SPEED = replace(prior_speed("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
 PROMPT = 20_000
@@ -193,13 +193,13 @@ def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
     outlook.sent(2, Sent.of(1000, {}, "w", pb.PHASE_PREFILL))
     both = backlog_ns()
     assert both == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1600, 2 * 1000**2 - 400**2)
-    hear(outlook, told(1, tokens=600), who, 0)
+    read_report(outlook, told(1, tokens=600), who, 0)
     view = outlook.view(who, "k", prefill_credits=1, decode_credits=0)
     assert (view.load, view.free_kv_tokens) == (2, 16_000 - 1000)
     assert view.unseen_ns == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1000, 1000**2)
     outlook.ended(2)
     outlook.ended(2)
-    hear(outlook, told(2), who, 0)
+    read_report(outlook, told(2), who, 0)
     assert backlog_ns() == 0
 
 
@@ -220,7 +220,7 @@ def test_a_worker_that_tells_its_speed_is_believed() -> None:
     who = worker()
     outlook = outlook_of(who)
     slow = replace(SPEED, step_time=PROFILES["smollm2-135m-cpu"].step_time)
-    hear(outlook, pb.WorkerFrame(speed=speed_message(slow)), who, 0)
+    read_report(outlook, pb.WorkerFrame(speed=speed_message(slow)), who, 0)
     assert outlook.speed == slow
     assert speed_of(speed_message(slow), 2048) == slow
 
@@ -246,7 +246,7 @@ async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
         assert outlook.speed.chunk_tokens == 512
         running.host.speed.chunked(2048)
         running.host.speed.report(frame, None)
-        hear(outlook, frame, who, 0)
+        read_report(outlook, frame, who, 0)
         assert outlook.speed.chunk_tokens == 2048
 
 
@@ -281,5 +281,5 @@ def test_a_speed_that_is_none_is_not_believed(kv_token_ns: float) -> None:
     outlook = outlook_of(who)
     before, message = outlook.speed, speed_message(SPEED)
     message.kv_token_ns = kv_token_ns
-    hear(outlook, pb.WorkerFrame(speed=message), who, 0)
+    read_report(outlook, pb.WorkerFrame(speed=message), who, 0)
     assert outlook.speed is before

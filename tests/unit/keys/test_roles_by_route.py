@@ -19,11 +19,11 @@ from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
-from libs.testing.routes import routes
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, open_planner
 from services.planner.settings import PlannerSettings
+from tests.unit.routes import routes
 
 CLUSTER = "local"
 TOKEN: Final = "suite-token"

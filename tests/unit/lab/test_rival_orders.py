@@ -8,8 +8,8 @@ import pytest
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
-from libs.lab.policies import policy_named
-from libs.lab.rivals.orders import deadline_and_work, late_last
+from libs.lab.policies import late_prompts_last, policy_named
+from libs.lab.rivals.niyama import deadline_and_work
 from libs.lab.rivals.port import QueuedPrompt
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
@@ -38,8 +38,8 @@ def in_order(order: Any, now_ms: int, *prompts: QueuedPrompt) -> list[int]:
 def test_prompts_that_can_be_in_time_go_before_older_ones_that_cannot_and_what_has_begun_before_all() -> None:
     # Due at 1,000 after 1,000 ms, 400 ms of work: hopeless from 1,000 - 1.5 x 400 - 0.15 x 1,000 = 250 ms on.
     old, new, begun = queued(0, 1000, 400), queued(100, 1100, 100), queued(200, 1200, 900, begun=True)
-    assert in_order(late_last, 249, new, old) == [0, 100]
-    assert in_order(late_last, 250, new, old, begun) == [200, 100, 0]
+    assert in_order(late_prompts_last, 249, new, old) == [0, 100]
+    assert in_order(late_prompts_last, 250, new, old, begun) == [200, 100, 0]
 
 
 def test_deadline_and_work_puts_short_prompts_before_slightly_older_long_ones_and_relegates_the_rest() -> None:

@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelUse, Reservation
 from libs.stores.catalogue.port import Catalogued
-from services.planner.models.gpus import devices
+from services.planner.models.claims import devices
 from services.planner.models.keeper import Call, Knobs, ModelKeeper
 
 GB, SECOND = 1_000_000_000, 1_000_000_000

@@ -1,10 +1,13 @@
-"""Which arguments of vLLM's engine are not a person's to choose, and what to set in their place. Pure, without vLLM."""
+"""Arguments of vLLM's engine: which are not a person's to choose, with what to set in their place, and those that LoRA
+adapters need. Without vLLM."""
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from libs.contracts.errors import StartupError
 from libs.engine.parallel import SETTING
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING
 
@@ -35,6 +38,8 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """With why."""
+RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of LoRA adapters that vLLM has room for."""
 
 
 def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
@@ -65,3 +70,31 @@ def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
     found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
     if found:
         raise ValueError(f"{where} cannot have {'; '.join(found)}")
+
+
+def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:
+    """vLLM's arguments for adapters by name, of which `most` are on the device and all stay in host memory. Raises
+    StartupError for a folder that is none.
+
+    vLLM's kernels for CPUs compute sequences without an adapter by the last place for one (index -1), where another's
+    computes beside them: there each adapter has a place, and the last one stays empty.
+    """
+    ranks = [_rank(name, folder) for name, folder in folders.items()]
+    room = next((rank for rank in RANKS if rank >= max(ranks)), None)
+    if room is None:
+        raise StartupError(f"an adapter has rank {max(ranks)}; vLLM serves up to {RANKS[-1]}")
+    on_device = len(folders) + 1 if on_cpu else min(most, len(folders))
+    return {
+        "enable_lora": True,
+        "max_loras": on_device,
+        "max_cpu_loras": max(on_device, len(folders)),
+        "max_lora_rank": room,
+    }
+
+
+def _rank(name: str, folder: Path) -> int:
+    file = folder / "adapter_config.json"
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"adapter {name!r}: {file} cannot be read: {error}") from None

@@ -23,8 +23,7 @@ from libs.engine.vllm.connectors import Connector, Handing, connector_of
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import environment
-from libs.engine.vllm.starting.adapters import adapter_arguments
-from libs.engine.vllm.starting.arguments import check_arguments
+from libs.engine.vllm.starting.arguments import adapter_arguments, check_arguments
 from libs.engine.vllm.starting.peak_figures import compute_of, kv_item_bytes
 from libs.engine.vllm.starting.start_files import check_plugins, starting
 from libs.engine.vllm.starting.started import StartedCore
