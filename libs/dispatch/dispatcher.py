@@ -33,7 +33,7 @@ from libs.dispatch.worker_news import (
     Tokens,
     WorkerNews,
 )
-from libs.engine.port import Logprob
+from libs.engine.reports import Logprob
 from libs.policy.gateway.effects import Attempt, Effects, End, EndReason, Requeue, WorkerKey
 from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds

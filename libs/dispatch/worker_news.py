@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from libs.contracts.packing import unpack_f32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import ApiFinishReason
-from libs.engine.port import Logprob
+from libs.engine.reports import Logprob
 from libs.policy.gateway.effects import Blocks
 from libs.policy.roles import Refusal
 

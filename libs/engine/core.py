@@ -18,15 +18,12 @@ from libs.engine.kv.handles import Held, RandomBytes, Received
 from libs.engine.kv.wait import KvWait
 from libs.engine.kv_port import KvHandle
 from libs.engine.offers import Offers
-from libs.engine.port import (
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
+from libs.engine.reports import (
     BlockEvents,
-    Capabilities,
     EngineEvent,
-    EngineIdentity,
     EngineIntegrity,
     EngineLoad,
-    EnginePhase,
-    EngineRequest,
     FinishReason,
     KvTransferReport,
     Logprob,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from libs.engine.kv.block_pool import BlockChanges
-from libs.engine.port import BlockEvents, EngineEvent
+from libs.engine.reports import BlockEvents, EngineEvent
 
 MAX_UNREAD_STEPS = 256
 """A consumer this far behind stops the engine: a lost step would show as idle time."""

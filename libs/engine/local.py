@@ -13,17 +13,8 @@ from libs.engine.kv.copy import BlockCopies, BlockWriter
 from libs.engine.kv.handles import RandomBytes
 from libs.engine.kv.transfer import BlockExport, receive_blocks
 from libs.engine.kv_port import KvExport, KvFetcher
-from libs.engine.port import (
-    Capabilities,
-    EngineEvent,
-    EngineIdentity,
-    EngineIntegrity,
-    EngineLoad,
-    EngineRequest,
-    FinishReason,
-    Progress,
-    StepReport,
-)
+from libs.engine.port import Capabilities, EngineIdentity, EngineRequest, Progress
+from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, StepReport
 from libs.engine.runner import Batch, Runner, Sampled
 from libs.engine.sequence import Sequence
 from libs.engine.trial import trial_batch

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.port import Capabilities, EngineIdentity, Logprob, Progress, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
+from libs.engine.reports import Logprob
 from libs.policy.step_time import StepWork, chunks_work
 
 

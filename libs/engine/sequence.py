@@ -10,7 +10,8 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv.block_pool import BlockPool
 from libs.engine.kv.handles import Held
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest, FinishReason, Logprob
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest
+from libs.engine.reports import FinishReason, Logprob
 from libs.engine.runner import Chunk
 from libs.policy.worker.slack import TokenLine
 

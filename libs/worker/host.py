@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.engine.port import Engine
+from libs.engine.reports import EngineEvent, FinishReason, SequenceOutput
 from libs.policy.roles import Refusal
 from libs.policy.worker.budget import engine_budget, role_budget
 from libs.policy.worker.saturation import trial_work

@@ -25,7 +25,8 @@ from libs.contracts.roles import role_from_name
 from libs.counters.nvml import open_nvml
 from libs.counters.sampler import GpuSampler
 from libs.engine.kv_port import KvFetcher
-from libs.engine.port import Engine, EngineEvent, EngineIdentity, Progress
+from libs.engine.port import Engine, EngineIdentity, Progress
+from libs.engine.reports import EngineEvent
 from libs.model.info import ModelInfo
 from libs.perfmodel.priors import prior_step_time
 from libs.policy.worker.assignment import FIRST_EPOCH

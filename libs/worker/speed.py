@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import WorkerFrame
-from libs.engine.port import Engine, EngineEvent
+from libs.engine.port import Engine
+from libs.engine.reports import EngineEvent
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.wire import speed_message
 from libs.policy.speed import Speed

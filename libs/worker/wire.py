@@ -11,16 +11,8 @@ from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import (
-    Capabilities,
-    EngineLoad,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    Logprob,
-    SamplingParams,
-    SequenceOutput,
-)
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import EngineLoad, FinishReason, Logprob, SequenceOutput
 from libs.perfmodel.wire import compute_message
 
 SEQUENCE_BITS = 32

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams, StepReport
+from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import StepReport
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepTimeModel
 from libs.testing.engines.engine import EventReader

@@ -19,15 +19,8 @@ from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
 from libs.engine.kv.pool_file import PREFIX
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import (
-    Engine,
-    EngineIdentity,
-    EngineIntegrity,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    SamplingParams,
-)
+from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.engine import VllmEngine
 from libs.model.builtin import SIM_EOS, sim_tokenizer
 from libs.runtime.clock import SystemClock

@@ -11,16 +11,8 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest
 from libs.engine.config import EngineConfig
-from libs.engine.port import (
-    Capabilities,
-    EngineIdentity,
-    EngineIntegrity,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    Progress,
-    SamplingParams,
-)
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress, SamplingParams
+from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.connectors import Connector, Handing, Way
 from libs.engine.vllm.engine import VllmEngine
 from libs.engine.vllm.scheduling.running_step import Board

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from libs.engine.config import EngineConfig
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import EngineIdentity, EngineIntegrity, EnginePhase, EngineRequest, FinishReason, SamplingParams
+from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock

@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
 from libs.engine.kv_port import KvChunk, KvHandle
-from libs.engine.port import (
-    EngineIdentity,
-    EngineIntegrity,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    SamplingParams,
-)
+from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.model.grammar import json_rule

@@ -8,7 +8,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.port import Logprob, SamplingParams
+from libs.engine.port import SamplingParams
+from libs.engine.reports import Logprob
 from libs.engine.runner import Chunk, Sampled
 
 VOWELS = b"aeiou"

@@ -21,7 +21,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from libs.engine.port import Logprob, SamplingParams
+from libs.engine.port import SamplingParams
+from libs.engine.reports import Logprob
 from libs.engine.runner import Chunk, Sampled
 
 GREEDY_BELOW_TEMPERATURE = 1e-5

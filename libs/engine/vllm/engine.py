@@ -17,18 +17,8 @@ from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.events import EventQueue
 from libs.engine.kv_port import KvExport, KvFetcher
-from libs.engine.port import (
-    Capabilities,
-    EngineEvent,
-    EngineIdentity,
-    EngineIntegrity,
-    EngineLoad,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    Progress,
-    SequenceOutput,
-)
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress
+from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
 from libs.engine.vllm.core import CoreProcess
 from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal

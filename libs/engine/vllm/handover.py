@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from libs.contracts.errors import InvalidRequest
-from libs.engine.port import Capabilities, EngineRequest, FinishReason
+from libs.engine.port import Capabilities, EngineRequest
+from libs.engine.reports import FinishReason
 
 if TYPE_CHECKING:
     from libs.engine.vllm.wire import Handover

@@ -3,17 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from libs.engine.port import (
-    BlockEvents,
-    Capabilities,
-    EngineEvent,
-    EngineIdentity,
-    EnginePhase,
-    FinishReason,
-    KvTransferReport,
-    SequenceOutput,
-    StepReport,
-)
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase
+from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, KvTransferReport, SequenceOutput, StepReport
 from libs.engine.vllm.connectors import Handing
 from libs.engine.vllm.scheduling.running_step import Running
 from libs.engine.vllm.scheduling.step_report import EngineReport, Step, step_of

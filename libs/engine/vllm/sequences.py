@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import EngineIdentity, EngineRequest, FinishReason, Logprob, SequenceOutput
+from libs.engine.port import EngineIdentity, EngineRequest
+from libs.engine.reports import FinishReason, Logprob, SequenceOutput
 
 
 @dataclass(slots=True)

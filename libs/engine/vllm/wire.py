@@ -15,8 +15,9 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinish
 
 from libs.contracts.errors import InvalidRequest
-from libs.engine.port import EnginePhase, EngineRequest, FinishReason, Logprob
+from libs.engine.port import EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
+from libs.engine.reports import FinishReason, Logprob
 from libs.engine.vllm.connectors import Handing
 from libs.engine.vllm.scheduling.guides import GENERATED_KEY
 from libs.engine.vllm.scheduling.step_report import (

@@ -3,7 +3,8 @@
 from typing import Final, NamedTuple, cast
 
 from libs.engine.core import Core
-from libs.engine.port import EngineLoad, EnginePhase
+from libs.engine.port import EnginePhase
+from libs.engine.reports import EngineLoad
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.lab.cluster.sequence import CountedRequest, CountedSequence

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from libs.dispatch.ports import QueuedDemand
 from libs.dispatch.worker_news import Happened
-from libs.engine.port import EngineLoad, EnginePhase
+from libs.engine.port import EnginePhase
+from libs.engine.reports import EngineLoad
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.sequence import CountedRequest
 from libs.policy.roles import Assignment

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.engine.kv.block_pool import BlockPool
-from libs.engine.port import EngineRequest, FinishReason, SamplingParams
+from libs.engine.port import EngineRequest, SamplingParams
+from libs.engine.reports import FinishReason
 from libs.engine.runner import Chunk
 from libs.engine.sequence import Sequence
 

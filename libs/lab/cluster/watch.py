@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from libs.engine.port import EngineLoad
+from libs.engine.reports import EngineLoad
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.cluster.worker import LabWorker

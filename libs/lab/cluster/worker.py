@@ -9,7 +9,8 @@ from functools import partial
 from typing import Protocol
 
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, EngineLoad, StepReport
+from libs.engine.port import Capabilities, EngineIdentity
+from libs.engine.reports import EngineLoad, StepReport
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.cost import Coast, StepCost
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.port import EngineRequest, FinishReason
+from libs.engine.port import EngineRequest
+from libs.engine.reports import FinishReason
 from libs.engine.runner import Batch, Chunk, Sampled
 from libs.engine.sim.tokens import TokenSource
 

@@ -8,14 +8,8 @@ from pathlib import Path
 from libs.contracts.errors import KvLost
 from libs.engine.kv.pool_map import PoolMap, PoolMaps
 from libs.engine.kv_port import KvChunk, KvHandle
-from libs.engine.port import (
-    Engine,
-    EngineEvent,
-    EngineIdentity,
-    EngineIntegrity,
-    Logprob,
-    SequenceOutput,
-)
+from libs.engine.port import Engine, EngineIdentity
+from libs.engine.reports import EngineEvent, EngineIntegrity, Logprob, SequenceOutput
 
 WAIT_S = 300.0
 """Bound on everything a test waits for: real models on a machine that others load too. pytest's bound is shorter."""

@@ -2,7 +2,7 @@
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, WorkerFrame
-from libs.engine.port import Logprob, SequenceOutput
+from libs.engine.reports import Logprob, SequenceOutput
 from libs.worker.wire import logprobs_message, sequence_of
 
 MAX_FRAME_TOKENS = 8192

@@ -5,7 +5,7 @@ from itertools import islice
 
 import structlog
 
-from libs.engine.port import EngineEvent
+from libs.engine.reports import EngineEvent
 from libs.stores.kvindex.port import KvIndex
 
 log = structlog.get_logger()

@@ -8,7 +8,8 @@ end where none is. Where the engine moves no KV of running sequences, moving is 
 from collections import OrderedDict
 
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EngineEvent
+from libs.engine.port import Capabilities
+from libs.engine.reports import EngineEvent
 from libs.policy.speed import Speed
 from libs.policy.worker.moving import MoveTime, Staying, sooner_moved, sooner_recomputed
 from libs.worker.hosted import HostedSequence

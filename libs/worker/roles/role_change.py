@@ -4,7 +4,7 @@ from collections import deque
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
-from libs.engine.port import EngineEvent, StepReport
+from libs.engine.reports import EngineEvent, StepReport
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
 MAX_CHANGES = 16

@@ -8,7 +8,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, StepBatch
 from libs.contracts.step_row import StepRow, step_columns
 from libs.counters.port import GpuReading
-from libs.engine.port import EngineEvent, EngineLoad, KvTransferReport, StepReport
+from libs.engine.reports import EngineEvent, EngineLoad, KvTransferReport, StepReport
 from libs.perfmodel.utilisation import Compute
 from libs.perfmodel.wire import compute_message
 from libs.worker.wire import load_message

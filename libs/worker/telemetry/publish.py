@@ -7,7 +7,7 @@ from libs.bus.port import Bus
 from libs.contracts import topics
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.counters.sampler import GpuSampler
-from libs.engine.port import EngineEvent, EngineLoad
+from libs.engine.reports import EngineEvent, EngineLoad
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
 from libs.worker.host import WorkerHost

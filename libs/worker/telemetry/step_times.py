@@ -7,7 +7,8 @@ from typing import Final
 
 import structlog
 
-from libs.engine.port import Engine, EngineEvent, StepReport
+from libs.engine.port import Engine
+from libs.engine.reports import EngineEvent, StepReport
 from libs.model.info import ModelInfo
 from libs.perfmodel.fit import MIN_STEPS
 from libs.perfmodel.learner import FittedModel, StepKind, StepTimeLearner, combine

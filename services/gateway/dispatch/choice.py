@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason, Generation, unmade
-from libs.engine.port import Logprob
+from libs.engine.reports import Logprob
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.parts import AnswerPart, PartKind
 from services.gateway.answers.reader import AnswerReader, is_content

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from libs.engine.port import Logprob
+from libs.engine.reports import Logprob
 from libs.model.tokenizer import Tokenizer
 
 

@@ -16,14 +16,8 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.kv.handles import Received
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import (
-    Capabilities,
-    EngineIdentity,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    SamplingParams,
-)
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import FinishReason
 from libs.engine.runner import Batch
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.sim.tokens import SPACE

@@ -13,8 +13,9 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.kv.handles import Received
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EngineIdentity, EngineIntegrity, EnginePhase, EngineRequest
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
+from libs.engine.reports import EngineIntegrity
 from libs.testing.engines.checking_device import CheckingDevice, reference
 from libs.testing.examples import examples
 

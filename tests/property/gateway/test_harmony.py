@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from libs.dispatch.generation import ApiFinishReason
-from libs.engine.port import Logprob
+from libs.engine.reports import Logprob
 from libs.testing.engines.harmony import MARKERS, sim_with_markers
 from services.gateway.answers.harmony import HarmonyParser
 from services.gateway.answers.reader import AnswerReader

@@ -14,17 +14,8 @@ from libs.engine.config import EngineConfig
 from libs.engine.events import MAX_UNREAD_STEPS, EventQueue
 from libs.engine.factory import make_engine
 from libs.engine.local import LocalEngine, PoolFault
-from libs.engine.port import (
-    BlockEvents,
-    EngineEvent,
-    EngineIdentity,
-    EnginePhase,
-    EngineRequest,
-    FinishReason,
-    SamplingParams,
-    SequenceOutput,
-    StepReport,
-)
+from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, SequenceOutput, StepReport
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
 from libs.runtime.clock import SystemClock

@@ -10,14 +10,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.factory import make_engine
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import (
-    Capabilities,
-    Engine,
-    EngineIdentity,
-    EnginePhase,
-    EngineRequest,
-    SamplingParams,
-)
+from libs.engine.port import Capabilities, Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.runner import Sampled
 from libs.engine.sequence import Sequence
 from libs.policy.step_time import StepTimeModel

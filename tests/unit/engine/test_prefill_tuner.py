@@ -15,15 +15,8 @@ from libs.contracts.errors import QueueFull
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import (
-    Capabilities,
-    EngineEvent,
-    EngineIdentity,
-    EnginePhase,
-    EngineRequest,
-    Progress,
-    SamplingParams,
-)
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress, SamplingParams
+from libs.engine.reports import EngineEvent
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
 from libs.model.info import load_model_info

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.engine.port import Logprob
+from libs.engine.reports import Logprob
 from libs.model.info import load_model_info
 from libs.model.tokenizer import load_tokenizer
 from services.gateway.dispatch.choice import Piece, TokenLogprob

@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from libs.engine.config import EngineConfig
-from libs.engine.port import EngineIdentity, Logprob, SamplingParams
+from libs.engine.port import EngineIdentity, SamplingParams
+from libs.engine.reports import Logprob
 from libs.engine.runner import Batch, Chunk
 from libs.engine.torch.runner import TorchRunner
 from libs.testing.engines.real_model import real_model_folder

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest, FinishReason, SamplingParams
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import FinishReason
 from libs.engine.vllm import plugin
 from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.scheduling.block_hashes import Rehash

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from libs.engine.port import BlockEvents, EngineEvent
+from libs.engine.reports import BlockEvents, EngineEvent
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingKvIndex
 from libs.worker.kv.block_publisher import BlockPublisher

@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Assignment,
 )
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import Logprob, SequenceOutput
+from libs.engine.reports import Logprob, SequenceOutput
 from libs.policy.worker.assignment import refusal
 from libs.policy.worker.slots import SlotFacts, prefill_slots
 from libs.runtime.settings import load_settings

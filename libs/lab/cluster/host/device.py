@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from libs.engine.port import EngineLoad, StepReport
+from libs.engine.reports import EngineLoad, StepReport
 from libs.engine.runner import Batch, Sampled
 from libs.lab.cluster.core import DecodeSteps, LabCore
 from libs.lab.cluster.cost import Coast, StepCost

@@ -6,7 +6,8 @@ from typing import Final
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.dispatch.ports import QueuedDemand
 from libs.dispatch.worker_news import Leaving, SequenceRefused
-from libs.engine.port import EnginePhase, FinishReason, SequenceOutput
+from libs.engine.port import EnginePhase
+from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.frames import PHASES, ToWorker
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.host.hosted import LabSequence

@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
 from libs.engine.kv.handles import Received
-from libs.engine.port import FinishReason
+from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.host.kv_stream import MAX_FETCHES, ReceivingLink, Stream

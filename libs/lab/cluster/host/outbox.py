@@ -3,7 +3,7 @@
 from libs.dispatch.generation import ApiFinishReason as Ended
 from libs.dispatch.worker_news import Failed, Happened, Opened, Prefilled, SequenceFinished, SequenceHandedOver
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import FinishReason, SequenceOutput
+from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.policy.gateway.effects import Blocks
 
