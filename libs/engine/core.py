@@ -5,28 +5,24 @@ between steps, lies ready for `take_event`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import chain
-from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine import batching
 from libs.engine.batching import blocks_to_spare, grow
 from libs.engine.config import EngineConfig
+from libs.engine.events import EngineNews
 from libs.engine.kv.block_pool import BlockPool
-from libs.engine.kv.handles import Held, RandomBytes, Received
+from libs.engine.kv.handles import RandomBytes, Received
 from libs.engine.kv.wait import KvWait
 from libs.engine.kv_port import KvHandle
 from libs.engine.offers import Offers
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
 from libs.engine.reports import (
-    BlockEvents,
     EngineEvent,
     EngineIntegrity,
     EngineLoad,
     FinishReason,
-    KvTransferReport,
-    Logprob,
     SequenceOutput,
     StepReport,
 )
@@ -38,7 +34,6 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
-_NO_BLOCKS: Final = BlockEvents()
 
 
 class Core:
@@ -46,8 +41,7 @@ class Core:
 
     Prompts are admitted first come, first served, transferred sequences before them: their first token is out and
     their blocks wait under a lease. Preempted sequences go before both. Of each kind, sequences that yield come last,
-    and are the first to be preempted. Blocks are allocated as sequences grow; see
-    libs/engine/batching.py for what happens when they run out.
+    and are the first to be preempted. Blocks are allocated as sequences grow, until libs/engine/batching.py preempts.
     """
 
     def __init__(
@@ -68,15 +62,15 @@ class Core:
         self._pace = Pace(config.prefill_chunk_tokens)
         self._pool = BlockPool(capabilities.kv_blocks)
         lease_ns = config.kv_lease_ms * 1_000_000
-        self._offers = Offers(self._pool, identity, capabilities, lease_ns=lease_ns, random_bytes=random_bytes)
+        self.offers = Offers(self._pool, identity, capabilities, lease_ns=lease_ns, random_bytes=random_bytes)
+        """What others can pull, by handle."""
         self._kv_wait = KvWait()
         self._sequences = Roster()
         self._preemptions = 0
         self._recomputed_tokens = 0
         self._new_fetches: list[Sequence] = []
         self._step: StepReport | None = None
-        self._outputs: list[SequenceOutput] = []
-        self._transfers: list[KvTransferReport] = []
+        self._news = EngineNews()
 
     # ------------------------------------------------------------------ requests
 
@@ -92,7 +86,7 @@ class Core:
         check_request(sequence, self._capabilities)
         if self._sequences.waiting >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
-        self._offers.forget_sequence(request.sequence_id)
+        self.offers.forget_sequence(request.sequence_id)
         self._pace.note_prompt(sequence, now_ns)
         if request.kv and sequence.length > request.prompt_tokens:
             sequence.start_line(now_ns, sequence.length)
@@ -103,7 +97,7 @@ class Core:
         """End a sequence, or the lease of what it left here; one that a step computes ends with the step."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
-            self._offers.end_sequence(sequence_id)
+            self.offers.end_sequence(sequence_id)
         elif sequence.in_step:
             sequence.aborting = True
         else:
@@ -119,7 +113,7 @@ class Core:
         kv = sequence.request.kv if sequence else None
         if sequence is None or kv is None or not kv.streamed or sequence.handed is not None:
             return
-        if sequence.length + len(token_ids) >= sequence.max_length or not self._known(token_ids):
+        if sequence.length + len(token_ids) >= sequence.max_length or not self._capabilities.knows(token_ids):
             raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot go on from {token_ids}")
         sequence.handed = token_ids
         sequence.start_line(now_ns, sequence.length + len(token_ids))
@@ -134,7 +128,7 @@ class Core:
             return
         sequence.leaving = True
         if sequence.stage is Stage.DECODE and not sequence.in_step:
-            self._finish(sequence, FinishReason.MOVED, handle=self._offers.seal(sequence, now_ns))
+            self._finish(sequence, FinishReason.MOVED, handle=self.offers.seal(sequence, now_ns))
             self.admit(now_ns)
 
     def set_prefill_budget(self, tokens: int) -> None:
@@ -153,7 +147,7 @@ class Core:
 
     def admit(self, now_ns: int) -> None:
         """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
-        self._offers.expire(now_ns)
+        self.offers.expire(now_ns)
         waiting = self._sequences.waiting
         running = len(self._sequences) - waiting
         for stage in QUEUED if waiting else ():
@@ -170,7 +164,7 @@ class Core:
 
     def _ready(self, now_ns: int) -> tuple[list[Sequence], list[Sequence]]:
         """(decodes, prompts) that the next step may compute."""
-        self._offers.expire(now_ns)
+        self.offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
         decodes = self._pace.decodes(self._sequences.at(Stage.DECODE), now_ns)
@@ -191,13 +185,11 @@ class Core:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
             # What this step finishes has nothing to stream: its blocks are ready when it is.
-            streams = (
-                not chunk.sample and self._capabilities.streams_kv and sequence.request.phase is EnginePhase.PREFILL
-            )
-            if streams and not sequence.opened:
-                self._outputs.append(SequenceOutput(sequence.sequence_id, opened=self._offers.open(sequence)))
+            begins = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample and not sequence.opened
+            if begins and self._capabilities.streams_kv:
+                self._news.outputs.append(SequenceOutput(sequence.sequence_id, opened=self.offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
-        self._step = self._report(batch, now_ns, 0)
+        self._step = self._sequences.report(batch.work, now_ns, 0)
         return self._step
 
     def apply(self, batch: Batch, sampled: Mapping[int, Sampled], now_ns: int) -> StepReport:
@@ -210,7 +202,7 @@ class Core:
             self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
             if sequence.opened is not None:
-                self._offers.progress(sequence)
+                self.offers.progress(sequence)
             if chunk.scored is not None:
                 sequence.prompt_logprobs += sampled[chunk.sequence_id].prompt
             if sequence.aborting:
@@ -218,7 +210,7 @@ class Core:
             elif chunk.sample:
                 self._take_token(sequence, sampled[chunk.sequence_id], now_ns)
         started, self._step = self._step, None
-        return self._report(batch, started.start_unix_ns, now_ns)
+        return self._sequences.report(batch.work, started.start_unix_ns, now_ns)
 
     # ------------------------------------------------------------------ measuring
 
@@ -238,7 +230,7 @@ class Core:
         """A step that measures begins or ends now: time in it is no KV wait."""
         self._kv_wait.stepping(going_on, now_ns)
 
-    # ------------------------------------------------------------------ KV from elsewhere
+    # ------------------------------------------------------------------ KV from elsewhere, and for others
 
     def take_fetches(self) -> list[Sequence]:
         """Sequences that have got blocks and await their KV, since the last call."""
@@ -247,7 +239,7 @@ class Core:
 
     def kv_asked(self, sequence: Sequence) -> None:
         """The first block was asked for."""
-        self._outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
+        self._news.outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
 
     def kv_arrived(self, sequence: Sequence, received: Received, started_ns: int, now_ns: int) -> None:
         """All blocks of the handle are in the pool."""
@@ -255,20 +247,7 @@ class Core:
         assert kv is not None
         sequence.kv_bytes_received = received.data_bytes
         sequence.kv_arrived = True
-        prompt_tokens = sequence.request.prompt_tokens
-        self._transfers.append(
-            KvTransferReport(
-                request_id=sequence.request.request_id,
-                from_worker_id=kv.worker_id,
-                blocks=received.blocks,
-                data_bytes=received.data_bytes,
-                start_unix_ns=started_ns,
-                end_unix_ns=now_ns,
-                prompt_tokens=prompt_tokens,
-                prompt_tokens_computed=max(prompt_tokens - kv.tokens, 0),
-                shared=received.shared,
-            )
-        )
+        self._news.transfers.append(sequence.transfer_report(received, started_ns, now_ns))
         if sequence.handed is not None or not kv.streamed:
             self._go_on(sequence, now_ns)
         self._note_awaiting(now_ns)
@@ -284,53 +263,16 @@ class Core:
         self._finish(sequence, reason, detail=detail)
         self.admit(now_ns)
 
-    # ------------------------------------------------------------------ KV for others
-
-    def held(self, opaque: bytes, now_ns: int) -> Held:
-        """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
-        return self._offers.held(opaque, now_ns)
-
-    def pull(self, opaque: bytes, now_ns: int) -> Held:
-        """The same, for a receiver that stays until `leave`."""
-        return self._offers.pull(opaque, now_ns)
-
-    def leave(self, held: Held, now_ns: int) -> None:
-        """A receiver is gone; unless it has all, its blocks wait a little for another."""
-        self._offers.leave(held, now_ns)
-
-    def to_sum(self, most: int) -> tuple[Held, int, int] | None:
-        """(handle, first, end): at most `most` blocks ready for others whose checksums nobody has taken."""
-        return self._offers.to_sum(most)
-
     def release(self, opaque: bytes, now_ns: int) -> None:
         """The receiver has the blocks."""
-        self._offers.end(opaque)
+        self.offers.end(opaque)
         self.admit(now_ns)
-
-    def abandon(self, opaque: bytes, now_ns: int) -> None:
-        """Perhaps nobody comes for the blocks any more."""
-        self._offers.leave_unread(opaque, now_ns)
-
-    @property
-    def next_expiry_ns(self) -> int | None:
-        """When the next lease ends."""
-        return self._offers.next_expiry_ns
 
     # ------------------------------------------------------------------ what came of it
 
     def take_event(self, step: StepReport | None = None) -> EngineEvent | None:
         """Everything since the last call, with the step that brought it; None when nothing happened."""
-        waited = self._kv_wait.ended or self._kv_wait.starved_ended
-        if not (step or self._outputs or self._transfers or waited or self._pool.changes):
-            return None
-        blocks = _NO_BLOCKS
-        if self._pool.changes:
-            changes = self._pool.take_changes()
-            blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
-        waits, starved = self._kv_wait.take_ended(), self._kv_wait.take_starved()
-        event = EngineEvent(tuple(self._outputs), step, waits, tuple(self._transfers), blocks, starved)
-        self._outputs, self._transfers = [], []
-        return event
+        return self._news.take(step, self._kv_wait, self._pool)
 
     def load(self, *, reported_to_ns: int = 0, pool_faults: int = 0) -> EngineLoad:
         """Depths now, with what only the engine around it knows."""
@@ -355,17 +297,17 @@ class Core:
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
-        return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self._offers))
+        return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self.offers))
 
     @property
     def holds_blocks(self) -> bool:
         """Whether a sequence or a handle is there that may hold blocks."""
-        return bool(self._sequences or len(self._offers))
+        return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:
         """How the pool's books differ from what sequences and handles hold; empty when they agree."""
         own = (block for sequence in self._sequences for block in sequence.blocks)
-        return self._pool.fault(chain(own, self._offers.blocks()))
+        return self._pool.fault(chain(own, self.offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
         """Abort every sequence and end every lease; no step may run any more."""
@@ -373,7 +315,7 @@ class Core:
         self._kv_wait.stepping(False, now_ns)
         for sequence in list(self._sequences):
             self._finish(sequence, FinishReason.ABORTED)
-        self._offers.end_all()
+        self.offers.end_all()
         self._note_awaiting(now_ns)
 
     # ------------------------------------------------------------------ inner parts
@@ -407,9 +349,7 @@ class Core:
         if token.fault:
             self._finish(sequence, FinishReason.FAILED, detail=token.fault)
             return
-        if sequence.prompt_logprobs and token.logprob is not None:
-            token.logprob = replace(token.logprob, prompt=tuple(sequence.prompt_logprobs))
-            sequence.prompt_logprobs = []
+        sequence.give_prompt_logprobs(token)
         sequence.append(token.token_id)
         if not sequence.line_from_ns:
             sequence.start_line(now_ns, sequence.length)
@@ -417,13 +357,13 @@ class Core:
         handle = None
         if reason is None and (sequence.leaving or sequence.request.phase is EnginePhase.PREFILL):
             reason = FinishReason.MOVED if sequence.leaving else FinishReason.PREFILLED
-            handle = self._offers.seal(sequence, now_ns)
+            handle = self.offers.seal(sequence, now_ns)
         if reason is not None:
             self._finish(sequence, reason, token=token, handle=handle)
             return
         if sequence.stage is not Stage.DECODE:
             self._sequences.move(sequence, Stage.DECODE)
-        self._outputs.append(SequenceOutput(sequence.sequence_id, (token.token_id,), _logprobs(token)))
+        self._news.outputs.append(SequenceOutput(sequence.sequence_id, (token.token_id,), token.logprobs))
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
         """A transferred sequence has its KV, and all tokens that were sampled elsewhere."""
@@ -434,25 +374,6 @@ class Core:
         generated_only = sequence.pending == 1 and sequence.computed >= sequence.request.prompt_tokens
         self._sequences.move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
 
-    def _report(self, batch: Batch, start_ns: int, end_ns: int) -> StepReport:
-        work = batch.work
-        return StepReport(
-            start_unix_ns=start_ns,
-            end_unix_ns=end_ns,
-            prefill_tokens=work.prefill_tokens,
-            prefill_sequences=work.prefill_sequences,
-            prefill_context_tokens=work.prefill_context_tokens,
-            decode_sequences=work.decode_sequences,
-            decode_kv_tokens=work.decode_kv_tokens,
-            waiting=self._sequences.waiting,
-            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
-            prefill_squared_tokens=work.prefill_squared_tokens,
-        )
-
-    def _known(self, token_ids: tuple[int, ...]) -> bool:
-        vocab_size = self._capabilities.vocab_size
-        return not vocab_size or all(0 <= token_id < vocab_size for token_id in token_ids)
-
     def _finish(
         self,
         sequence: Sequence,
@@ -462,35 +383,17 @@ class Core:
         handle: KvHandle | None = None,
         detail: str = "",
     ) -> None:
-        self._offers.withdraw(sequence)
+        self.offers.withdraw(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         self._sequences.remove(sequence)
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
             self._pace.note_end(sequence.output_tokens, sequence.kind)
-        self._outputs.append(
-            SequenceOutput(
-                sequence_id=sequence.sequence_id,
-                token_ids=(token.token_id,) if token else (),
-                logprobs=_logprobs(token) if token else (),
-                finish=reason,
-                handle=handle,
-                detail=detail,
-                cached_tokens=sequence.cached_tokens,
-                computed_prompt_tokens=sequence.computed_prompt_tokens,
-                kv_bytes_received=sequence.kv_bytes_received,
-            )
-        )
+        self._news.outputs.append(sequence.last_output(reason, token, handle, detail))
 
     def _note_awaiting(self, now_ns: int) -> None:
         """One whose KV is all here, and that awaits the token sampled elsewhere, awaits no KV."""
-        some = ready = False
-        for each in self._sequences.at(Stage.FETCHING):
-            if not each.kv_arrived:
-                some, ready = True, ready or each.kv_ready
-                each.kv_ready_since_ns = (each.kv_ready_since_ns or now_ns) if each.kv_ready else 0
-        self._kv_wait.awaiting(some, now_ns, ready=ready)
-
-
-def _logprobs(token: Sampled) -> tuple[Logprob, ...]:
-    return (token.logprob,) if token.logprob else ()
+        awaiting = [each for each in self._sequences.at(Stage.FETCHING) if not each.kv_arrived]
+        for each in awaiting:
+            each.kv_ready_since_ns = (each.kv_ready_since_ns or now_ns) if each.kv_ready else 0
+        self._kv_wait.awaiting(bool(awaiting), now_ns, ready=any(each.kv_ready for each in awaiting))

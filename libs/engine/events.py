@@ -4,12 +4,36 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
-from libs.engine.kv.block_pool import BlockChanges
-from libs.engine.reports import BlockEvents, EngineEvent
+from libs.engine.kv.block_pool import BlockChanges, BlockPool
+from libs.engine.kv.wait import KvWait
+from libs.engine.reports import BlockEvents, EngineEvent, KvTransferReport, SequenceOutput, StepReport
 
 MAX_UNREAD_STEPS = 256
 """A consumer this far behind stops the engine: a lost step would show as idle time."""
+_NO_BLOCKS: Final = BlockEvents()
+
+
+class EngineNews:
+    """What has come of the engine's work since its last event."""
+
+    def __init__(self) -> None:
+        self.outputs: list[SequenceOutput] = []
+        self.transfers: list[KvTransferReport] = []
+
+    def take(self, step: StepReport | None, kv_wait: KvWait, pool: BlockPool) -> EngineEvent | None:
+        """All of it, with the step that brought it and what `kv_wait` and `pool` have noted; None for nothing."""
+        if not (step or self.outputs or self.transfers or kv_wait.ended or kv_wait.starved_ended or pool.changes):
+            return None
+        blocks = _NO_BLOCKS
+        if pool.changes:
+            changes = pool.take_changes()
+            blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
+        waits, starved = kv_wait.take_ended(), kv_wait.take_starved()
+        event = EngineEvent(tuple(self.outputs), step, waits, tuple(self.transfers), blocks, starved)
+        self.outputs, self.transfers = [], []
+        return event
 
 
 class EventQueue:

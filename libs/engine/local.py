@@ -180,10 +180,10 @@ class LocalEngine:
         core, capabilities, _, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
-        pulled = core.pull(opaque, self._clock.now_ns())
+        pulled = core.offers.pull(opaque, self._clock.now_ns())
 
         def left() -> None:
-            core.leave(pulled, self._clock.now_ns())
+            core.offers.leave(pulled, self._clock.now_ns())
             self._wake.set()  # its lease may end sooner than the loop expects
 
         return BlockExport(
@@ -191,7 +191,7 @@ class LocalEngine:
             capabilities,
             from_block,
             in_place=in_place,
-            held=lambda: core.held(opaque, self._clock.now_ns()),
+            held=lambda: core.offers.held(opaque, self._clock.now_ns()),
             waits=lambda: self._kv_waiting.add(news),
             left=left,
         )
@@ -203,7 +203,7 @@ class LocalEngine:
 
     def abandon(self, opaque: bytes) -> None:
         """Perhaps nobody comes for the blocks: they wait for a short time only."""
-        self._core.abandon(opaque, self._clock.now_ns())
+        self._core.offers.leave_unread(opaque, self._clock.now_ns())
         self._settle()
 
     def load(self) -> EngineLoad:
@@ -261,7 +261,7 @@ class LocalEngine:
 
     async def _idle(self) -> None:
         """Wait for something to do, at most until the next lease ends."""
-        expiry_ns = self._core.next_expiry_ns
+        expiry_ns = self._core.offers.next_expiry_ns
         if expiry_ns is None:
             await self._wake.wait()
             return
@@ -352,7 +352,7 @@ class LocalEngine:
         while True:
             await self._filled.wait()
             self._filled.clear()
-            while (part := core.to_sum(copies.slice_blocks)) is not None:
+            while (part := core.offers.to_sum(copies.slice_blocks)) is not None:
                 held, first, end = part
                 held.checksums[first:end] = await copies.checksums(held.blocks[first:end])
 

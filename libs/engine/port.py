@@ -67,6 +67,10 @@ class Capabilities:
     variant: str = ""
     """What beside model and device decides how long a step takes, in a few words: types, width, threads, versions."""
 
+    def knows(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether all of these are tokens of the model's vocabulary, as far as its size is known."""
+        return not self.vocab_size or all(0 <= token_id < self.vocab_size for token_id in token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

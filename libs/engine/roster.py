@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
+from libs.engine.reports import StepReport
 from libs.engine.sequence import Sequence, Stage
+from libs.policy.step_time import StepWork
 
 QUEUED: Final = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
 """In the order of admission."""
@@ -126,3 +128,18 @@ class Roster:
         """The sum for them: each prompt's length squared less the square of what it has computed, summed."""
         waiting = map(self.at, (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
         return sum([sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting)])
+
+    def report(self, work: StepWork, start_ns: int, end_ns: int) -> StepReport:
+        """A step that computes `work`, beside what waits now; `end_ns` 0: it has only begun."""
+        return StepReport(
+            start_unix_ns=start_ns,
+            end_unix_ns=end_ns,
+            prefill_tokens=work.prefill_tokens,
+            prefill_sequences=work.prefill_sequences,
+            prefill_context_tokens=work.prefill_context_tokens,
+            decode_sequences=work.decode_sequences,
+            decode_kv_tokens=work.decode_kv_tokens,
+            waiting=self.waiting,
+            waiting_prefill_tokens=self.waiting_prefill_tokens,
+            prefill_squared_tokens=work.prefill_squared_tokens,
+        )

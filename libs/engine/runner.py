@@ -92,6 +92,11 @@ class Sampled:
     prompt: tuple[Logprob, ...] = ()
     """Of the tokens that the chunk has `scored`."""
 
+    @property
+    def logprobs(self) -> tuple[Logprob, ...]:
+        """As an output carries it."""
+        return (self.logprob,) if self.logprob else ()
+
 
 class Runner(Protocol):
     """A device with weights and one KV pool."""

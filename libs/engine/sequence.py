@@ -1,6 +1,7 @@
 """One sequence inside the engine: its tokens, how many of them have KV, and the blocks that hold it. Also
 which sequences an engine takes. Pure."""
 
+from dataclasses import replace
 from enum import IntEnum, auto
 
 import numpy as np
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv.block_pool import BlockPool
-from libs.engine.kv.handles import Held
+from libs.engine.kv.handles import Held, Received
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest
-from libs.engine.reports import FinishReason, Logprob
-from libs.engine.runner import Chunk
+from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
+from libs.engine.runner import Chunk, Sampled
 from libs.policy.worker.slack import TokenLine
 
 
@@ -254,6 +256,44 @@ class Sequence:
         if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.max_length else None
+
+    def give_prompt_logprobs(self, token: Sampled) -> None:
+        """Let the first token with a logprob carry those of the prompt."""
+        if self.prompt_logprobs and token.logprob is not None:
+            token.logprob = replace(token.logprob, prompt=tuple(self.prompt_logprobs))
+            self.prompt_logprobs = []
+
+    def last_output(
+        self, reason: FinishReason, token: Sampled | None, handle: KvHandle | None, detail: str
+    ) -> SequenceOutput:
+        """With what came of it here."""
+        return SequenceOutput(
+            sequence_id=self.sequence_id,
+            token_ids=(token.token_id,) if token else (),
+            logprobs=token.logprobs if token else (),
+            finish=reason,
+            handle=handle,
+            detail=detail,
+            cached_tokens=self.cached_tokens,
+            computed_prompt_tokens=self.computed_prompt_tokens,
+            kv_bytes_received=self.kv_bytes_received,
+        )
+
+    def transfer_report(self, received: Received, started_ns: int, now_ns: int) -> KvTransferReport:
+        """Of the blocks that have come for it."""
+        kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
+        assert kv is not None
+        return KvTransferReport(
+            request_id=self.request.request_id,
+            from_worker_id=kv.worker_id,
+            blocks=received.blocks,
+            data_bytes=received.data_bytes,
+            start_unix_ns=started_ns,
+            end_unix_ns=now_ns,
+            prompt_tokens=prompt_tokens,
+            prompt_tokens_computed=max(prompt_tokens - kv.tokens, 0),
+            shared=received.shared,
+        )
 
     def register_full_blocks(self, pool: BlockPool) -> None:
         """Let others reuse the blocks that are full and computed."""

@@ -125,20 +125,15 @@ async def open_gateway(
     demand = DemandTeller(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
     limiter = _limiter(ports, clock, settings.id, tasks)
-    ended = _both(Recorder(ports.bus, metrics).ended, demand.ended)
-    if limiter is not None:
-        ended = _both(ended, GpuCharge(limiter, fleet).ended)
+    ended = _ended(ports.bus, metrics, demand, limiter, fleet)
     dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
-    _watch(metrics, dispatcher, fleet, stalls, tasks)
-    metrics.watch_registry(ports.registry)
+    _watch(metrics, ports.registry, dispatcher, fleet, stalls, tasks)
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
-        desk = None
-        if ports.models is not None:
-            desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
+        desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
         make_endpoint = partial(
             CompletionEndpoint,
             intake=intake,
@@ -154,11 +149,8 @@ async def open_gateway(
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        batch = (
-            BatchService(ports.batch, serving, settings, clock, TenantBounds(ports.keys, limiter))
-            if ports.batch
-            else None
-        )
+        bounds = TenantBounds(ports.keys, limiter)
+        batch = BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
             routers=[*([batch.router] if batch else ()), make_responses_router(kept), *_tenants(ports, clock)],
@@ -177,9 +169,7 @@ async def open_gateway(
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        served = _behind_keys(app, settings, ports, clock)
-        if settings.cors_origins:
-            served = cross_origin(served, settings.cors_origins)
+        served = _guarded(app, settings, ports, clock)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
@@ -270,13 +260,15 @@ def _dispatcher(
     )
 
 
-def _behind_keys(app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> ASGIApp:
-    """The app behind the gate that checks keys and the door that records deletions; the bare app without keys."""
-    if ports.keys is None:
-        return app
-    gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
-    record = partial(ports.bus.publish, AUDIT)
-    return AuditDoor(gate, ports.keys, clock, service="gateway", audited=deletes, publish=record, with_body=False)
+def _guarded(app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> ASGIApp:
+    """The app behind the gate that checks keys and the door that records deletions, where there are keys, and behind
+    what answers pages of other origins, where some may ask."""
+    served = app
+    if ports.keys is not None:
+        gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
+        record = partial(ports.bus.publish, AUDIT)
+        served = AuditDoor(gate, ports.keys, clock, service="gateway", audited=deletes, publish=record, with_body=False)
+    return cross_origin(served, settings.cors_origins) if settings.cors_origins else served
 
 
 def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
@@ -289,7 +281,7 @@ def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwne
 
 
 def _desk(
-    store: ModelCatalogue,
+    store: ModelCatalogue | None,
     catalog: Catalog,
     dispatcher: Dispatcher,
     fleet: WorkerLinks,
@@ -297,8 +289,10 @@ def _desk(
     settings: GatewaySettings,
     clock: Clock,
     tasks: TaskOwner,
-) -> ModelDesk:
-    """Follows the catalogue from now on, and the dispatcher asks it."""
+) -> ModelDesk | None:
+    """Follows the catalogue from now on, and the dispatcher asks it; None without a catalogue."""
+    if store is None:
+        return None
     desk = ModelDesk(
         store,
         catalog,
@@ -320,18 +314,31 @@ def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
     return link is not None and link.quiet(attempt.sequence_id)
 
 
-def _both(first: Ended, second: Ended) -> Ended:
+def _ended(
+    bus: Bus, metrics: GatewayMetrics, demand: DemandTeller, limiter: TenantLimiter | None, fleet: WorkerLinks
+) -> Ended:
+    """Who hears of each request that has ended: its record, the demand, and where there are limits what it cost."""
+    hearers: list[Ended] = [Recorder(bus, metrics).ended, demand.ended]
+    if limiter is not None:
+        hearers.append(GpuCharge(limiter, fleet).ended)
+
     def ended(generation: Generation, outcome: Ending) -> None:
-        first(generation, outcome)
-        second(generation, outcome)
+        for hear in hearers:
+            hear(generation, outcome)
 
     return ended
 
 
 def _watch(
-    metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: WorkerLinks, stalls: Stalls, tasks: TaskOwner
+    metrics: GatewayMetrics,
+    registry: Registry,
+    dispatcher: Dispatcher,
+    fleet: WorkerLinks,
+    stalls: Stalls,
+    tasks: TaskOwner,
 ) -> None:
-    """What is read off when metrics are asked for."""
+    """Read these off when metrics are asked for."""
+    metrics.watch_registry(registry)
     metrics.registry.register(PoisonCollector(dispatcher.suspects))
     metrics.watch(
         waiting=lambda: dispatcher.waiting,

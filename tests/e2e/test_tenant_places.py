@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -19,19 +19,19 @@ SHORT: dict[str, Any] = {"model": "sim", "prompt": "hello", "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("places")
     env = {"FULCRUM_CACHE": str(folder / "cache"), "FULCRUM_WORKER_MAX_SEQUENCES": str(PLACES)}
     with running_suite(folder, "--engine", "sim", env=env) as found:
         yield found
 
 
-def key_of(suite: Suite, tenant: str) -> dict[str, str]:
+def key_of(suite: RunningSuite, tenant: str) -> dict[str, str]:
     made = json.loads(suite.fulcrum("keys", "create", "--tenant", tenant, "--json").stdout)
     return {"authorization": f"Bearer {made['key']}"}
 
 
-async def keys_count(http: httpx.AsyncClient, suite: Suite) -> None:
+async def keys_count(http: httpx.AsyncClient, suite: RunningSuite) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await http.post(f"{suite.gateway}/v1/completions", json=SHORT)).status_code != 401:
             await asyncio.sleep(0.05)
@@ -40,7 +40,7 @@ async def keys_count(http: httpx.AsyncClient, suite: Suite) -> None:
 class Streams:
     """Long answers of one tenant, all at once."""
 
-    def __init__(self, http: httpx.AsyncClient, suite: Suite, headers: dict[str, str], count: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, suite: RunningSuite, headers: dict[str, str], count: int) -> None:
         self._url, self._http, self._headers = f"{suite.gateway}/v1/completions", http, headers
         self.texts = [""] * count
         self.started = 0
@@ -71,7 +71,7 @@ class Streams:
             await self._began.wait()
 
 
-async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_stay_whole(suite: Suite) -> None:
+async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_stay_whole(suite: RunningSuite) -> None:
     flood, modest = key_of(suite, "flood"), key_of(suite, "modest")
     async with httpx.AsyncClient(timeout=WAIT_S, limits=httpx.Limits(max_connections=100)) as http:
         await keys_count(http, suite)
@@ -87,7 +87,7 @@ async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_sta
         assert streams.texts == [alone["choices"][0]["text"]] * (3 * PLACES)
 
 
-async def test_a_prompt_that_one_tenant_asked_is_not_cached_for_another(suite: Suite) -> None:
+async def test_a_prompt_that_one_tenant_asked_is_not_cached_for_another(suite: RunningSuite) -> None:
     keys = {tenant: key_of(suite, tenant) for tenant in ("ann", "bob")}
     body = {"model": "sim", "prompt": "one two three four " * 40, "max_tokens": 1}
 

@@ -2,8 +2,10 @@
 
 from typing import Final, NamedTuple, cast
 
+from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.port import EnginePhase
+from libs.engine.kv.handles import RandomBytes
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase
 from libs.engine.reports import EngineLoad
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
@@ -25,8 +27,15 @@ class DecodeSteps(NamedTuple):
 class LabCore(Core):
     """`Core`, and steps between which nothing is decided; and prompts in the order that a rival has them in."""
 
-    _order: PromptOrder | None = None
-    _speed: Speed | None = None
+    def __init__(
+        self, config: EngineConfig, capabilities: Capabilities, identity: EngineIdentity, *, handles: RandomBytes
+    ) -> None:
+        """`handles`: names of handles, each another one."""
+        super().__init__(
+            config, capabilities, frozenset(), identity, random_bytes=handles, new_sequence=CountedSequence
+        )
+        self._order: PromptOrder | None = None
+        self._speed: Speed | None = None
 
     def order_prompts(self, order: PromptOrder, speed: Speed) -> None:
         """Sort prompts by this from now on. `speed`: what computing them takes."""

@@ -101,14 +101,8 @@ class LabWorker:
         self.leave()
 
     def _new_core(self) -> LabCore:
-        core = LabCore(
-            self._config,
-            self.capabilities,
-            frozenset(),
-            EngineIdentity(self.id, self.incarnation, self.id),
-            random_bytes=self._next_handle,
-            new_sequence=CountedSequence,
-        )
+        identity = EngineIdentity(self.id, self.incarnation, self.id)
+        core = LabCore(self._config, self.capabilities, identity, handles=self._next_handle)
         if self.shape.guard:
             core.set_step_time(self.shape.step_time)
         if self.shape.prompt_order is not None:
@@ -223,8 +217,7 @@ class LabWorker:
 
     def set_role(self, role: Role, budget_tokens: int = 0) -> bool:
         """Take another role; whether it was taken. What runs moves elsewhere or ends here."""
-        taken = self._duties.taken(role, budget_tokens)
-        if taken is None:
+        if (taken := self._duties.taken(role, budget_tokens)) is None:
             return False
         self.enter()
         self.counts.moves += taken.role != self.assignment.role  # a budget alone is no move
@@ -372,7 +365,7 @@ class LabWorker:
 
     def _watch_leases(self) -> None:
         """While nothing else happens here, the end of a lease may give room."""
-        expiry_ns = self.core.next_expiry_ns
+        expiry_ns = self.core.offers.next_expiry_ns
         if expiry_ns is None or expiry_ns == self._expiry_due_ns or not self.core.load().waiting:
             return
         self._expiry_due_ns = expiry_ns
@@ -386,8 +379,7 @@ class LabWorker:
         self.leave()
 
     def _pass_on(self, step: StepReport | None) -> None:
-        event = self._device.core.take_event(step)
-        if event is not None:
+        if (event := self._device.core.take_event(step)) is not None:
             self._duties.came(event.outputs, self._time.now_ns())
 
     def _flush(self) -> bool:

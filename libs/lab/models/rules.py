@@ -6,7 +6,8 @@ from typing import Final
 from libs.lab.models.aegaeon import AegaeonModel
 from libs.lab.models.cluster import LabPlace, ModelsLab
 from libs.policy.reserve.following import UNKNOWN, Chances, ModelCount, UseFollower
-from libs.policy.reserve.placing import NEVER_S, PlacedModel, PoolWorker, WorkerStage, place
+from libs.policy.reserve.placing import NEVER_S, place
+from libs.policy.reserve.pool import PlacedModel, PoolWorker, WorkerStage
 
 PERIOD_S: Final = 0.25
 """As often as the planner decides; a request whose model no worker holds makes it decide at once."""

@@ -277,7 +277,7 @@ class Placement:
         if not self.runs or self.ended or self.waiting:
             return NOTHING
         self.given_up += 1
-        return [*self._release(keep_blocks=False), Wait(why)]
+        return [*self._release(keep_blocks=False), Requeue(why)]
 
     def drop_stale_kv(self) -> Effects:
         """Release KV blocks that no worker is left to pull, while the request waits."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from libs.policy.reserve.booking import ClaimRefused, GpuClaim, kept_at
 from libs.policy.reserve.following import Spread
-from libs.policy.reserve.placing import Eviction
+from libs.policy.reserve.pool import Eviction
 from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
 from services.planner.models.claims import devices, minute_of
 from services.planner.models.keeper import ModelKeeper
@@ -126,7 +126,7 @@ def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueMode
     name = entry.name
     error = keeper.failure(name, now_ns)
     chances, times = keeper.chances.get(name), keeper.found.times.get(name)
-    last_ms = keeper.last_use_ms(name)
+    last_ms = keeper.uses.last_use_ms(name)
     return CatalogueModel(
         name=name,
         source=entry.source,
@@ -147,8 +147,8 @@ def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueMode
         load_measured=bool(times and times.load_s),
         last_use=datetime.fromtimestamp(last_ms / 1000, UTC).isoformat(timespec="seconds") if last_ms else None,
         next_use_s=round(chances.next_s, 1) if chances and chances.next_s is not None else None,
-        in_flight=keeper.in_flight(name),
-        waiting=keeper.waiting(name),
+        in_flight=keeper.uses.in_flight(name),
+        waiting=keeper.uses.waiting(name),
         expected_wait_s=keeper.expected_wait_s(name),
         error=error,
     )

@@ -1,7 +1,7 @@
 """What the planner knows of a catalogue's models and their pool, and what it asks of workers. No I/O."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,12 +13,13 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Worker,
 )
 from libs.policy.reserve.booking import GpuClaim, kept_at
-from libs.policy.reserve.following import Chances, ModelCount, UseFollower
-from libs.policy.reserve.placing import NEVER_S, Placed, PlacedModel, PlacementOrder, WorkerStage, place
-from libs.policy.reserve.placing import PoolWorker as Standing
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
+from libs.policy.reserve.following import Chances, UseFollower
+from libs.policy.reserve.placing import NEVER_S, place
+from libs.policy.reserve.pool import Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook
 from libs.stores.catalogue.port import Catalogued, Uses
 from services.planner.models.claims import claims_of, gpu_of, minute_of
+from services.planner.models.uses import UseCounts
 
 MS_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
@@ -32,8 +33,6 @@ FIRST_BLOCK_S, MOST_BLOCK_S = 2.0, 120.0
 """A model that could not be loaded is tried again after so long, each time twice as long."""
 MEASURED_SHARE: Final = 0.05
 """A load time that differs by less from what is kept is not written again."""
-MAX_SEEN: Final = 100_000
-"""Counts of gateways that are remembered while they say nothing."""
 CHANCES_NS: Final = SECOND_NS
 """What is likely next is reckoned so often."""
 PREPARE_S: Final = 10.0
@@ -99,10 +98,8 @@ class ModelKeeper:
     """Models brought up for a request that waited."""
     switched_s: float = 0.0
     """That workers of the pool spent bringing models up."""
-    _uses: Uses = field(default_factory=dict)
-    _arrivals: dict[str, int] = field(default_factory=dict)
-    _seen: dict[tuple[str, str], int] = field(default_factory=dict)
-    _last_ms: dict[str, int] = field(default_factory=dict)
+    uses: UseCounts = field(default_factory=UseCounts)
+    """Of models, as gateways count them."""
     _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
@@ -172,42 +169,16 @@ class ModelKeeper:
 
     def take_uses(self, uses: Uses, now_ns: int) -> bool:
         """What gateways have; whether a model is asked for that was not."""
-        before = {name for name in self.found.entries if self.waiting(name)}
-        self._uses = uses
-        seen: dict[tuple[str, str], int] = {}
-        for gateway, models in uses.items():
-            for name, use in models.items():
-                last = self._seen.get((gateway, name), 0)
-                new = use.arrivals - last if use.arrivals >= last else use.arrivals
-                self._arrivals[name] = self._arrivals.get(name, 0) + new
-                self._last_ms[name] = max(self._last_ms.get(name, 0), use.last_unix_ms)
-                seen[gateway, name] = use.arrivals
-        # A gateway that is quiet for a moment goes on where it was.
-        self._seen = seen if len(self._seen) > MAX_SEEN else {**self._seen, **seen}
+        before = {name for name in self.found.entries if self.uses.waiting(name)}
+        self.uses.take(uses)
         self.look(now_ns)
-        return any(self.waiting(name) and name not in before for name in self.found.entries)
+        return any(self.uses.waiting(name) and name not in before for name in self.found.entries)
 
     def look(self, now_ns: int) -> None:
         """Let what was seen of use sink in."""
-        counts = {
-            name: ModelCount(self._arrivals.get(name, 0), self.in_flight(name), self._last_ms.get(name, 0) / 1000)
-            for name in self.found.entries
-        }
-        self.follower.look(now_ns / 1e9, counts)
+        self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.found.entries})
 
     # ------------------------------------------------------------ what is known
-
-    def in_flight(self, name: str) -> int:
-        """Requests to a model that have not ended."""
-        return sum(use.in_flight for use in self._of(name))
-
-    def waiting(self, name: str) -> int:
-        """Of them, those that no worker has."""
-        return sum(use.waiting for use in self._of(name))
-
-    def last_use_ms(self, name: str) -> int:
-        """Arrival of the last request, Unix milliseconds; 0: none came since the planner started."""
-        return self._last_ms.get(name, 0)
 
     def failure(self, name: str, now_ns: int) -> str:
         """Why a model is not loaded now; empty where nothing stands against it."""
@@ -219,11 +190,6 @@ class ModelKeeper:
             )
         failure = self._failures.get(name)
         return failure.message if failure is not None and now_ns < failure.until_ns else ""
-
-    def _of(self, name: str) -> Iterator[ModelUse]:
-        for models in self._uses.values():
-            if name in models:
-                yield models[name]
 
     def claims(self) -> list[GpuClaim]:
         """All that is kept for models at some time of the day."""
@@ -295,7 +261,7 @@ class ModelKeeper:
         self._ordered[worker.id] = _Ordered(order.model, epoch + 1, now_ns, ready_ns)
         return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
 
-    def _standing(self, worker: Worker, now_ns: int) -> Standing:
+    def _standing(self, worker: Worker, now_ns: int) -> PoolWorker:
         model, stage, can_take, left_s = worker.assignment.model, WorkerStage.LEAVING, False, 0.0
         since_s = max(now_ns - worker.pool.since_unix_ns, 0) / 1e9
         reported = self._ordered.get(worker.id)
@@ -313,7 +279,7 @@ class ModelKeeper:
             model, stage, can_take = "", WorkerStage.EMPTY, True
         elif worker.state == WORKER_STATE_LOADING and model:
             stage, left_s = WorkerStage.LOADING, max(self._ready_ns(worker) - now_ns, 0) / 1e9
-        return Standing(
+        return PoolWorker(
             worker.id,
             stage,
             model,
@@ -333,17 +299,17 @@ class ModelKeeper:
         measured_s = (times.wake_s if sleeps else times.load_s) if times else 0.0
         return int(pool.since_unix_ns + max(round(measured_s * SECOND_NS), pool.expected_ns) + CONNECT_S * SECOND_NS)
 
-    def _model(self, entry: ModelEntry, standings: Sequence[Standing], now_ns: int) -> PlacedModel:
+    def _model(self, entry: ModelEntry, standings: Sequence[PoolWorker], now_ns: int) -> PlacedModel:
         name, chances = entry.name, self.chances[entry.name]
         now_ms = now_ns // MS_NS
-        uses = list(self._of(name))
+        uses = list(self.uses.of(name))
         promised = any(use.promised_unix_ms > now_ms for use in uses)
         since_ms = min((use.waiting_since_unix_ms for use in uses if use.waiting), default=now_ms)
         held = sum(
             each.model == name and each.stage in (WorkerStage.SERVING, WorkerStage.LOADING) for each in standings
         )
         least = max(entry.floor, self._reserved(entry, now_ns), int(entry.pinned and held > 0))
-        waiting = self.waiting(name)
+        waiting = self.uses.waiting(name)
         return PlacedModel(
             name=name,
             load_s=self.load_s(entry),
@@ -352,7 +318,7 @@ class ModelKeeper:
             # A client that was asked to come back is expected, and nobody else is to have the worker by then.
             waiting=waiting or int(promised and not held),
             waited_s=max(now_ms - since_ms, 0) / 1000,
-            in_flight=self.in_flight(name) or int(promised),
+            in_flight=self.uses.in_flight(name) or int(promised),
             priority=entry.priority,
             lines_waiting=sum(use.lines_waiting for use in uses),
             lines_in_flight=sum(use.lines_in_flight for use in uses),

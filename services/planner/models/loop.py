@@ -9,7 +9,7 @@ import structlog
 
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.policy.reserve.placing import Why
+from libs.policy.reserve.pool import Why
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport

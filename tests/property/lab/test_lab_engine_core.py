@@ -12,7 +12,7 @@ from libs.engine.core import Core
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.runner import Sampled
 from libs.lab.cluster.core import LabCore
-from libs.lab.cluster.sequence import CountedRequest, CountedSequence, CountedTokens
+from libs.lab.cluster.sequence import CountedRequest, CountedTokens
 from libs.policy.step_time import StepTimeModel
 
 BLOCK = 4
@@ -39,15 +39,15 @@ def capabilities(blocks: int) -> Capabilities:
 
 def core(kind: type[Core], blocks: int, guard: bool) -> Core:
     config = EngineConfig(None, "m", prefill_chunk_tokens=24, block_size_tokens=BLOCK)
-    more: dict[str, Any] = {"new_sequence": CountedSequence} if kind is LabCore else {}
-    count = iter(range(1, 10_000))
-    made = kind(
-        config,
-        capabilities(blocks),
-        frozenset(),
-        EngineIdentity("w", 1, "w"),
-        random_bytes=lambda size: next(count).to_bytes(size, "big"),
-        **more,
+    count, identity = iter(range(1, 10_000)), EngineIdentity("w", 1, "w")
+
+    def handle(size: int) -> bytes:
+        return next(count).to_bytes(size, "big")
+
+    made = (
+        LabCore(config, capabilities(blocks), identity, handles=handle)
+        if kind is LabCore
+        else Core(config, capabilities(blocks), frozenset(), identity, random_bytes=handle)
     )
     if guard:
         made.set_step_time(MODEL)

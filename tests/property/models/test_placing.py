@@ -6,17 +6,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.reserve.placing import (
-    LINES_WAIT_S,
-    PAY_BACK,
-    SETTLE_S,
-    Placed,
-    PlacedModel,
-    PoolWorker,
-    Why,
-    WorkerStage,
-    place,
-)
+from libs.policy.reserve.placing import LINES_WAIT_S, PAY_BACK, SETTLE_S, place
+from libs.policy.reserve.pool import Placed, PlacedModel, PoolWorker, Why, WorkerStage
 from libs.testing.examples import examples
 
 NAMES = [f"m{number}" for number in range(8)]

@@ -151,9 +151,9 @@ def test_a_sleeping_model_wakes_where_it_sleeps() -> None:
 def test_counts_of_gateways_add_up_and_one_that_starts_anew_takes_nothing_back() -> None:
     keeper = keeper_of(model("a"), workers=[])
     keeper.take_uses({"g": {"a": ModelUse(5, 1, in_flight=1)}, "h": {"a": ModelUse(2, 1, in_flight=2)}}, NOON)
-    assert keeper.in_flight("a") == 3
+    assert keeper.uses.in_flight("a") == 3
     keeper.take_uses({"g": {"a": ModelUse(1, 2)}}, NOON + SECOND)
-    assert keeper.in_flight("a") == 0 and keeper.last_use_ms("a") == 2
+    assert keeper.uses.in_flight("a") == 0 and keeper.uses.last_use_ms("a") == 2
 
 
 def test_workers_of_one_gpu_count_as_one_gpu_and_models_go_where_neighbours_are_idle() -> None:

@@ -95,7 +95,7 @@ class Fetching:
             core.kv_asked(sequence)
             source, now_ns, found = self._peers[kv.worker_id], self._time.now_ns(), sequence.found_blocks
             try:
-                held = source._core.pull(kv.opaque, now_ns)
+                held = source._core.offers.pull(kv.opaque, now_ns)
             except KvLost as error:
                 core.kv_failed(sequence, FinishReason.KV_LOST, error.message, now_ns)
                 lost = True
@@ -200,7 +200,7 @@ class Fetching:
     def left(self, stream: Stream) -> None:
         """Its reader has gone without all of it."""
         self._readers.pop(stream.held.opaque, None)
-        self._core.leave(stream.held, self._time.now_ns())
+        self._core.offers.leave(stream.held, self._time.now_ns())
 
     def tell_readers(self) -> None:
         """More blocks of what they read may be ready."""
@@ -220,7 +220,7 @@ class Fetching:
         self._owner.enter()
         now_ns, opaque = self._time.now_ns(), stream.held.opaque
         self._readers.pop(opaque, None)
-        self._core.leave(stream.held, now_ns)
+        self._core.offers.leave(stream.held, now_ns)
         self._owner.was_read(opaque)
         self._core.release(opaque, now_ns)
         self._owner.leave()

@@ -100,6 +100,17 @@ class Shelf:
             raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
         return info
 
+    async def of(self, caller: Caller, purpose: str | None) -> list[FileInfo]:
+        """Files that the caller may see, the youngest first; None: of any purpose."""
+        return [
+            info
+            for info in await self.files.infos()
+            if info.purpose != PART_PURPOSE
+            and caller.may_read(info.tenant)
+            and purpose in (None, info.purpose)
+            and not self.over(info)
+        ]
+
 
 def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes: int, max_line_bytes: int) -> None:
     files = shelf.files
@@ -128,16 +139,8 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
     @router.get("/v1/files", tags=["files"], summary="List files.", openapi_extra=page_parameters("purpose", "order"))
     async def list_files(request: Request) -> dict[str, Any]:
         """List files that the caller may see, the youngest first."""
-        query, caller = request.query_params, caller_of(request.scope)
-        purpose = query.get("purpose")
-        listed = [
-            info
-            for info in await files.infos()
-            if info.purpose != PART_PURPOSE
-            and caller.may_read(info.tenant)
-            and purpose in (None, info.purpose)
-            and not shelf.over(info)
-        ]
+        query = request.query_params
+        listed = await shelf.of(caller_of(request.scope), query.get("purpose"))
         if _order(request) == "asc":
             listed.reverse()
         limit = _limit(request, FILES_PAGE, FILES_PAGE_MAX)
