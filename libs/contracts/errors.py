@@ -94,51 +94,6 @@ class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
-class UnsupportedMediaType(InvalidRequest):
-    """A body of another type than the route takes, or a compressed one."""
-
-    code = "unsupported_media_type"
-    http_status = 415
-
-
-class BodyTooLarge(InvalidRequest):
-    """The body is over the gateway's bound."""
-
-    code = "body_too_large"
-    http_status = 413
-
-
-class HeadersTooLarge(InvalidRequest):
-    """The request's target, one of its headers, or all of them are over a bound."""
-
-    code = "headers_too_large"
-    http_status = 431
-
-
-class RequestTooSlow(InvalidRequest):
-    """The client took too long to send its request."""
-
-    code = "request_too_slow"
-    http_status = 408
-
-
-class TooManyPipelined(InvalidRequest):
-    """Too many requests wait on one connection: the ones that were not answered can be sent again on another."""
-
-    code = "too_many_pipelined"
-    http_status = 429
-    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
-
-
-class TooManyConnections(FulcrumError):
-    """The server has as many connections as it takes, in all or from one address."""
-
-    code = "too_many_connections"
-    error_type = "service_unavailable_error"
-    http_status = 503
-    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
-
-
 class FileTooLarge(InvalidRequest):
     """A file is over the bound for one."""
 
@@ -299,13 +254,6 @@ class PermissionDenied(FulcrumError):
     http_status = 403
     grpc_status: ClassVar[GrpcStatus] = "PERMISSION_DENIED"
     repeatable = False
-
-
-class WrongHost(InvalidRequest):
-    """The request is for, or from a page of, a name that this service does not answer to."""
-
-    code = "wrong_host"
-    http_status = 403
 
 
 class KeyNotFound(NotFound):

@@ -6,7 +6,8 @@ address, and is refused. So a body that does not call itself JSON is not read as
 
 from collections.abc import Mapping
 
-from libs.contracts.errors import UnsupportedMediaType, quoted
+from libs.contracts.errors import quoted
+from libs.contracts.http_errors import UnsupportedMediaType
 
 JSON = b"application/json"
 

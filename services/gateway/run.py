@@ -128,7 +128,7 @@ async def open_gateway(
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
     dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
-    _watch(metrics, ports.registry, dispatcher, fleet, stalls, tasks)
+    _watch(metrics, ports.registry, dispatcher, fleet, stalls, tasks=tasks)
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
@@ -335,6 +335,7 @@ def _watch(
     dispatcher: Dispatcher,
     fleet: WorkerLinks,
     stalls: Stalls,
+    *,
     tasks: TaskOwner,
 ) -> None:
     """Read these off when metrics are asked for."""

@@ -9,7 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.contracts.errors import FulcrumError, TooManyConnections
+from libs.contracts.errors import FulcrumError
+from libs.contracts.http_errors import TooManyConnections
 
 MAX_CONNECTIONS = 8192
 MAX_CONNECTIONS_PER_ADDRESS = 4096

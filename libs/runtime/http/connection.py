@@ -10,7 +10,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from libs.contracts.errors import FulcrumError, HeadersTooLarge, InvalidRequest, RequestTooSlow, TooManyPipelined
+from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.contracts.http_errors import HeadersTooLarge, RequestTooSlow, TooManyPipelined
 from libs.runtime.http.answers import HeadWithBody, UnframedCycle, refusal
 from libs.runtime.http.bounds import ConnectionGuard
 

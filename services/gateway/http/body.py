@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from starlette.types import Receive
 
-from libs.contracts.errors import BodyTooLarge, InvalidRequest
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.http_errors import BodyTooLarge
 from services.gateway.http.stalls import Patience, Stalls
 
 BODY_TIMEOUT_S = 30.0

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.errors import BodyTooLarge, InvalidRequest, QueueFull
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.http_errors import BodyTooLarge
 from services.gateway.http.body import BODY_TIMEOUT_S, ClientGone, read_body
 from services.gateway.http.stalls import Patience, Stalls
 

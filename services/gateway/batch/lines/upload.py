@@ -8,14 +8,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from libs.contracts.errors import (
-    MAX_QUOTED_CHARS,
-    BodyTooLarge,
-    FileTooLarge,
-    InvalidRequest,
-    UnsupportedField,
-    UnsupportedMediaType,
-)
+from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, InvalidRequest, UnsupportedField
+from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
 from services.gateway.http.body import BODY_TIMEOUT_S, ClientGone
