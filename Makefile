@@ -81,7 +81,7 @@ test-image: ## build the image of vLLM on GPUs, import what a worker imports, re
 # vLLM's own tests run in its environment; one event loop, since engines that take long to start are shared.
 VLLM_LOOP = -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
 test-vllm: setup-vllm ## the vllm engine: contract suite, exactness over NIXL, killed workers, a whole suite
-	.venv-vllm/bin/python -m pytest -m vllm --timeout 300 $(VLLM_LOOP) tests/contract/test_engine_contract.py tests/vllm $(ARGS)
+	.venv-vllm/bin/python -m pytest -m vllm --timeout 300 $(VLLM_LOOP) tests/contract/engine tests/vllm $(ARGS)
 
 # Tests in which something is given the number of a port: suites, stores that are killed and started again, services away.
 PORT_TESTS = tests/unit/runtime/test_ports.py tests/unit/vllm/test_vllm_follow.py tests/unit/runtime/test_healthcheck.py \

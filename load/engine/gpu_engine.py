@@ -62,7 +62,7 @@ def figures_of(lines: list[str]) -> object:
 
 def commands(device: str) -> dict[str, list[str]]:
     """Modules and their arguments, by part."""
-    suite = "tests/contract/test_engine_contract.py"
+    suite = "tests/contract/engine"
     return {
         "contract": ["pytest", suite, "-k", "torch", "--device", device, "--timeout", str(PART_TIMEOUT_S)],
         "bench_engine": ["load.engine.bench_engine", "--device", device, "--continuous", "--long"],

@@ -7,17 +7,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError, KafkaError
-from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v0
-from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import NewTopic
+from aiokafka.errors import KafkaError
 
-from libs.bus.clients import BrokerAway, open_admin, open_producer, open_transactions
+from libs.bus.clients import open_admin, open_producer, open_transactions
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
-from libs.bus.offsets import NONE, committed_offsets
 from libs.bus.work import Lane, Produced, Raw
 from libs.contracts.errors import TooLargeForTopic, TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
@@ -368,31 +365,6 @@ async def test_all_is_replayed_only_with_what_was_committed_behind_a_transaction
             await another.abort_transaction()
             await until(lambda: replayed[-1], timeout_s=SETTLE_S)
     assert read == [1]
-
-
-class _Starting(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
-    """Of a broker whose coordinator still reads what was committed, as Apache Kafka 4.1 answers then."""
-
-    async def find_coordinator(self, group_id: str, coordinator_type: int = 0) -> int:
-        return 0
-
-    async def _send_request(self, request: object, node_id: int | None = None) -> Any:
-        code = GroupLoadInProgressError.errno
-        if isinstance(request, DescribeGroupsRequest):
-            return DescribeGroupsResponse_v0(groups=[(code, "a-group", "", "", "", [])])
-        return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=code)
-
-
-async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of_no_work(kafka: KafkaServer) -> None:
-    one = TopicPartition("any", 0)
-    async with open_admin(kafka.servers, "asks") as admin, asyncio.timeout(SETTLE_S):
-        found: dict[TopicPartition, int] = {}
-        while not found:  # a broker that nobody has asked before makes its coordinator first
-            with suppress(GroupCoordinatorNotAvailableError, BrokerAway):
-                found = await committed_offsets(admin, "nobody-yet", [one])
-        assert found == {one: NONE}
-    with pytest.raises(BrokerAway, match="does not tell"):
-        await committed_offsets(_Starting(), "a-group", [one])
 
 
 @pytest.mark.usefixtures("topics")

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
-from libs.contracts.errors import BrokerUnavailable, FileNotFound, StoreUnavailable, TopicNotFound
+from libs.contracts.errors import BrokerUnavailable, TopicNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
@@ -24,14 +24,16 @@ from services.gateway.batch.api.replies import show_batch
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper.begin import Begun, begin
-from services.gateway.batch.keeper.dealer import Dealer
 from services.gateway.batch.keeper.keeper import MAX_ASSEMBLED, JobKeeper, sweep
 from services.gateway.batch.lines.parts import Parts
-from services.gateway.batch.lines.shares import ShareSpan
 from services.gateway.batch.metrics import BatchMetrics
 
 OPEN_SHARES = LEAST_OPEN_LINES // SHARE_LINES
+
+
 HOUR_NS = 3_600 * 10**9
+
+
 S = 10**9
 
 
@@ -319,60 +321,6 @@ async def test_parts_that_nobody_was_told_of_are_removed_when_their_job_has_ende
         parts = tmp_path / "files"
         await until(lambda: not list(parts.glob("file-job-output-*")), what="the end of the part")
         assert list(parts.glob("file-other-output-*"))
-
-
-async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path / "files", max_bytes=10**6)
-    async with files.draft("file-1", max_bytes=10**6) as draft:
-        await draft.write(b"{}\n" * SHARE_LINES)
-        await draft.keep(name="f", purpose="batch")
-    job = Job("job", pb.Created(input_file_id="file-1"), 1, started=pb.Started(lines=2 * SHARE_LINES + 7))
-    spans: list[ShareSpan] = []
-    async with asyncio.timeout(5):
-        while job.dealt.lines < job.lines:
-            dealer = Dealer(job, files, ())  # each time another keeper's
-            spans += await dealer.next(1)
-            job.dealt = dealer.dealt(spans[-1:])
-    assert [(span.first_place, span.lines) for span in spans] == [(0, 256), (256, 256), (512, 7)]
-    assert [span.bytes for span in spans] == [3 * SHARE_LINES, 0, 0]
-
-
-async def test_lines_dealt_as_gone_are_followed_by_no_others_though_the_file_comes_back(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path / "files", max_bytes=10**6)
-    job = Job("job", pb.Created(input_file_id="file-1"), 1, started=pb.Started(lines=3 * SHARE_LINES))
-    dealer = Dealer(job, files, ())
-    job.dealt = dealer.dealt(await dealer.next(1))
-    async with files.draft("file-1", max_bytes=10**6) as draft:
-        await draft.write(b"{}\n" * 3 * SHARE_LINES)
-        await draft.keep(name="f", purpose="batch")
-    spans = await Dealer(job, files, ()).next(3)
-    assert [(span.first_place, span.bytes) for span in spans] == [(256, 0), (512, 0)]
-
-
-@pytest.mark.parametrize("told", [b"", b"{}\n"])
-async def test_a_file_that_the_store_fails_to_tell_is_not_dealt_as_gone(tmp_path: Path, told: bytes) -> None:
-    class Faulty(LocalFiles):
-        well = False
-
-        async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-            if self.well:
-                async for part in super().read(file_id, first_byte, length):
-                    yield part
-            elif told:
-                yield told
-            else:
-                raise FileNotFound("no such file")
-
-    files = Faulty(tmp_path / "files", max_bytes=10**6)
-    async with files.draft("file-1", max_bytes=10**6) as draft:
-        await draft.write(b"{}\n" * SHARE_LINES)
-        await draft.keep(name="f", purpose="batch")
-    job = Job("job", pb.Created(input_file_id="file-1"), 1, started=pb.Started(lines=SHARE_LINES))
-    dealer = Dealer(job, files, ())
-    with pytest.raises(StoreUnavailable):
-        await dealer.next(1)
-    files.well = True
-    assert [span.bytes for span in await dealer.next(1)] == [3 * SHARE_LINES]
 
 
 async def test_a_topic_is_copied_for_whoever_copies_it_and_copies_that_nobody_was_told_of_are_removed(

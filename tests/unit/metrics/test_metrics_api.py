@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,10 +14,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_CLIENT_GONE,
-    OUTCOME_OK,
     OUTCOME_REJECTED,
     KvTransfer,
-    RequestEvent,
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.policy.alerts.store import AlertStore
@@ -28,10 +25,9 @@ from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.http.routes import make_api
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics
-from services.metrics.requests.log import MAX_REQUESTS, REPORT_NS, RequestLog
-from services.metrics.requests.table import RequestTable, percentiles
 from services.metrics.state import MetricsState
 from services.metrics.stream.hub import Hub
+from tests.unit.metrics.requests_rig import finished
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 LAG_NS = 400 * MS
@@ -72,21 +68,6 @@ async def metrics():
     service = Metrics()
     async with service.http:
         yield service
-
-
-def finished(request_id="r1", *, model="sim", outcome=OUTCOME_OK, ttft_ms=100, tokens=11, decode_ms=200, end_ms=1000):
-    return RequestEvent(
-        request_id=request_id,
-        model=model,
-        outcome=outcome,
-        arrival_unix_ns=at(end_ms - ttft_ms - decode_ms),
-        prompt_tokens=50,
-        cached_tokens=16,
-        output_tokens=tokens,
-        queue_ns=5 * MS,
-        ttft_ns=ttft_ms * MS,
-        decode_ns=decode_ms * MS,
-    )
 
 
 async def test_occupancy_answers_every_field_with_its_window_ending_a_lag_before_now(metrics):
@@ -232,69 +213,6 @@ async def test_the_steps_behind_a_figure_add_up_to_it(metrics):
         assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
 
 
-def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
-    log = RequestLog()
-    for number in range(MAX_REQUESTS + 1):
-        log.add(finished(f"r{number}", end_ms=1000 + number / 100), at(0))
-    assert log.report(at(5000), 5000 * MS).total.requests == MAX_REQUESTS
-    assert not log.report(at(5000), 5000 * MS).complete
-    assert log.report(at(5000), 3999 * MS).complete
-
-
-def test_what_ended_before_anything_was_read_is_not_said_to_be_complete():
-    log = RequestLog()
-    log.begin(at(1000))
-    assert not log.report(at(5000), 4000 * MS).complete
-    assert log.report(at(5000), 3999 * MS).complete
-
-
-def test_a_report_is_told_again_for_a_while_and_then_made_anew():
-    log = RequestLog()
-    log.add(finished("first", end_ms=500), at(500))
-    assert log.report(at(1000), 1000 * MS).total.requests == 1
-    log.add(finished("second", end_ms=600), at(600))
-    assert log.report(at(1000) + REPORT_NS - 1, 1000 * MS).as_of_unix_ns == at(1000)
-    assert log.report(at(1000) + REPORT_NS, 2000 * MS).total.requests == 2
-
-
-def test_a_summary_tells_targets_and_how_they_were_met():
-    log = RequestLog()
-    for number in range(4):
-        event = finished(f"r{number}", ttft_ms=100 * (number + 1), tokens=11, decode_ms=200)
-        event.ttft_deadline_unix_ns = event.arrival_unix_ns + 350 * MS
-        event.tpot_target_us = 30_000 if number else 0
-        log.add(event, at(0))
-    log.add(finished("no target", ttft_ms=900), at(0))
-    total = log.report(at(1001), 1000 * MS).total
-    assert (total.ttft_slo.requests, total.ttft_slo.target_s, total.ttft_slo.met) == (4, 0.35, 0.75)
-    assert (total.tpot_slo.requests, total.tpot_slo.target_s, total.tpot_slo.met) == (3, 0.03, 1.0)
-
-
-def test_names_of_models_that_are_gone_are_forgotten():
-    table = RequestTable(2)
-    log = RequestLog()
-    first, second = (log.add(finished(model=model), at(0)) for model in ("a", "b"))
-    for _ in range(3):
-        table.put(0, first)
-        table.put(1, second)
-        assert [name for name, _ in table.by_model(table.within(0, at(2000)))] == ["a", "b"]
-        table.drop(0)
-        table.drop(1)
-    assert table.by_model(table.within(0, at(2000))) == []
-
-
-def test_requests_older_than_the_history_are_forgotten():
-    log = RequestLog()
-    log.add(finished("old", end_ms=0), at(0))
-    log.add(finished("older still", end_ms=-1), at(700_000))
-    assert log.report(at(1), 1000 * MS).total.requests == 0
-
-
-def test_percentiles_are_latencies_that_some_request_had():
-    assert percentiles(np.array([4 * 10**9])).p99 == 4.0
-    assert percentiles(np.array([10**9, 3 * 10**9])).p50 == 1.0
-
-
 async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics):
     metrics.take(STEPS, step_batch(4, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
     load = Load(preemptions=3, recomputed_tokens=70, pool_faults=1, kv_pulls=4, refused_kv_pulls=2)
@@ -399,11 +317,3 @@ async def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(metrics):
     assert "<script>" not in page.text
     missing = await metrics.http.get("/nowhere")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
-
-
-def test_a_request_that_tells_of_impossible_times_is_a_request_like_others() -> None:
-    log = RequestLog()
-    most = (1 << 64) - 1
-    assert log.add(RequestEvent(arrival_unix_ns=most, ttft_ns=most, decode_ns=most, output_tokens=2), 0) is not None
-    log.add(RequestEvent(request_id="next", arrival_unix_ns=5), 0)
-    assert log.report(10, 10).total.requests == 1

@@ -7,15 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from libs.contracts import metric_names
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
-    ROLE_MIXED,
-    ROLE_PREFILL,
-    ROLE_UNSPECIFIED,
     WORKER_STATE_DRAINING,
-    WORKER_STATE_READY,
-    Assignment,
     Load,
     RoleChange,
-    Worker,
 )
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
@@ -24,10 +18,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_ADVISORY,
     MODE_OFF,
 )
-from libs.contracts.roles import role_from_name
 from libs.policy.planner.limits import is_due, is_news
-from libs.policy.roles import Role
-from libs.telemetry.fleet_loads import MOST_COUNTED
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
@@ -36,50 +27,9 @@ from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
 from services.planner.kept import KeptSettings
-from services.planner.messages import summary
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
-
-WINDOW_MS = 1000
-
-
-def worker(worker_id, role, *, gpus=1, model="sim", state=WORKER_STATE_READY, incarnation=1):
-    wire_role, budget_tokens = role_from_name(role, 64 if role == "mixed" else 0)
-    return Worker(
-        id=worker_id,
-        incarnation=incarnation,
-        node="node-a",
-        pid=42,
-        address="127.0.0.1:1",
-        engine="sim",
-        device="sim:h100",
-        gpus=gpus,
-        state=state,
-        assignment=Assignment(model=model, role=wire_role, budget_tokens=budget_tokens, epoch=3),
-    )
-
-
-def told(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_MS)):
-    """What a registered worker sends that was busy for `busy_ms` of the window."""
-    steps = [step(0, busy_ms, decode=1)] if busy_ms else []
-    return step_batch(
-        1, cover_ms, steps, worker=registered.id, gpus=registered.gpus, load=load, incarnation=incarnation
-    )
-
-
-def state_of(*workers, mode=MODE_ADVISORY, kept_decisions=5):
-    state = PlannerState(
-        Identity("planner-0", at(0), mode), lag_ns=0, window_ns=WINDOW_MS * MS, kept_decisions=kept_decisions
-    )
-    state.take_workers(workers, at(0))
-    return state
-
-
-def snapshot_of(*workers_and_busy):
-    state = state_of(*(registered for registered, _ in workers_and_busy))
-    batches = [told(registered, busy_ms) for registered, busy_ms in workers_and_busy if busy_ms is not None]
-    state.take_loads(Telling().loads(batches, at(WINDOW_MS)), at(WINDOW_MS))
-    return state.snapshot(at(WINDOW_MS))
+from tests.unit.planner.snapshot_rig import WINDOW_MS, told, worker
 
 
 @pytest.mark.parametrize(
@@ -92,34 +42,6 @@ def test_a_decision_is_due_every_period_and_of_a_cluster_at_rest_once_a_second(a
 @pytest.mark.parametrize(("same", "since_ms", "news"), [(True, 899, False), (True, 1_000, True), (False, 0, True)])
 def test_to_keep_all_is_told_when_its_reasons_change_and_once_a_second(same, since_ms, news):
     assert is_news(same_reasons=same, since_ns=since_ms * MS) is news
-
-
-def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
-    snapshot = snapshot_of(
-        (worker("d", "decode"), 100), (worker("m", "mixed"), 300), (worker("x", "decode", model="other"), 900)
-    )
-    assert [(pool.model, pool.workers, pool.busy) for pool in snapshot.pools] == [
-        ("other", 1, 0.9),
-        ("sim", 2, 0.2),
-    ]
-
-
-def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
-    restarted = worker("d", "decode", incarnation=2)
-    state = state_of(restarted)
-    before = told(restarted, 500, load=Load(running=5), incarnation=1)
-    state.take_loads(Telling().loads([before], at(WINDOW_MS)), at(WINDOW_MS))
-    (pool,) = state.snapshot(at(WINDOW_MS)).pools
-    assert (pool.busy, pool.coverage, pool.running) == (None, 0, 0)
-
-
-def test_a_worker_without_a_role_is_in_a_pool_of_its_own():
-    odd = worker("x", "prefill")
-    odd.assignment.role = ROLE_UNSPECIFIED
-    snapshot = snapshot_of((odd, 100), (worker("p", "prefill"), 500), (worker("d", "decode"), 100))
-    assert [pool.role for pool in snapshot.pools] == [None, Role.PREFILL, Role.MIXED]
-    pools = summary(snapshot).pools
-    assert [pool.role for pool in pools] == [ROLE_UNSPECIFIED, ROLE_PREFILL, ROLE_MIXED]
 
 
 def test_without_workers_it_keeps_and_says_so(planner):
@@ -287,20 +209,6 @@ def test_news_end_the_rest_of_a_cluster_before_the_next_decision(planner, news):
         other = worker("d", "prefill") if news == "role" else worker("new", "decode")
         planner.state.take_workers([prefill, other], at(WINDOW_MS))
     assert not planner.state.at_rest
-
-
-def test_sums_beyond_what_a_decision_carries_are_cut_there():
-    most = 2**32 - 1
-    workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
-    state, telling = state_of(*workers), Telling()
-    batches = []
-    for each in workers:
-        load = Load(running=most, waiting=most, waiting_prefill_tokens=2**64 - 1)
-        batches.append(told(each, 100, load=load))
-    state.take_loads(telling.loads(batches, at(WINDOW_MS)), at(WINDOW_MS))
-    (pool,) = state.decide(at(WINDOW_MS)).decisions[0].inputs.pools
-    assert (pool.gpus, pool.running, pool.waiting) == (most, most, most)
-    assert pool.waiting_prefill_tokens == 2 * MOST_COUNTED
 
 
 async def test_role_moves_are_told_with_actor_and_reason_whoever_made_them(planner):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,63 +10,11 @@ import openai
 import pytest
 
 from libs.contracts.errors import StartupError
-from libs.model.info import load_model_info
-from libs.runtime.clock import SystemClock
-from libs.runtime.http import bind
-from libs.runtime.tasks import TaskOwner
-from libs.testing.engines.harmony import sim_with_markers
-from libs.testing.servers.listed_registry import ListedRegistry
-from libs.testing.wait import until
-from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
-from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
-from services.gateway.answers.families import FormatNames
-from services.gateway.prompt.catalog import Catalog, ServedModel, load_catalog
-from services.gateway.run import GatewayPorts, open_gateway
-from services.gateway.settings import GatewaySettings
-
-
-@pytest.fixture
-async def worker() -> AsyncIterator[ScriptedWorker]:
-    async with scripted_worker("m0", "mixed") as found:
-        yield found
-
-
-def harmony_catalog(_models: object) -> Catalog:
-    """The built-in model, with the markers of gpt-oss's format."""
-    tokenizer = sim_with_markers()
-    ends = frozenset(tokenizer.encode("<|return|><|call|>", add_special_tokens=False))
-    info = replace(load_model_info("builtin:sim"), vocab_size=300, eos_token_ids=ends)
-    return Catalog([ServedModel(info, tokenizer)])
-
-
-@pytest.fixture
-async def url(worker: ScriptedWorker, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1})
-    ports = GatewayPorts(RecordingBus(), ListedRegistry([worker.worker]), RecordingKvIndex())
-    sock, tasks = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT"), TaskOwner()
-    catalog = getattr(request, "param", load_catalog)(settings.models)
-    async with open_gateway(
-        settings=settings, ports=ports, catalog=catalog, sock=sock, clock=SystemClock(), tasks=tasks
-    ) as running:
-        await until(running.fleet.views, what="the worker")
-        yield running.url
-    await tasks.close()
-
-
-@pytest.fixture
-async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=url, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
+from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text
+from services.gateway.prompt.catalog import Catalog, load_catalog
+from tests.e2e.gateway.gateway_rig import CHAT, TOOL
 
 JSON = {"content-type": "application/json"}
-CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.mark.parametrize(
@@ -276,119 +223,6 @@ async def test_many_requests_at_once_are_answered_each_with_its_own(http: httpx.
         assert answer.json()["usage"]["prompt_tokens"] == i + 1
 
 
-REASONED = "<|channel|>analysis<|message|>Think STOP.<|end|><|start|>assistant<|channel|>final<|message|>"
-OF_HARMONY = pytest.mark.parametrize("url", [harmony_catalog], indirect=True)
-
-
-def spoken(text: str) -> list[int]:
-    return sim_with_markers().encode(text, add_special_tokens=False)
-
-
-@OF_HARMONY
-@pytest.mark.parametrize("end", ["<|return|>", ""])
-async def test_reasoning_is_no_content_and_counts_as_output(
-    http: httpx.AsyncClient, worker: ScriptedWorker, end: str
-) -> None:
-    worker.script = spoken(f"{REASONED}Paris.{end}")
-    tokens = len(worker.script)
-    body = {**CHAT, "max_tokens": tokens, "stop": ["STOP", "final"]}
-    answer = (await http.post("/v1/chat/completions", json=body)).json()
-    (choice,) = answer["choices"]
-    assert (choice["message"]["content"], answer["usage"]["completion_tokens"]) == ("Paris.", tokens)
-    streamed = await http.post(
-        "/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
-    )
-    *events, _, _ = streamed.text.split("\n\n")
-    *chunks, closing = [json.loads(event.removeprefix("data: ")) for event in events]
-    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-    assert (text, closing["usage"]["completion_tokens"]) == ("Paris.", tokens)
-    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
-    thoughts = "".join(chunk["choices"][0]["delta"].get("reasoning_content") or "" for chunk in chunks)
-    assert thoughts == choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Think STOP."
-    for usage in (answer["usage"], closing["usage"]):
-        assert usage["completion_tokens_details"] == {"reasoning_tokens": len("Think STOP.") + 1}
-
-
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-
-
-@OF_HARMONY
-async def test_a_tool_is_called_in_harmony(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
-    worker.script = spoken('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>')
-    worker.stops = True
-    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL]}
-    (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
-    (call,) = choice["message"]["tool_calls"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
-
-
-HERMES = '<think>\nHm.\n</think>\n\nI call. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' + (
-    '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-)
-
-
-def thinking_catalog(models: dict[str, str]) -> Catalog:
-    """The built-in model, which calls tools as Hermes does, said to reason as Qwen3 does."""
-    return load_catalog(models, FormatNames(reasoning={"*": "think"}))
-
-
-@pytest.mark.parametrize("url", [thinking_catalog], indirect=True)
-@pytest.mark.parametrize("parallel", [True, False])
-async def test_openais_client_streams_reasoning_content_and_calls(
-    url: str, worker: ScriptedWorker, parallel: bool
-) -> None:
-    worker.script, worker.stops = [*HERMES.encode(), 257], True
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
-    text, thoughts, finish = "", "", None
-    calls: dict[int, list[str]] = {}
-    stream = await client.chat.completions.create(
-        model="sim", messages=[{"role": "user", "content": "hi"}], tools=[TOOL], stream=True,  # type: ignore[list-item]
-        parallel_tool_calls=parallel,
-    )  # fmt: skip
-    async for chunk in stream:
-        (choice,) = chunk.choices
-        text += choice.delta.content or ""
-        thoughts += getattr(choice.delta, "reasoning_content", None) or ""
-        for call in choice.delta.tool_calls or ():
-            assert call.function is not None
-            if call.id:
-                calls[call.index] = [call.id, call.function.name or "", ""]
-            calls[call.index][2] += call.function.arguments or ""
-        finish = choice.finish_reason or finish
-    assert (thoughts, text, finish) == ("Hm.", "I call.", "tool_calls")
-    assert [call[1:] for call in calls.values()] == [["f", '{"a": 1}'], ["f", "{}"]][: 1 + parallel]
-    assert len({call[0] for call in calls.values()}) == len(calls)
-
-
-async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
-    worker.script = list(HERMES.encode())
-    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL], "tool_choice": "none"}
-    answer = (await http.post("/v1/chat/completions", json=body)).json()
-    assert answer["choices"][0]["message"] == {"content": HERMES, "role": "assistant", "refusal": None}
-    assert "completion_tokens_details" not in answer["usage"]
-
-
-@OF_HARMONY
-@pytest.mark.parametrize(
-    ("script", "content"),
-    [
-        ("Paris.", "Paris."),
-        ("<|channel|>analysis<|message|>Thinking and thinking", ""),
-        ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', ""),
-    ],
-    ids=["no channel", "ends in its reasoning", "a tool call"],
-)
-async def test_other_answers_of_that_format(
-    http: httpx.AsyncClient, worker: ScriptedWorker, script: str, content: str
-) -> None:
-    worker.script = spoken(script)
-    body = {**CHAT, "max_tokens": len(worker.script)}
-    answer = (await http.post("/v1/chat/completions", json=body)).json()
-    assert answer["choices"][0]["message"]["content"] == content
-    assert answer["usage"]["completion_tokens"] == len(worker.script)
-
-
 async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
     http: httpx.AsyncClient, worker: ScriptedWorker
 ) -> None:
@@ -425,14 +259,6 @@ async def test_other_bodies_of_the_token_routes_are_refused(
     answer = await http.post(path, json=body)
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["param"] == param
-
-
-@OF_HARMONY
-async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
-    worker.script = spoken(f"{REASONED}Paris.<|return|>")
-    body = {"model": "sim", "prompt": "x", "max_tokens": len(worker.script)}
-    answer = (await http.post("/v1/completions", json=body)).json()
-    assert answer["choices"][0]["text"] == "analysisThink STOP.assistantfinalParis."
 
 
 def adapter_catalog(models: dict[str, str]) -> Catalog:

@@ -1,0 +1,6 @@
+"""A chat, and catalogs with markers for a gateway under test."""
+
+from typing import Any
+
+CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

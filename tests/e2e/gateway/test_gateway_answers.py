@@ -1,0 +1,141 @@
+"""Reasoning and tool calls through the REST API."""
+
+import json
+from dataclasses import replace
+
+import httpx
+import openai
+import pytest
+
+from libs.model.info import load_model_info
+from libs.testing.engines.harmony import sim_with_markers
+from libs.testing.workers.scripted import ScriptedWorker
+from services.gateway.answers.families import FormatNames
+from services.gateway.prompt.catalog import Catalog, ServedModel, load_catalog
+from tests.e2e.gateway.gateway_rig import CHAT, TOOL
+
+
+def harmony_catalog(_models: object) -> Catalog:
+    """The built-in model, with the markers of gpt-oss's format."""
+    tokenizer = sim_with_markers()
+    ends = frozenset(tokenizer.encode("<|return|><|call|>", add_special_tokens=False))
+    info = replace(load_model_info("builtin:sim"), vocab_size=300, eos_token_ids=ends)
+    return Catalog([ServedModel(info, tokenizer)])
+
+
+REASONED = "<|channel|>analysis<|message|>Think STOP.<|end|><|start|>assistant<|channel|>final<|message|>"
+OF_HARMONY = pytest.mark.parametrize("url", [harmony_catalog], indirect=True)
+
+
+def spoken(text: str) -> list[int]:
+    return sim_with_markers().encode(text, add_special_tokens=False)
+
+
+@OF_HARMONY
+@pytest.mark.parametrize("end", ["<|return|>", ""])
+async def test_reasoning_is_no_content_and_counts_as_output(
+    http: httpx.AsyncClient, worker: ScriptedWorker, end: str
+) -> None:
+    worker.script = spoken(f"{REASONED}Paris.{end}")
+    tokens = len(worker.script)
+    body = {**CHAT, "max_tokens": tokens, "stop": ["STOP", "final"]}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], answer["usage"]["completion_tokens"]) == ("Paris.", tokens)
+    streamed = await http.post(
+        "/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    *events, _, _ = streamed.text.split("\n\n")
+    *chunks, closing = [json.loads(event.removeprefix("data: ")) for event in events]
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert (text, closing["usage"]["completion_tokens"]) == ("Paris.", tokens)
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    thoughts = "".join(chunk["choices"][0]["delta"].get("reasoning_content") or "" for chunk in chunks)
+    assert thoughts == choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Think STOP."
+    for usage in (answer["usage"], closing["usage"]):
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": len("Think STOP.") + 1}
+
+
+@OF_HARMONY
+async def test_a_tool_is_called_in_harmony(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    worker.script = spoken('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>')
+    worker.stops = True
+    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL]}
+    (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
+
+
+HERMES = '<think>\nHm.\n</think>\n\nI call. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' + (
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+)
+
+
+def thinking_catalog(models: dict[str, str]) -> Catalog:
+    """The built-in model, which calls tools as Hermes does, said to reason as Qwen3 does."""
+    return load_catalog(models, FormatNames(reasoning={"*": "think"}))
+
+
+@pytest.mark.parametrize("url", [thinking_catalog], indirect=True)
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_openais_client_streams_reasoning_content_and_calls(
+    url: str, worker: ScriptedWorker, parallel: bool
+) -> None:
+    worker.script, worker.stops = [*HERMES.encode(), 257], True
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
+    text, thoughts, finish = "", "", None
+    calls: dict[int, list[str]] = {}
+    stream = await client.chat.completions.create(
+        model="sim", messages=[{"role": "user", "content": "hi"}], tools=[TOOL], stream=True,  # type: ignore[list-item]
+        parallel_tool_calls=parallel,
+    )  # fmt: skip
+    async for chunk in stream:
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or ():
+            assert call.function is not None
+            if call.id:
+                calls[call.index] = [call.id, call.function.name or "", ""]
+            calls[call.index][2] += call.function.arguments or ""
+        finish = choice.finish_reason or finish
+    assert (thoughts, text, finish) == ("Hm.", "I call.", "tool_calls")
+    assert [call[1:] for call in calls.values()] == [["f", '{"a": 1}'], ["f", "{}"]][: 1 + parallel]
+    assert len({call[0] for call in calls.values()}) == len(calls)
+
+
+async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    worker.script = list(HERMES.encode())
+    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL], "tool_choice": "none"}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"] == {"content": HERMES, "role": "assistant", "refusal": None}
+    assert "completion_tokens_details" not in answer["usage"]
+
+
+@OF_HARMONY
+@pytest.mark.parametrize(
+    ("script", "content"),
+    [
+        ("Paris.", "Paris."),
+        ("<|channel|>analysis<|message|>Thinking and thinking", ""),
+        ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', ""),
+    ],
+    ids=["no channel", "ends in its reasoning", "a tool call"],
+)
+async def test_other_answers_of_that_format(
+    http: httpx.AsyncClient, worker: ScriptedWorker, script: str, content: str
+) -> None:
+    worker.script = spoken(script)
+    body = {**CHAT, "max_tokens": len(worker.script)}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == content
+    assert answer["usage"]["completion_tokens"] == len(worker.script)
+
+
+@OF_HARMONY
+async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    worker.script = spoken(f"{REASONED}Paris.<|return|>")
+    body = {"model": "sim", "prompt": "x", "max_tokens": len(worker.script)}
+    answer = (await http.post("/v1/completions", json=body)).json()
+    assert answer["choices"][0]["text"] == "analysisThink STOP.assistantfinalParis."

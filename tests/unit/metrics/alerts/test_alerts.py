@@ -1,0 +1,200 @@
+"""What each alert fires on and what it says, over real snapshots."""
+
+import pytest
+from pydantic import ValidationError
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    GatewayQueues,
+    ModelQueue,
+)
+from libs.policy.alerts.pools import advice, amount
+from libs.policy.alerts.rules import Condition, Name
+from libs.policy.alerts.snapshot import PhasePool
+from libs.policy.alerts.state_machine import Transition
+from libs.policy.alerts.store import AlertStore
+from libs.policy.alerts.watch import every_ns
+from libs.policy.grade import Grade
+from libs.testing.workers.telemetry import MS, step_batch
+from services.metrics.settings import MetricsSettings
+from tests.unit.metrics.alerts.alerts_rig import Cluster, decode, prefill
+
+
+def gateway(**waiting):
+    """What a gateway tells, a queue of model "sim"."""
+    return GatewayQueues(gateway_id="gw", queues=[ModelQueue(model="sim", **waiting)] if waiting else [])
+
+
+def test_a_busy_phase_with_work_waiting_beside_an_idle_one_is_an_imbalance_until_it_is_over():
+    cluster = Cluster()
+    starved = prefill(0.97, 3, 1200), decode(0.12), decode(0.12, "decode-1"), decode(0.12, "decode-2")
+    labels = {"model": "sim", "phase": "prefill"}
+    assert cluster.run(4, *starved) == [("FulcrumImbalance", "firing", labels)]
+    assert cluster.reasons["FulcrumImbalance"] == (
+        "prefill 97% busy with 900 prompt tokens queued, decode 12%: moving 1 of 3 decode workers gives prefill 100% "
+        "more and leaves decode 18% busy"
+    )
+    assert cluster.run(6, prefill(0.5), *starved[1:]) == [("FulcrumImbalance", "resolved", labels)]
+    assert cluster.told[-1].ended_because.startswith("prefill 50% busy with 0 prompt tokens queued")
+
+
+def test_decode_can_be_the_starved_one():
+    cluster = Cluster()
+    labels = {"model": "sim", "phase": "decode"}
+    changed = cluster.run(4, prefill(0.05), decode(1.0, running=64, waiting=5))
+    assert changed == [("FulcrumImbalance", "firing", labels)]
+    assert cluster.reasons["FulcrumImbalance"].endswith(
+        "5 sequences queued, prefill 5%: its only prefill worker cannot move; as mixed it would take prompts too"
+    )
+
+
+def test_a_pool_with_every_place_taken_is_starved_though_the_queue_is_at_the_gateways():
+    cluster = Cluster()
+    full = (*decode(1.0, running=8), {"max_sequences": 8})
+    assert cluster.run(4, prefill(0.1), full)[0][2]["phase"] == "decode"
+    assert cluster.reasons["FulcrumImbalance"].startswith("decode 100% busy with all 8 places taken, prefill 10%")
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        (prefill(1.0), decode(0.1)),
+        (prefill(1.0, 3, 900), decode(0.9)),
+        (prefill(0.5, 3, 900), decode(0.1)),
+        (decode(1.0, waiting=9),),
+    ],
+    ids=["busy without a queue", "both busy", "room left", "one phase only"],
+)
+def test_what_is_healthy_is_no_imbalance(workers):
+    assert Cluster().run(5, *workers) == []
+
+
+@pytest.mark.parametrize(("workers", "count"), [(2, 1), (4, 3), (10, 4)])
+def test_advice_evens_the_pools_out_and_leaves_a_worker(workers, count):
+    starved = PhasePool("m", "prefill", 2, 2, 100, 100, 0, 50, 0, 0)
+    other = PhasePool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0, 0, 0)
+    assert f"moving {count} of {workers} decode workers" in advice(starved, other)
+
+
+def test_a_queue_that_grows_is_told_and_one_that_only_stands_is_not():
+    cluster = Cluster()
+    for second in range(40):
+        changed = cluster.run(1, prefill(1.0, 9, 500 * second), decode(0.9))
+        if changed:
+            break
+    assert changed == [("FulcrumQueueGrowing", "firing", {"model": "sim", "phase": "prefill"})]
+    assert "a minute" in cluster.reasons["FulcrumQueueGrowing"]
+    standing = prefill(1.0, 9, 500 * second)
+    assert cluster.run(45, standing, decode(0.9))[-1][1] == "resolved"
+
+
+@pytest.mark.parametrize(
+    ("phase", "queue"),
+    [
+        ("prefill", lambda second: {"prefill_requests": second, "prefill_tokens": 500 * second}),
+        ("decode", lambda second: {"decode_requests": 8 * second}),
+    ],
+)
+def test_a_queue_that_grows_at_gateways_is_told_though_credits_bound_what_workers_hold(phase, queue):
+    cluster = Cluster()
+    workers = prefill(1.0, 3, 600), decode(0.9)
+    assert cluster.run(20, *workers, gateways=[gateway()]) == []
+    for second in range(1, 40):
+        changed = cluster.run(1, *workers, gateways=[gateway(**queue(second))])
+        if changed:
+            break
+    assert changed == [("FulcrumQueueGrowing", "firing", {"model": "sim", "phase": phase})]
+
+
+def test_while_telemetry_is_away_a_queue_neither_grows_nor_shrinks():
+    cluster = Cluster()
+    workers = prefill(1.0, 3, 600), decode(0.9)
+    for second in range(40):
+        waiting = gateway(prefill_requests=second, prefill_tokens=500 * second)
+        if changed := cluster.run(1, *workers, gateways=[waiting]):
+            break
+    assert changed[0][0] == "FulcrumQueueGrowing"
+    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(120)}  # nobody is heard
+    cluster.run(5, *workers, gateways=[waiting])
+    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(50, *workers)}  # gateways are not
+    assert "FulcrumQueueGrowing" in cluster.reasons
+
+
+def test_time_lost_to_kv_transfers_is_told():
+    cluster = Cluster()
+
+    def waits(start_ms):
+        return step_batch(0, (start_ms, start_ms + 100), waits_ms=[(start_ms + 50, start_ms + 90)]).kv_waits
+
+    changed = cluster.run(4, prefill(0.5), (*decode(0.5, running=1), {"kv_waits": waits}))
+    assert changed == [("FulcrumKvTransferBound", "firing", {"model": "sim"})]
+    assert cluster.reasons["FulcrumKvTransferBound"] == "decode workers wait for KV blocks 40% of the time, 50% busy"
+
+
+def test_a_worker_whose_kv_blocks_are_nearly_all_held_is_told():
+    cluster = Cluster()
+    full = (*decode(0.5, running=1, free_kv_blocks=3), {"kv_blocks": 100})
+    labels = {"model": "sim", "node": "node-a", "worker": "decode-0"}
+    assert cluster.run(3, full) == [("FulcrumKvCacheFull", "firing", labels)]
+    assert cluster.reasons["FulcrumKvCacheFull"] == "97% of its KV blocks are held by sequences"
+    half = (*decode(0.5, running=1, free_kv_blocks=50), {"kv_blocks": 100})
+    assert cluster.run(4, half) == [("FulcrumKvCacheFull", "resolved", labels)]
+
+
+def test_a_worker_with_work_of_which_no_step_ends_is_stuck_and_one_at_rest_is_not():
+    cluster = Cluster()
+    resting = decode(0)
+    assert cluster.run(15, resting) == []
+    labels = {"model": "sim", "node": "node-a", "worker": "decode-0"}
+    assert cluster.run(9, decode(0, running=2)) == []
+    assert cluster.run(2, decode(0, running=2)) == [("FulcrumWorkerStuck", "firing", labels)]
+    assert cluster.told[-1].severity == "critical"
+    assert cluster.run(4, decode(0.5, running=2)) == [("FulcrumWorkerStuck", "resolved", labels)]
+
+
+def test_amounts_read_well():
+    assert [amount(number) for number in (0, 7, 999, 1_234, 41_200, 2_300_000)] == [
+        "0",
+        "7",
+        "999",
+        "1.2k",
+        "41k",
+        "2.3M",
+    ]
+
+
+@pytest.mark.parametrize("name", ["alert_webhooks", "traces_url", "public_url"])
+@pytest.mark.parametrize(
+    "url", ["http://alertmanager:9o93/x", "http://[::1/x", "http://", "http:///x", "http://x:99999/", "http://x y/"]
+)
+def test_an_address_that_nothing_can_be_posted_to_is_refused_at_the_start(name, url):
+    with pytest.raises(ValidationError):
+        MetricsSettings(**{name: url})
+
+
+def test_the_address_that_is_wrong_is_named_among_several():
+    both = "http://one:9093/api/v2/alerts, http://two:9o93/"
+    with pytest.raises(ValidationError, match="'http://two:9o93/' is no address"):
+        MetricsSettings(alert_webhooks=both)
+    assert MetricsSettings(alert_webhooks=both.replace("o", "0")).webhooks()[1] == "http://tw0:9093/"
+
+
+@pytest.mark.parametrize(("workers", "every_ms"), [(0, 200), (500, 200), (501, 400), (3000, 1200)])
+def test_the_more_workers_there_are_the_longer_it_is_to_the_next_look(workers, every_ms):
+    assert every_ns(workers) == every_ms * MS
+
+
+def test_thresholds_that_do_not_stand_apart_are_refused():
+    with pytest.raises(ValueError, match=r"FULCRUM_METRICS_ALERT_IDLE_CLEAR=0\.7 must be below"):
+        MetricsSettings(alert_idle_clear=0.7)
+
+
+def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over():
+    store, labels = AlertStore(), (("model", "m"),)
+    store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 1.8", 1, None)])
+    for grade, reason, clearing in ((Grade.FIRE, "presses 2.1", False), (Grade.CLEAR, "presses 0.4", True)):
+        store.follow([Condition(Name.TOO_SMALL, labels, grade, reason)])
+        assert [(each.reason, each.now, each.clearing) for each in store.firing()] == [
+            ("presses 1.8", reason, clearing)
+        ]
+    over = store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 0.4", 1, 2)])
+    assert not over[0].clearing
