@@ -15,17 +15,17 @@ from libs.dispatch.arrivals import Arrivals
 from libs.dispatch.attempts import Attempts
 from libs.dispatch.experience import Experience
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
+from libs.dispatch.hand_overs import HandOvers
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import ColdModels, Link, Links, OneForAll, QueuedDemand, Tenancy
 from libs.dispatch.router import Router
-from libs.dispatch.sequence_moves import SequenceMoves
 from libs.dispatch.suspects import Suspects, poison_error
 from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
 from libs.dispatch.worker_news import (
     Failed,
+    HandOverWanted,
     Happened,
-    Leaving,
-    Opened,
+    KvOpened,
     Prefilled,
     SequenceFinished,
     SequenceHandedOver,
@@ -94,7 +94,7 @@ class Dispatcher:
         tenants = tenants or OneForAll()
         self._queue = WaitingQueue(bounds.max_waiting, tenants)
         self.places = TenantPlaces(tenants)
-        self._moves = SequenceMoves()
+        self._hand_overs = HandOvers()
         self._attempts = Attempts(links)
         self._arrivals = Arrivals()
         self._live: dict[Generation, None] = {}
@@ -228,7 +228,7 @@ class Dispatcher:
 
     def _turn(self) -> None:
         self._turn_is_due = False
-        if len(self._queue) or self._moves:
+        if len(self._queue) or self._hand_overs:
             self._bind()
         now_ns, demands = self._clock.now_ns(), dict[str, QueuedDemand]()
         for link in self._links.links:
@@ -239,8 +239,8 @@ class Dispatcher:
     def _bind(self) -> None:
         """Send what waits to where there is room."""
         links, now_ns = self._links.serving(), self._clock.now_ns()
-        if self._moves:
-            for generation, attempt, binding in self._moves.places(self._links, self._router, now_ns):
+        if self._hand_overs:
+            for generation, attempt, binding in self._hand_overs.places(self._links, self._router, now_ns):
                 self._do(generation, generation.placement.place_found(attempt, links[binding.decode_worker].key))
         if len(self._queue):
             views = self._links.views()
@@ -316,7 +316,7 @@ class Dispatcher:
                 self._hear(*found, happened)
         if news.speed:
             lend_speeds(each.outlook for each in self._links.links)
-        if len(self._queue) or self._moves or news.introduced:
+        if len(self._queue) or self._hand_overs or news.introduced:
             self._turn_soon()
 
     def _tokens(self, worker: WorkerKey, tokens: Tokens) -> None:
@@ -335,7 +335,7 @@ class Dispatcher:
             self._learn(generation, attempt.worker)
         if generation.trial is not None and self.suspects.token(generation):
             self._turn_soon()
-        if attempt.tokens == 1 and attempt is generation.placement.decode:
+        if attempt.tokens == 1 and attempt is generation.placement.decode_attempt:
             self._do(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
@@ -352,7 +352,7 @@ class Dispatcher:
         """Have it decided what becomes of a choice."""
         placement = generation.placement
         whole = generation.complete() is not None
-        if isinstance(happened, Opened):
+        if isinstance(happened, KvOpened):
             left = 0 if whole else generation.max_output_tokens - attempt.known
             effects = placement.opened_blocks(attempt, happened.blocks, self, len(generation.output), left)
             self._do(generation, effects)
@@ -361,18 +361,18 @@ class Dispatcher:
                 generation.cached_tokens = happened.cached_tokens
             self._do(generation, placement.prefilled(happened.blocks, self, len(generation.output), whole=whole))
         elif isinstance(happened, SequenceFinished):
-            if attempt is placement.prompt and not placement.resumed:
+            if attempt is placement.prompt_attempt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
             effects = placement.finished(attempt, self, well=happened.reason is not None, whole=whole)
             self._do(generation, effects, happened.reason)
         elif isinstance(happened, SequenceHandedOver):
-            if attempt is placement.prompt and not placement.resumed:
+            if attempt is placement.prompt_attempt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
-            self._moves.forget(generation)
+            self._hand_overs.forget(generation)
             effects = placement.handed_over(attempt, happened.blocks, self, len(generation.output), whole=whole)
             self._do(generation, effects)
-        elif isinstance(happened, Leaving):
-            self._moves.ask(generation, attempt, self._next_id())
+        elif isinstance(happened, HandOverWanted):
+            self._hand_overs.ask(generation, attempt, self._next_id())
         else:
             self._fails(generation, attempt, happened, whole=whole)
 

@@ -154,7 +154,7 @@ class Suspects:
         """What a choice was doing on a worker; None where nothing of it was computed there: its blocks wait, or are on
         their way, or it was sent to a worker that may have been dead by then."""
         placement = generation.placement
-        computed_elsewhere = placement.prefilling and attempt is not placement.prompt
+        computed_elsewhere = placement.prefilling and attempt is not placement.prompt_attempt
         waits = attempt.phase is Phase.PREFILL and not placement.prefilling
         if computed_elsewhere or waits or self._quiet(attempt):
             return None
@@ -215,7 +215,7 @@ def _fingerprint(generation: Generation) -> Prompt:
 def _attempts(generation: Generation) -> list[Attempt]:
     """Where a choice is."""
     placement = generation.placement
-    return [attempt for attempt in (placement.prompt, placement.decode) if attempt is not None]
+    return [attempt for attempt in (placement.prompt_attempt, placement.decode_attempt) if attempt is not None]
 
 
 def _workers(generation: Generation) -> set[str]:

@@ -29,7 +29,7 @@ class Tokens:
     """By place in `ids`."""
 
 
-class Opened(NamedTuple):
+class KvOpened(NamedTuple):
     """Blocks can be read while the prompt is computed."""
 
     sequence_id: int
@@ -44,14 +44,14 @@ class Prefilled(NamedTuple):
     cached_tokens: int
 
 
-class Leaving(NamedTuple):
-    """The worker would hand the sequence over."""
+class HandOverWanted(NamedTuple):
+    """The worker wants to hand the sequence over."""
 
     sequence_id: int
 
 
 class SequenceHandedOver(NamedTuple):
-    """The worker has let go of it, and its blocks wait."""
+    """The worker has handed it over: its blocks wait for another one."""
 
     sequence_id: int
     blocks: Blocks
@@ -83,7 +83,7 @@ class Failed(NamedTuple):
     blocks_lost: bool
 
 
-Happened = Opened | Prefilled | Leaving | SequenceHandedOver | SequenceFinished | SequenceRefused | Failed
+Happened = KvOpened | Prefilled | HandOverWanted | SequenceHandedOver | SequenceFinished | SequenceRefused | Failed
 
 
 class WorkerNews(NamedTuple):
@@ -110,7 +110,7 @@ def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerNe
 
 def _opened(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
     source = event.kv_opened.kv
-    return Opened(event.sequence, Blocks(source, source.worker_id, kind, once))
+    return KvOpened(event.sequence, Blocks(source, source.worker_id, kind, once))
 
 
 def _prefilled(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
@@ -119,7 +119,7 @@ def _prefilled(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
 
 
 def _leaving(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
-    return Leaving(event.sequence)
+    return HandOverWanted(event.sequence)
 
 
 def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:

@@ -55,7 +55,7 @@ def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
     The oldest waits without room where only leases and transfers hold what it needs. A prompt whose blocks are pulled
     while it is computed keeps them: to take them would free nothing as long as its receiver holds the handle.
     """
-    victims, preempted = [sequence for sequence in running[1:] if sequence.opened is None], []
+    victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
     for sequence in running:
         while not (sequence.has_room or sequence in preempted):
             blocks = pool.allocate(sequence.blocks_now - len(sequence.blocks))

@@ -111,24 +111,24 @@ class Core:
         """
         sequence = self._sequences.get(sequence_id)
         kv = sequence.request.kv if sequence else None
-        if sequence is None or kv is None or not kv.streamed or sequence.handed is not None:
+        if sequence is None or kv is None or not kv.streamed or sequence.sampled_elsewhere is not None:
             return
         if sequence.length + len(token_ids) >= sequence.max_length or not self._capabilities.knows(token_ids):
             raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot go on from {token_ids}")
-        sequence.handed = token_ids
+        sequence.sampled_elsewhere = token_ids
         sequence.start_line(now_ns, sequence.length + len(token_ids))
         sequence.kv_ready = True  # the prompt is computed
         if sequence.kv_arrived:
             self._go_on(sequence, now_ns)
 
     def hand_over(self, sequence_id: int, now_ns: int) -> None:
-        """A sequence is to leave with its KV: now, or with the next token that it gets. Unknown ids are ignored."""
+        """Hand a sequence over with its KV, now or with the next token that it gets. Unknown ids are ignored."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None or sequence.request.phase is EnginePhase.PREFILL:
             return
-        sequence.leaving = True
+        sequence.handing_over = True
         if sequence.stage is Stage.DECODE and not sequence.in_step:
-            self._finish(sequence, FinishReason.MOVED, handle=self.offers.seal(sequence, now_ns))
+            self._finish(sequence, FinishReason.HANDED_OVER, handle=self.offers.seal(sequence, now_ns))
             self.admit(now_ns)
 
     def set_prefill_budget(self, tokens: int) -> None:
@@ -185,9 +185,10 @@ class Core:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
             # What this step finishes has nothing to stream: its blocks are ready when it is.
-            begins = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample and not sequence.opened
+            begins = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample and not sequence.streamed
             if begins and self._capabilities.streams_kv:
-                self._news.outputs.append(SequenceOutput(sequence.sequence_id, opened=self.offers.open(sequence)))
+                handle = self.offers.stream(sequence)
+                self._news.outputs.append(SequenceOutput(sequence.sequence_id, streamed_handle=handle))
         self._kv_wait.stepping(True, now_ns)
         self._step = self._sequences.report(batch.work, now_ns, 0)
         return self._step
@@ -201,7 +202,7 @@ class Core:
             sequence.in_step = False
             self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
-            if sequence.opened is not None:
+            if sequence.streamed is not None:
                 self.offers.progress(sequence)
             if chunk.scored is not None:
                 sequence.prompt_logprobs += sampled[chunk.sequence_id].prompt
@@ -248,7 +249,7 @@ class Core:
         sequence.kv_bytes_received = received.data_bytes
         sequence.kv_arrived = True
         self._news.transfers.append(sequence.transfer_report(received, started_ns, now_ns))
-        if sequence.handed is not None or not kv.streamed:
+        if sequence.sampled_elsewhere is not None or not kv.streamed:
             self._go_on(sequence, now_ns)
         self._note_awaiting(now_ns)
 
@@ -355,8 +356,8 @@ class Core:
             sequence.start_line(now_ns, sequence.length)
         reason = sequence.ended_by(token.token_id, self._eos_token_ids)
         handle = None
-        if reason is None and (sequence.leaving or sequence.request.phase is EnginePhase.PREFILL):
-            reason = FinishReason.MOVED if sequence.leaving else FinishReason.PREFILLED
+        if reason is None and (sequence.handing_over or sequence.request.phase is EnginePhase.PREFILL):
+            reason = FinishReason.HANDED_OVER if sequence.handing_over else FinishReason.PREFILLED
             handle = self.offers.seal(sequence, now_ns)
         if reason is not None:
             self._finish(sequence, reason, token=token, handle=handle)
@@ -367,7 +368,7 @@ class Core:
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
         """A transferred sequence has its KV, and all tokens that were sampled elsewhere."""
-        for token_id in sequence.handed or ():
+        for token_id in sequence.sampled_elsewhere or ():
             sequence.append(token_id)
         sequence.receive()
         sequence.register_full_blocks(self._pool)

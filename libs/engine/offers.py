@@ -41,30 +41,30 @@ class Offers:
         """When the next lease ends."""
         return self._handles.next_expiry_ns
 
-    def open(self, sequence: Sequence) -> KvHandle:
+    def stream(self, sequence: Sequence) -> KvHandle:
         """Let a receiver pull blocks of a prompt that begins; those found cached are ready at once."""
-        sequence.opened = self._new(sequence, sequence.length)
+        sequence.streamed = self._new(sequence, sequence.length)
         self.progress(sequence)
-        return self._handle(sequence.opened, tokens=sequence.length, streamed=True)
+        return self._handle(sequence.streamed, tokens=sequence.length, streamed=True)
 
     def progress(self, sequence: Sequence) -> None:
         """More of an open prompt is computed."""
-        if sequence.opened is not None:
-            sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
-            self._to_sum[sequence.opened.opaque] = sequence.opened
+        if sequence.streamed is not None:
+            sequence.streamed.ready = sequence.computed // self._capabilities.block_size_tokens
+            self._to_sum[sequence.streamed.opaque] = sequence.streamed
 
     def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
         """A prompt is computed, or a running sequence leaves: its blocks wait under a lease."""
-        held = sequence.opened or self._new(sequence, sequence.computed)
-        sequence.opened = None
+        held = sequence.streamed or self._new(sequence, sequence.computed)
+        sequence.streamed = None
         self._handles.seal(held, now_ns)
         self._to_sum[held.opaque] = held
         return self._handle(held, tokens=sequence.computed, streamed=False)
 
     def withdraw(self, sequence: Sequence) -> None:
         """The prompt ends without anything to hand over, or was sealed."""
-        if sequence.opened is not None:
-            self.end(sequence.opened.opaque)
+        if sequence.streamed is not None:
+            self.end(sequence.streamed.opaque)
 
     def held(self, opaque: bytes, now_ns: int) -> Held:
         """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""

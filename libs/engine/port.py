@@ -43,7 +43,7 @@ class Capabilities:
     kv_layout: str
     vocab_size: int = 0
     """Token ids in a request are below it; 0: any id is good. `submit` refuses others, since one would fail a step."""
-    moves_running_kv: bool = False
+    hands_over_running_kv: bool = False
     """`Engine.hand_over` works."""
     streams_kv: bool = False
     scores_prompts: bool = False
@@ -196,9 +196,10 @@ class Engine(Protocol):
         ...
 
     def hand_over(self, sequence_id: int) -> None:
-        """Let a sequence leave with its KV at its next step boundary, with FinishReason.MOVED unless that is its end.
+        """End a sequence at its next step boundary with its KV held for another worker, by FinishReason.HANDED_OVER.
 
-        One that does not decode yet leaves with its first token. Unknown ids and phase PREFILL are ignored.
+        One that does not decode yet goes with its first token; one that ends by then ends as it would. Unknown ids and
+        phase PREFILL are ignored.
         """
         ...
 

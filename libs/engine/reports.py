@@ -14,8 +14,8 @@ class FinishReason(Enum):
     ABORTED = "aborted"
     PREFILLED = "prefilled"
     """Phase PREFILL is done: blocks are held under `SequenceOutput.handle`."""
-    MOVED = "moved"
-    """It was handed over: all its blocks are held under `SequenceOutput.handle`, for a worker where it goes on."""
+    HANDED_OVER = "moved"
+    """All its blocks are held under `SequenceOutput.handle`, for a worker where it goes on."""
     KV_LOST = "kv_lost"
     """The blocks could not be fetched whole."""
     FAILED = "failed"
@@ -51,13 +51,13 @@ class SequenceOutput:
     kv_bytes_received: int = 0
     pulling: bool = False
     """The first block was asked for: the decode worker is fixed from here on."""
-    opened: KvHandle | None = None
+    streamed_handle: KvHandle | None = None
     """Phase PREFILL has begun: its blocks can be pulled from now on, each once it is full."""
 
     @property
     def only_tokens(self) -> bool:
         """Whether its tokens say it all."""
-        return self.finish is None and self.opened is None and not self.pulling
+        return self.finish is None and self.streamed_handle is None and not self.pulling
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,9 @@ class Sequence:
         """Since when; 0: it is not."""
         self.found_blocks = 0
         """Blocks at the start of its table that were found here with their KV, so that only the rest is fetched."""
-        self.handed: tuple[int, ...] | None = None
+        self.sampled_elsewhere: tuple[int, ...] | None = None
         """Tokens sampled where a streamed prompt was computed; None: not known yet."""
-        self.opened: Held | None = None
+        self.streamed: Held | None = None
         """The handle of a prompt that is being computed here."""
         self.joined = False
         """It has decoded here: what has begun is not held back."""
@@ -75,7 +75,7 @@ class Sequence:
         self.in_step = False
         """The running step computes it: its blocks may not change hands before the step ends."""
         self.aborting = False
-        self.leaving = False
+        self.handing_over = False
         """It is to be handed over at its next step boundary."""
         self._block_size = block_size_tokens
         self._room_tokens = 0

@@ -32,44 +32,44 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
         """Until the gateway leaves or the worker has a reason to close the stream."""
         try:
             first = await _hello(context)
-            link = self._host.gateways.attach(first.hello)
+            gateway = self._host.gateways.attach(first.hello)
         except FulcrumError as error:
             await abort_with(context, error)
             return
-        log.info("gateway attached", gateway=link.waiting.name)
+        log.info("gateway attached", gateway=gateway.demand.gateway_id)
         try:
             # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
             await context.send_initial_metadata(())
-            await self._carry(link, first, context)
+            await self._carry(gateway, first, context)
         finally:
-            self._host.detach(link)
-            log.info("gateway detached", gateway=link.waiting.name, reason=str(link.error or "left"))
-        if link.error is not None:
-            await abort_with(context, link.error)
+            self._host.detach(gateway)
+            log.info("gateway detached", gateway=gateway.demand.gateway_id, reason=str(gateway.error or "left"))
+        if gateway.error is not None:
+            await abort_with(context, gateway.error)
 
-    async def _carry(self, link: AttachedGateway, first: pb.GatewayFrame, context: Context) -> None:
+    async def _carry(self, gateway: AttachedGateway, first: pb.GatewayFrame, context: Context) -> None:
         await until_first(
-            read=self._read(link, first, context), write=self._write(link, context), closed=link.closed.wait()
+            read=self._read(gateway, first, context), write=self._write(gateway, context), closed=gateway.closed.wait()
         )
 
-    async def _read(self, link: AttachedGateway, first: pb.GatewayFrame, context: Context) -> None:
+    async def _read(self, gateway: AttachedGateway, first: pb.GatewayFrame, context: Context) -> None:
         frame: Any = first
         while frame is not grpc.aio.EOF:
             try:
-                self._host.receive(link, frame)
+                self._host.receive(gateway, frame)
                 frame = await read_message(context)
             except InvalidRequest as error:
-                link.close(error)
+                gateway.close(error)
                 return
 
-    async def _write(self, link: AttachedGateway, context: Context) -> None:
+    async def _write(self, gateway: AttachedGateway, context: Context) -> None:
         while True:
-            await link.wake.wait()
-            link.wake.clear()
-            while self._host.gateways.has_news(link):
+            await gateway.wake.wait()
+            gateway.wake.clear()
+            while self._host.gateways.has_news(gateway):
                 # Taken only now that the last write is done: what came meanwhile leaves as one frame.
-                await context.write(self._host.gateways.take_frame(link))
-            if link.leaving:
+                await context.write(self._host.gateways.take_frame(gateway))
+            if gateway.leaving:
                 return
 
 

@@ -18,7 +18,7 @@ from libs.worker.gateways.attached import AttachedGateways
 from libs.worker.gateways.attached_gateway import AttachedGateway
 from libs.worker.hosted import HostedSequence
 from libs.worker.roles.assignment import AssignmentState
-from libs.worker.roles.move_offers import MoveOffers
+from libs.worker.roles.hand_over_costs import HandOverCosts
 from libs.worker.roles.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import numbers, sequence_event, sequence_of
@@ -44,7 +44,7 @@ class WorkerHost:
         self._adapters = adapters
         self.speed = WorkerSpeed(engine, identity.gpus)
         self.assignment = assignment
-        self.move_offers = MoveOffers(engine.capabilities)
+        self.hand_over_costs = HandOverCosts(engine.capabilities)
         self.last_change = LastChange()
         self._clock = clock
         self._identity = identity
@@ -115,8 +115,8 @@ class WorkerHost:
         leaves = self.assignment.leaves_decode
         self._left_ns = (self._left_ns or self._clock.now_ns()) if leaves else 0
         for sequence in self._sequences.values():
-            sequence.offered = False
-            self._offer(sequence)
+            sequence.weighed = False
+            self._weigh(sequence)
         self.gateways.settle()
         for observer in self._observers:
             observer()
@@ -145,33 +145,33 @@ class WorkerHost:
 
     # ------------------------------------------------------------ gateways
 
-    def detach(self, link: AttachedGateway) -> None:
+    def detach(self, gateway: AttachedGateway) -> None:
         """The gateway has gone: its sequences end with its credits."""
-        self.gateways.detach(link)
-        for sequence_id in link.living:
+        self.gateways.detach(gateway)
+        for sequence_id in gateway.living:
             self.engine.abort(sequence_id)
-        for opaque in link.drop_all():  # only a worker that this gateway named could still pull them
+        for opaque in gateway.drop_all():  # only a worker that this gateway named could still pull them
             self.engine.abandon(opaque)
         self._progress.set()
         self.gateways.settle()
 
-    def receive(self, link: AttachedGateway, frame: pb.GatewayFrame) -> None:
+    def receive(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
         """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
-        self.gateways.returned(link, frame)
-        if frame.submits and not link.living:
+        self.gateways.returned(gateway, frame)
+        if frame.submits and not gateway.living:
             self.gateways.stirred.set()
         for submit in frame.submits:
-            link.submits += 1
-            self._submit(link, submit)
+            gateway.submits += 1
+            self._submit(gateway, submit)
         for proceed in frame.proceeds:
-            self._proceed(link, proceed)
-        for sequence_id in map(link.sequence_id, numbers(frame.hand_overs, "hand_overs")):
-            if sequence_id in link.living:
-                self._let_go(sequence_id)
-        self._abort(link, frame.aborts)
+            self._proceed(gateway, proceed)
+        for sequence_id in map(gateway.sequence_id, numbers(frame.hand_overs, "hand_overs")):
+            if sequence_id in gateway.living:
+                self._hand_over(sequence_id)
+        self._abort(gateway, frame.aborts)
         if frame.epoch:
-            self.gateways.holds_epoch(link, frame.epoch)
-        self.gateways.close_if_unread(link)
+            self.gateways.holds_epoch(gateway, frame.epoch)
+        self.gateways.close_if_unread(gateway)
         self.gateways.settle()
 
     def refresh_load(self) -> None:
@@ -181,27 +181,27 @@ class WorkerHost:
 
     # ------------------------------------------------------------ sequences
 
-    def _submit(self, link: AttachedGateway, submit: pb.Submit) -> None:
-        sequence_id = link.sequence_id(submit.sequence)
-        if sequence_id in link.living:
+    def _submit(self, gateway: AttachedGateway, submit: pb.Submit) -> None:
+        sequence_id = gateway.sequence_id(submit.sequence)
+        if sequence_id in gateway.living:
             raise InvalidRequest(f"sequence {submit.sequence} is alive already")
-        link.drop(sequence_id)
+        gateway.drop(sequence_id)
         pool = self.gateways.pool(submit.phase)
-        has_credit = pool.use(link.id)
-        refused = self._start(link, submit, has_credit=has_credit)
+        has_credit = pool.use(gateway.id)
+        refused = self._start(gateway, submit, has_credit=has_credit)
         if refused is not None:
             if has_credit:
                 pool.free()
             refused.epoch = self.assignment.current.epoch
-            self._tell(link, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
+            self._tell(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
-    def _start(self, link: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
+    def _start(self, gateway: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Give a submit to the engine, or say why not."""
         request = admit(
             submit,
             assignment=self.assignment,
             has_credit=has_credit,
-            sequence_id=link.sequence_id(submit.sequence),
+            sequence_id=gateway.sequence_id(submit.sequence),
             model_revision=self._identity.model_revision,
             kv_layout=self.engine.capabilities.kv_layout,
             adapters=self._adapters,
@@ -214,33 +214,33 @@ class WorkerHost:
             return refusal_message(Refusal.INVALID, error.message)
         except QueueFull as error:
             return refusal_message(Refusal.NO_CAPACITY, error.message)
-        self._sequences[request.sequence_id] = HostedSequence(link, submit.phase, request, self._role_budget)
-        link.living.add(request.sequence_id)
+        self._sequences[request.sequence_id] = HostedSequence(gateway, submit.phase, request, self._role_budget)
+        gateway.living.add(request.sequence_id)
         if submit.phase == pb.PHASE_PREFILL:
             self._prompts.came(submit.prompt_tokens)
             self._resize()
         return None
 
-    def _proceed(self, link: AttachedGateway, proceed: pb.Proceed) -> None:
-        sequence_id = link.sequence_id(proceed.sequence)
-        if sequence_id not in link.living:
+    def _proceed(self, gateway: AttachedGateway, proceed: pb.Proceed) -> None:
+        sequence_id = gateway.sequence_id(proceed.sequence)
+        if sequence_id not in gateway.living:
             return  # it has ended here, and the gateway does not know yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
-    def _tell(self, link: AttachedGateway, event: pb.SequenceEvent) -> None:
-        link.outbox.add_event(event)
-        link.wake.set()
+    def _tell(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
+        gateway.outbox.add_event(event)
+        gateway.wake.set()
 
-    def _abort(self, link: AttachedGateway, packed: bytes) -> None:
-        for sequence_id in map(link.sequence_id, numbers(packed, "aborts")):
-            if sequence_id in link.living:
+    def _abort(self, gateway: AttachedGateway, packed: bytes) -> None:
+        for sequence_id in map(gateway.sequence_id, numbers(packed, "aborts")):
+            if sequence_id in gateway.living:
                 self.engine.abort(sequence_id)
-            elif (opaque := link.drop(sequence_id)) is not None:
+            elif (opaque := gateway.drop(sequence_id)) is not None:
                 self.release(opaque)
 
     def acknowledged(self, opaque: bytes) -> None:
         """The receiver has acknowledged the blocks behind a KV handle."""
-        self.move_offers.taken(opaque, self._clock.now_ns())
+        self.hand_over_costs.taken_over(opaque, self._clock.now_ns())
         self.release(opaque)
 
     def release(self, opaque: bytes) -> None:
@@ -250,7 +250,7 @@ class WorkerHost:
 
     def on_event(self, event: EngineEvent) -> None:
         """Pass an engine event on to the gateways concerned."""
-        self.move_offers.stepped(event)
+        self.hand_over_costs.stepped(event)
         self.last_change.stepped(event)
         ended, leaves = False, self.assignment.leaves_decode
         for output in event.outputs:
@@ -260,61 +260,61 @@ class WorkerHost:
                 if output.finish is not None:
                     ended = True
                     self._end(sequence, output)
-                if not sequence.link.closed.is_set():
+                if not sequence.gateway.closed.is_set():
                     self._deliver(sequence, output)
                     if leaves and output.only_tokens:
-                        self._offer(sequence)
+                        self._weigh(sequence)
         if self._budget != self._role_budget:
             self._apply_budget()
         if ended:
             self._resize()
             self.gateways.settle()
             self._progress.set()
-        for link in self.gateways:
-            self.gateways.close_if_unread(link)
+        for gateway in self.gateways:
+            self.gateways.close_if_unread(gateway)
 
     def _deliver(self, sequence: HostedSequence, output: SequenceOutput) -> None:
-        link = sequence.link
-        link.outbox.add_tokens(output)
+        gateway = sequence.gateway
+        gateway.outbox.add_tokens(output)
         if not output.pulling:  # which nobody waits for: it goes with the next frame
-            link.wake.set()
+            gateway.wake.set()
         if output.only_tokens:
             return
         event = sequence_event(output)
         if event is not None:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens
-            link.outbox.add_event(event)
+            gateway.outbox.add_event(event)
 
-    def _offer(self, sequence: HostedSequence) -> None:
-        """Have the gateway look for another place, where a running sequence is of a role that has been left."""
+    def _weigh(self, sequence: HostedSequence) -> None:
+        """Tell the gateway of a running sequence that is worth handing over, once its role has been left."""
         if not self.assignment.leaves_decode:
             return
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
-        if self.move_offers.offers(sequence, self.speed.speed, waited_s):
+        if self.hand_over_costs.worth(sequence, self.speed.speed, waited_s):
             number = sequence_of(sequence.request.sequence_id)
-            self._tell(sequence.link, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
+            self._tell(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
-    def _let_go(self, sequence_id: int) -> None:
-        """Its place elsewhere is reserved: it leaves with its KV, or without where the engine cannot move that."""
-        if self.engine.capabilities.moves_running_kv:
+    def _hand_over(self, sequence_id: int) -> None:
+        """Its place elsewhere is reserved: it goes with its KV, or without where the engine cannot hand that over."""
+        if self.engine.capabilities.hands_over_running_kv:
             self.engine.hand_over(sequence_id)
         elif self._sequences[sequence_id].decodes:
             self.engine.abort(sequence_id)
 
     def _end(self, sequence: HostedSequence, output: SequenceOutput) -> None:
         del self._sequences[output.sequence_id]
-        sequence.link.living.discard(output.sequence_id)
+        sequence.gateway.living.discard(output.sequence_id)
         self.gateways.pool(sequence.phase).free()
         if output.finish in _ENDED:
-            self.move_offers.ended(sequence.output_tokens)
+            self.hand_over_costs.ended(sequence.output_tokens)
         if output.handle is not None:
-            if output.finish is FinishReason.MOVED:
-                self.move_offers.left(output.handle, self._clock.now_ns())
-            if sequence.link.closed.is_set():
+            if output.finish is FinishReason.HANDED_OVER:
+                self.hand_over_costs.handed_over(output.handle, self._clock.now_ns())
+            if sequence.gateway.closed.is_set():
                 self.release(output.handle.opaque)  # nobody is left who could have it pulled
             else:
-                sequence.link.hold(output.sequence_id, output.handle.opaque)
+                sequence.gateway.hold(output.sequence_id, output.handle.opaque)
 
     # ----------------------------------------------------------- draining
 

@@ -13,15 +13,15 @@ PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 class HostedSequence:
     """A gateway's sequence and how far it is."""
 
-    link: AttachedGateway
+    gateway: AttachedGateway
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0
     """Prompt tokens that a step might compute when it was taken: its prompt is computed at no slower pace."""
     new_tokens: int = 0
     """That came of it here."""
-    offered: bool = False
-    """Whether it has been weighed for leaving, in the present role."""
+    weighed: bool = False
+    """Whether a hand-over has been weighed, in the present role."""
 
     @property
     def tokens(self) -> int:

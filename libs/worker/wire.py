@@ -35,7 +35,7 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
         kv_block_bytes=capabilities.kv_block_bytes,
         max_context_tokens=capabilities.max_context_tokens,
         max_sequences=capabilities.max_sequences,
-        moves_running_kv=capabilities.moves_running_kv,
+        moves_running_kv=capabilities.hands_over_running_kv,
         streams_kv=capabilities.streams_kv,
         kv_once=capabilities.kv_once,
         first_token=_FIRST_TOKEN[capabilities.first_token_from],
@@ -133,19 +133,19 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
 def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
     """The event of an output for the gateway; None where its tokens say everything."""
     sequence, finish = sequence_of(output.sequence_id), output.finish
-    if output.opened is not None:
-        return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.opened)))
+    if output.streamed_handle is not None:
+        return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.streamed_handle)))
     if finish is None:
         return pb.SequenceEvent(sequence=sequence, kv_pulling=pb.KvPulling()) if output.pulling else None
     if finish in _FAILED:
         return pb.SequenceEvent(sequence=sequence, failed=pb.Failed(code=_FAILED[finish], detail=output.detail))
-    if finish is FinishReason.MOVED:
-        moved = pb.Moved(
+    if finish is FinishReason.HANDED_OVER:
+        handed_over = pb.Moved(
             kv=kv_source(output.handle) if output.handle else None,
             cached_tokens=output.cached_tokens,
             computed_prompt_tokens=output.computed_prompt_tokens,
         )
-        return pb.SequenceEvent(sequence=sequence, moved=moved)
+        return pb.SequenceEvent(sequence=sequence, moved=handed_over)
     if finish is FinishReason.PREFILLED:
         prefilled = pb.Prefilled(
             kv=kv_source(output.handle) if output.handle else None,

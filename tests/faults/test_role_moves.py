@@ -325,7 +325,7 @@ async def moves_under_load(
         assert sum(moved.move.running > 0 for moved in mover.moves) >= moves // 3
         assert all(moved.move.effect_s is not None for moved in mover.moves)
         moved = sum(event.moves for event in gateway.events())
-        left = sum(worker.host.move_offers.moved for worker in workers.values())
+        left = sum(worker.host.hand_over_costs.count for worker in workers.values())
         assert (moved > 0, left > 0) == (with_kv, with_kv)
         if not with_kv:
             assert sum(event.recomputes for event in gateway.events()) > 0
@@ -336,7 +336,9 @@ async def moves_under_load(
 def moves_no_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that cannot hand over what decodes, as vLLM's cannot."""
     can = vars(LocalEngine)["capabilities"].fget
-    monkeypatch.setattr(LocalEngine, "capabilities", property(lambda self: replace(can(self), moves_running_kv=False)))
+    monkeypatch.setattr(
+        LocalEngine, "capabilities", property(lambda self: replace(can(self), hands_over_running_kv=False))
+    )
 
 
 async def test_workers_that_cannot_move_kv_have_their_sequences_computed_again_elsewhere(

@@ -118,7 +118,7 @@ class SimRunner:
             vocab_size=info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
-            moves_running_kv=True,
+            hands_over_running_kv=True,
             sleeps=True,
             chunk_tokens=self._config.prefill_chunk_tokens,
         )

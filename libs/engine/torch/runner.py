@@ -73,7 +73,7 @@ class TorchRunner:
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
-            moves_running_kv=True,
+            hands_over_running_kv=True,
             sleeps=True,
             kv_nonce=pool.nonce,
             chunk_tokens=self._config.prefill_chunk_tokens,

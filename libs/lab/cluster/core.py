@@ -121,7 +121,7 @@ class LabCore(Core):
         each = self._pool.available // len(decoding) * block_size
         most = decoding[0].ends_at - decoding[0].length - 1
         for sequence in decoding:
-            if not sequence.sampled_here or sequence.leaving or sequence.aborting or not sequence.has_room:
+            if not sequence.sampled_here or sequence.handing_over or sequence.aborting or not sequence.has_room:
                 return 0
             left = sequence.ends_at - sequence.length - 1
             most = min(most, left)

@@ -88,7 +88,7 @@ class LabGateway:
             self._links.add(LabLink(worker, self.dispatcher, time, tpot_ns))
         self._by_worker = {link.worker.index: link for link in self._links.links}
         self.ended = 0
-        self.moved = 0
+        self.handed_over = 0
         """Sequences that went on elsewhere with their KV."""
         dispatcher = self.dispatcher
         self.planner = (
@@ -196,7 +196,7 @@ class LabGateway:
         )
         if self._borrowed is not None:
             self._borrowed.ended(answer)
-        self.moved += generation.placement.moves
+        self.handed_over += generation.placement.hand_overs
         self.ended += 1
 
     # ------------------------------------------------------------ what workers say

@@ -74,7 +74,7 @@ class PushGateway:
         """No worker takes them now."""
         self._hop_ps = workers[0].shape.hop_ns * PS_PER_NS
         self.ended = 0
-        self.moved = 0
+        self.handed_over = 0
 
     def start(self) -> None:
         """Look at the cluster at intervals."""

@@ -89,7 +89,7 @@ class RequestTaker(Protocol):
 
     ended: int
     """Requests that have."""
-    moved: int
+    handed_over: int
     """Sequences that went on elsewhere with their KV."""
 
     @property
@@ -244,7 +244,7 @@ class Run:
             self.time.now_ps - START_PS,
             self.time.events,
             sum(worker.counts.moves for worker in self.workers),
-            self.gateway.moved,
+            self.gateway.handed_over,
         )
 
 

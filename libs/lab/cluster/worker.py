@@ -77,7 +77,7 @@ class LabWorker:
             max_context_tokens=1 << 30,
             max_sequences=shape.max_sequences,
             kv_layout=shape.kv_kind,
-            moves_running_kv=True,
+            hands_over_running_kv=True,
             streams_kv=True,
             chunk_tokens=shape.chunk_tokens,
         )
@@ -355,7 +355,7 @@ class LabWorker:
 
     def was_read(self, opaque: bytes) -> None:
         """A reader has all blocks of a handle, which is let go."""
-        self._duties.moved(opaque, self._time.now_ns())
+        self._duties.taken_over(opaque, self._time.now_ns())
 
     def _send_load(self) -> None:
         """A sign of life."""

@@ -27,7 +27,7 @@ from libs.policy.gateway.effects import (
 )
 from libs.policy.roles import Phase, Refusal
 
-MAX_MOVES: Final = 32
+MAX_HAND_OVERS: Final = 32
 """Of one sequence; a worker that would hand it over once more keeps it to its end."""
 MAX_STALE_ROLE_RETRIES: Final = 256
 """Retries of one sequence because a worker had another role by then: far more than role changes in its lifetime. Any
@@ -66,15 +66,15 @@ class Placement:
 
     model: str
     sequence_id: int = 0
-    """Of its next attempts: another one each time it waits or is to move, so that a worker never gets one twice."""
-    prompt: Attempt | None = None
+    """Of its next attempts: another one each time it waits or is handed over, so that no worker gets one twice."""
+    prompt_attempt: Attempt | None = None
     """Computes its prompt, or holds the blocks that it left."""
-    decode: Attempt | None = None
+    decode_attempt: Attempt | None = None
     reserved: WorkerKey | None = None
     """Has a decode credit set aside for it."""
     blocks: Blocks | None = None
     """That wait, at its prompt's worker, for whoever decodes."""
-    opened: Blocks | None = None
+    streamed_blocks: Blocks | None = None
     """That can be read while its prompt is computed."""
     waiting: bool = False
     ended: bool = False
@@ -82,11 +82,11 @@ class Placement:
     """How often it went elsewhere because a worker failed it."""
     stale_role_retries: int = 0
     """Retries because a worker had changed its role by then; they do not count as failures."""
-    moves: int = 0
+    hand_overs: int = 0
     """How often it went on elsewhere with its KV because its worker took another role."""
     given_up: int = 0
     """How often it gave its place up to another tenant's."""
-    let_go: bool = False
+    handing_over: bool = False
     """Its worker has been asked to hand it over; one that cannot move its KV ends it."""
     recomputes: int = 0
     """How often its prompt was computed again although its first token had come."""
@@ -102,13 +102,13 @@ class Placement:
     @property
     def prefilling(self) -> bool:
         """Whether a worker computes its prompt for another one, whether or not that pulls already."""
-        return self.prompt is not None and self.prompt.phase is Phase.PREFILL and self.blocks is None
+        return self.prompt_attempt is not None and self.prompt_attempt.phase is Phase.PREFILL and self.blocks is None
 
     @property
     def blocks_given(self) -> bool:
         """Whether blocks that can be read once are a decode worker's, which may read them any time until it says that
         the sequence has ended there."""
-        return self.blocks is not None and self.blocks.once and self.decode is not None
+        return self.blocks is not None and self.blocks.once and self.decode_attempt is not None
 
     @property
     def resumed(self) -> bool:
@@ -118,8 +118,8 @@ class Placement:
     @property
     def runs(self) -> bool:
         """Whether one worker makes its tokens, and nothing of it is on its way to another."""
-        attempt = self.decode or self.prompt
-        apart = self.blocks is not None or self.reserved is not None or self.let_go
+        attempt = self.decode_attempt or self.prompt_attempt
+        apart = self.blocks is not None or self.reserved is not None or self.handing_over
         return attempt is not None and attempt.phase is not Phase.PREFILL and attempt.tokens > 0 and not apart
 
     # ------------------------------------------------------------ to workers
@@ -139,14 +139,14 @@ class Placement:
         phase = Phase.PREFILL
         if prompt == decode:
             phase, self.reserved, self.decode_worker = Phase.BOTH, None, decode[0]
-        self.prompt = Attempt(prompt, self.sequence_id, phase, output_tokens)
-        return [Reserve(decode), Submit(self.prompt, None)]
+        self.prompt_attempt = Attempt(prompt, self.sequence_id, phase, output_tokens)
+        return [Reserve(decode), Submit(self.prompt_attempt, None)]
 
     def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
         """Against the credit that is set aside."""
         self.reserved, self.decode_worker = None, worker[0]
-        self.decode = Attempt(worker, self.sequence_id, Phase.DECODE, output_tokens)
-        return Submit(self.decode, blocks)
+        self.decode_attempt = Attempt(worker, self.sequence_id, Phase.DECODE, output_tokens)
+        return Submit(self.decode_attempt, blocks)
 
     def opened_blocks(
         self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, left: int
@@ -155,21 +155,21 @@ class Placement:
         cannot read them so is asked afterwards."""
         worker = self.reserved
         partner = cluster.partner(worker) if worker is not None else None
-        if worker is None or partner is None or not self.prefilling or attempt is not self.prompt:
+        if worker is None or partner is None or not self.prefilling or attempt is not self.prompt_attempt:
             return NOTHING
         reads = partner.takes_decode and partner.streams_kv and partner.kv_kind == blocks.kind and not blocks.once
         if not reads or left <= 1:
             return NOTHING
-        self.opened = blocks
+        self.streamed_blocks = blocks
         return [self._submit_decode(worker, blocks, output_tokens)]
 
     def prefilled(self, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
         """Its prompt is computed and its blocks wait; `whole`: with its first token the output is complete."""
         if whole:
             return self.end(EndReason.WHOLE)
-        self.blocks, self.opened = blocks, None
-        if self.decode is not None:
-            return [Proceed(self.decode)]
+        self.blocks, self.streamed_blocks = blocks, None
+        if self.decode_attempt is not None:
+            return [Proceed(self.decode_attempt)]
         return self._go_on(cluster, output_tokens, whole=False)
 
     def _go_on(self, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
@@ -188,41 +188,41 @@ class Placement:
         self.blocks = None
         return self._forget_prompt(abort=False)
 
-    # ------------------------------------------------------------ moves
+    # ------------------------------------------------------------ hand-overs
 
-    def leaves(self, attempt: Attempt, sequence_id: int) -> bool:
+    def hands_over(self, attempt: Attempt, sequence_id: int) -> bool:
         """The worker wants to hand this attempt over, and repeats it with each role change. Returns whether the gateway
         should look for a place, under the new id; False where one is reserved."""
-        runs = attempt in (self.prompt, self.decode) and self.blocks is None
-        if not runs or self.reserved is not None or self.moves >= MAX_MOVES:
+        runs = attempt in (self.prompt_attempt, self.decode_attempt) and self.blocks is None
+        if not runs or self.reserved is not None or self.hand_overs >= MAX_HAND_OVERS:
             return False
         self.sequence_id = sequence_id
         return True
 
     def place_found(self, attempt: Attempt, worker: WorkerKey) -> Effects:
         """A worker has room to take it over from the one of `attempt`."""
-        self.reserved, self.let_go = worker, True
+        self.reserved, self.handing_over = worker, True
         return [Reserve(worker), HandOver(attempt)]
 
     def handed_over(
         self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool
     ) -> Effects:
-        """The worker has let go: the attempt stands for the blocks it left now, as that of a computed prompt does."""
-        forget = self._forget_prompt(abort=True) if attempt is not self.prompt else NOTHING
-        self.prompt, self.decode = attempt, None
-        self.blocks, self.opened, self.let_go = blocks, None, False
-        self.moves += 1
+        """The worker has handed it over: the attempt stands for the blocks that it left, as that of a prompt does."""
+        forget = self._forget_prompt(abort=True) if attempt is not self.prompt_attempt else NOTHING
+        self.prompt_attempt, self.decode_attempt = attempt, None
+        self.blocks, self.streamed_blocks, self.handing_over = blocks, None, False
+        self.hand_overs += 1
         return [*forget, *self._go_on(cluster, output_tokens, whole=whole)]
 
     # ------------------------------------------------------------ what workers end
 
     def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, whole: bool) -> Effects:
         """The worker has ended it, `well`, or without its KV when it was to hand it over, or for no reason."""
-        let_go, drop = self.let_go, self._drop(attempt)
+        handing_over, drop = self.handing_over, self._drop(attempt)
         if well:
             return [*drop, *self.end(EndReason.WHOLE)]
-        why = "its worker took another role" if let_go else "its worker ended it"
-        return [*drop, *self._restart(why, cluster, keep_blocks=False, stale_role=let_go, whole=whole)]
+        why = "its worker took another role" if handing_over else "its worker ended it"
+        return [*drop, *self._restart(why, cluster, keep_blocks=False, stale_role=handing_over, whole=whole)]
 
     def refused(
         self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, whole: bool
@@ -241,7 +241,7 @@ class Placement:
         """The worker cannot go on with it. Blocks that do not come are their source's fault: computed there again, they
         might never come."""
         drop = self._drop(attempt)
-        source = (self.blocks or self.opened) if blocks_lost else None
+        source = (self.blocks or self.streamed_blocks) if blocks_lost else None
         self.avoid.add(source.worker_id if source is not None else attempt.worker[0])
         return [*drop, *self._restart(detail, cluster, keep_blocks=False, whole=whole)]
 
@@ -255,12 +255,12 @@ class Placement:
         Blocks that still wait at a prefill worker serve another decode worker, if more than one can read them. A pull
         from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
         """
-        if attempt not in (self.prompt, self.decode):
+        if attempt not in (self.prompt_attempt, self.decode_attempt):
             return NOTHING
-        pulled = attempt is self.prompt and self.decode is not None and not self.prefilling
+        pulled = attempt is self.prompt_attempt and self.decode_attempt is not None and not self.prefilling
         if pulled and silent:
             self.blocks = None
-        give_up = self._give_up_blocks() if attempt is self.decode and self.blocks_given else NOTHING
+        give_up = self._give_up_blocks() if attempt is self.decode_attempt and self.blocks_given else NOTHING
         drop = [*give_up, *self._drop(attempt)]
         if self.waiting:  # for a decode worker: its blocks are gone
             self.blocks = None
@@ -319,11 +319,11 @@ class Placement:
 
     def _drop(self, attempt: Attempt) -> Effects:
         """Its worker has ended an attempt, or is lost."""
-        self.let_go = False
-        if self.prompt is attempt:
-            self.prompt = None
-        if self.decode is attempt:
-            self.decode = None
+        self.handing_over = False
+        if self.prompt_attempt is attempt:
+            self.prompt_attempt = None
+        if self.decode_attempt is attempt:
+            self.decode_attempt = None
         return [Forget(attempt, abort=False)]
 
     def _release(self, *, keep_blocks: bool) -> list[Effect]:
@@ -331,12 +331,12 @@ class Placement:
         effects: list[Effect] = []
         if self.blocks_given:
             effects += self._give_up_blocks()
-        if self.decode is not None:
-            effects.append(Forget(self.decode, abort=True))
-            self.decode = None
+        if self.decode_attempt is not None:
+            effects.append(Forget(self.decode_attempt, abort=True))
+            self.decode_attempt = None
         if not keep_blocks:
             effects += self._forget_prompt(abort=True)
-            self.blocks = self.opened = None
+            self.blocks = self.streamed_blocks = None
         if self.reserved is not None:
             effects.append(Release(self.reserved))
             self.reserved = None
@@ -350,5 +350,5 @@ class Placement:
         return self._forget_prompt(abort=False)
 
     def _forget_prompt(self, *, abort: bool) -> Effects:
-        attempt, self.prompt = self.prompt, None
+        attempt, self.prompt_attempt = self.prompt_attempt, None
         return NOTHING if attempt is None else [Forget(attempt, abort)]

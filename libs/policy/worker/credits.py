@@ -15,9 +15,9 @@ NO_DEADLINE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class GatewayDemand:
-    """What waits in one gateway; `name` settles ties alike on every worker."""
+    """What waits in one gateway; `gateway_id` settles ties alike on every worker."""
 
-    name: str
+    gateway_id: str
     requests: int = 0
     head_deadline_ns: int = 0
 
@@ -25,7 +25,7 @@ class GatewayDemand:
     def urgency(self) -> tuple[int, str]:
         """Smaller is more urgent. A strict order shared by all workers, so that two gateways never hold what the other
         lacks for good."""
-        return self.head_deadline_ns or NO_DEADLINE, self.name
+        return self.head_deadline_ns or NO_DEADLINE, self.gateway_id
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class CreditPool:
                 accounts[gateway].passed_over += 1
             accounts[chosen].passed_over = 0
         else:
-            chosen = min(accounts, key=lambda g: (accounts[g].keeps, waiting[g].name))
+            chosen = min(accounts, key=lambda g: (accounts[g].keeps, waiting[g].gateway_id))
         accounts[chosen].granting += 1
 
     def _recall(self, count: int, donors: list[int]) -> None:

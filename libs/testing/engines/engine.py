@@ -86,7 +86,7 @@ class SequenceLog:
     logprobs: list[Logprob] = field(default_factory=list)
     pulled: int = 0
     """How often it was said that its first block was asked for."""
-    opened: KvHandle | None = None
+    streamed_handle: KvHandle | None = None
     """Where its blocks can be pulled while its prompt is computed."""
     end: SequenceOutput | None = None
 
@@ -163,7 +163,7 @@ class EventReader:
         log.token_ids.extend(output.token_ids)
         log.logprobs.extend(output.logprobs)
         log.pulled += output.pulling
-        log.opened = log.opened or output.opened
+        log.streamed_handle = log.streamed_handle or output.streamed_handle
         if output.finish is not None:
             log.end = output
 

@@ -59,29 +59,29 @@ class AttachedGateways:
         check_protocol(f"gateway {hello.gateway_id}", hello.protocol, hello.oldest_protocol)
         if len(self._links) >= MAX_GATEWAYS:
             raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
-        link = AttachedGateway(next(self._link_ids), GatewayDemand(hello.gateway_id))
-        self._links[link.id] = link
-        self.credits.attach(link.id)
+        gateway = AttachedGateway(next(self._link_ids), GatewayDemand(hello.gateway_id))
+        self._links[gateway.id] = gateway
+        self.credits.attach(gateway.id)
         self.settle()
-        return link
+        return gateway
 
-    def detach(self, link: AttachedGateway) -> None:
+    def detach(self, gateway: AttachedGateway) -> None:
         """The gateway has gone: its credits are free."""
-        link.close()
-        del self._links[link.id]
-        self.credits.detach(link.id)
+        gateway.close()
+        del self._links[gateway.id]
+        self.credits.detach(gateway.id)
         self._epoch_reported.set()
 
     # ------------------------------------------------------------ epochs
 
-    def holds_epoch(self, link: AttachedGateway, epoch: int) -> None:
+    def holds_epoch(self, gateway: AttachedGateway, epoch: int) -> None:
         """The gateway routes by the assignment of `epoch`."""
-        link.epoch = epoch
+        gateway.epoch = epoch
         self._epoch_reported.set()
 
     def behind(self, epoch: int) -> int:
         """Gateways that have not said that they route by the assignment of `epoch`, or a later one."""
-        return sum(link.epoch < epoch for link in self)
+        return sum(gateway.epoch < epoch for gateway in self)
 
     async def hold(self, epoch: int) -> None:
         """Until no gateway is behind."""
@@ -95,15 +95,15 @@ class AttachedGateways:
         """The slots of a phase."""
         return self.credits.prefill if phase == pb.PHASE_PREFILL else self.credits.decode
 
-    def returned(self, link: AttachedGateway, frame: pb.GatewayFrame) -> None:
+    def returned(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
         """Take in what waits at the gateway, and the credits that it gives back."""
         if frame.HasField("demand"):
             demand = frame.demand
-            link.waiting = GatewayDemand(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
-        self.credits.prefill.returned(link.id, frame.returned_prefill)
-        self.credits.decode.returned(link.id, frame.returned_decode)
-        self.credits.prefill.spent(link.id, frame.spent_prefill)
-        self.credits.decode.spent(link.id, frame.spent_decode)
+            gateway.demand = GatewayDemand(gateway.demand.gateway_id, demand.waiting, demand.head_deadline_unix_ns)
+        self.credits.prefill.returned(gateway.id, frame.returned_prefill)
+        self.credits.decode.returned(gateway.id, frame.returned_decode)
+        self.credits.prefill.spent(gateway.id, frame.spent_prefill)
+        self.credits.decode.spent(gateway.id, frame.spent_decode)
 
     def resize(self, prefill: int, decode: int) -> None:
         """Set the number of prefill and decode slots."""
@@ -111,22 +111,22 @@ class AttachedGateways:
 
     def settle(self) -> None:
         """Hand out what is free."""
-        for link_id in self.credits.settle({link.id: link.waiting for link in self}):
+        for link_id in self.credits.settle({gateway.id: gateway.demand for gateway in self}):
             self._links[link_id].wake.set()
 
     # ------------------------------------------------------------ frames to gateways
 
-    def has_news(self, link: AttachedGateway) -> bool:
+    def has_news(self, gateway: AttachedGateway) -> bool:
         """Whether `take_frame` would say more than the load."""
-        return self.credits.has_news(link.id) or link.assignment_news or link.load_news or bool(link.outbox)
+        return self.credits.has_news(gateway.id) or gateway.assignment_news or gateway.load_news or bool(gateway.outbox)
 
-    def take_frame(self, link: AttachedGateway) -> pb.WorkerFrame:
-        """Everything that waits to be sent on `link`, as far as it fits one frame."""
-        frame = pb.WorkerFrame(load=load_message(self._engine.load()), submits_taken=link.submits)
-        if link.assignment_news:
+    def take_frame(self, gateway: AttachedGateway) -> pb.WorkerFrame:
+        """Everything that waits to be sent on `gateway`, as far as it fits one frame."""
+        frame = pb.WorkerFrame(load=load_message(self._engine.load()), submits_taken=gateway.submits)
+        if gateway.assignment_news:
             frame.worker.CopyFrom(self._describe())
-        if self.credits.has_news(link.id):
-            prefill_grant, prefill_recall, decode_grant, decode_recall = self.credits.take(link.id)
+        if self.credits.has_news(gateway.id):
+            prefill_grant, prefill_recall, decode_grant, decode_recall = self.credits.take(gateway.id)
             frame.credit.CopyFrom(
                 pb.Credit(
                     prefill_grant=prefill_grant,
@@ -135,26 +135,26 @@ class AttachedGateways:
                     decode_recall=decode_recall,
                 )
             )
-        link.sent_speed = self._speed.report(frame, link.sent_speed)
-        link.outbox.take(frame)
-        link.assignment_news = link.load_news = False
-        link.sent_s = asyncio.get_running_loop().time()
-        link.sent_load = frame.load
+        gateway.sent_speed = self._speed.report(frame, gateway.sent_speed)
+        gateway.outbox.take(frame)
+        gateway.assignment_news = gateway.load_news = False
+        gateway.sent_s = asyncio.get_running_loop().time()
+        gateway.sent_load = frame.load
         return frame
 
     def tell_assignment(self) -> None:
         """The worker is another than they know."""
-        for link in self:
-            link.assignment_news = True
-            link.wake.set()
+        for gateway in self:
+            gateway.assignment_news = True
+            gateway.wake.set()
 
     def tell_load(self) -> None:
         """Tell those whose load has changed."""
         load = load_message(self._engine.load())
-        for link in self:
-            if link.sent_load != load:
-                link.load_news = True
-                link.wake.set()
+        for gateway in self:
+            if gateway.sent_load != load:
+                gateway.load_news = True
+                gateway.wake.set()
 
     def beat(self, now_s: float) -> float:
         """Send the load to gateways whose last frame is too old: silence would look like death. Returns when the next
@@ -164,24 +164,24 @@ class AttachedGateways:
         """
         due_s = now_s + RESTING_BEAT_S
         holds_blocks = self._engine.integrity().leased_handles > 0
-        for link in self:
-            beat_s = BEAT_S if link.living or holds_blocks else RESTING_BEAT_S
-            if link.sent_s + beat_s - now_s < TIMER_S:
-                link.load_news = True
-                link.wake.set()
+        for gateway in self:
+            beat_s = BEAT_S if gateway.living or holds_blocks else RESTING_BEAT_S
+            if gateway.sent_s + beat_s - now_s < TIMER_S:
+                gateway.load_news = True
+                gateway.wake.set()
                 due_s = min(due_s, now_s + beat_s)
             else:
-                due_s = min(due_s, link.sent_s + beat_s)
+                due_s = min(due_s, gateway.sent_s + beat_s)
         return due_s
 
-    def close_if_unread(self, link: AttachedGateway) -> None:
+    def close_if_unread(self, gateway: AttachedGateway) -> None:
         """End the stream of one that does not read."""
-        if link.outbox.overflowed and not link.closed.is_set():
-            log.warning("gateway does not read its stream", gateway=link.waiting.name)
-            link.close(QueueFull("the stream is not read fast enough"))
+        if gateway.outbox.overflowed and not gateway.closed.is_set():
+            log.warning("gateway does not read its stream", gateway=gateway.demand.gateway_id)
+            gateway.close(QueueFull("the stream is not read fast enough"))
 
     def hang_up(self) -> None:
         """End every gateway's stream once everything pending is sent."""
-        for link in self:
-            link.leaving = True
-            link.wake.set()
+        for gateway in self:
+            gateway.leaving = True
+            gateway.wake.set()

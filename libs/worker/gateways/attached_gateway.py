@@ -21,7 +21,7 @@ class AttachedGateway:
 
     id: int
     """Unique in this worker: a gateway that comes back has a new one."""
-    waiting: GatewayDemand
+    demand: GatewayDemand
     outbox: Outbox = field(default_factory=Outbox)
     living: set[int] = field(default_factory=set)
     """Ids of its sequences in the engine."""

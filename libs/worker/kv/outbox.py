@@ -68,13 +68,13 @@ class KvOutbox:
             if (pull := self._pulls.get(taken.pull)) is not None:
                 pull.ahead_bytes = max(pull.ahead_bytes - taken.sent_bytes, 0)
                 pull.silent_ticks = 0
-        for opened in frame.opens:
-            if opened.pull in self._pulls:
-                raise InvalidRequest(f"pull {opened.pull} is alive already")
+        for asked in frame.opens:
+            if asked.pull in self._pulls:
+                raise InvalidRequest(f"pull {asked.pull} is alive already")
             try:
-                self._open(opened)
+                self._open(asked)
             except FulcrumError as error:
-                self._fail(opened.pull, error)
+                self._fail(asked.pull, error)
         self._wake()
 
     def take_frame(self) -> bytes | None:
@@ -140,15 +140,15 @@ class KvOutbox:
         for number in list(self._pulls):
             self._end(number)
 
-    def _open(self, opened: pb.PullOpen) -> None:
+    def _open(self, asked: pb.PullOpen) -> None:
         if not self._has_room():
             raise QueueFull("as many transfers are under way as this worker takes")
-        if opened.incarnation != self._incarnation:
+        if asked.incarnation != self._incarnation:
             raise KvLost("the worker that held the blocks has restarted")
         engine = self._host.engine
-        in_place = bool(opened.shared_nonce) and opened.shared_nonce == engine.capabilities.kv_nonce
-        export = engine.export(opened.handle, opened.kv_layout, opened.from_block, news=self._wake, in_place=in_place)
-        pull = self._pulls[opened.pull] = _Pull(opened.pull, opened.handle, export, in_place)
+        in_place = bool(asked.shared_nonce) and asked.shared_nonce == engine.capabilities.kv_nonce
+        export = engine.export(asked.handle, asked.kv_layout, asked.from_block, news=self._wake, in_place=in_place)
+        pull = self._pulls[asked.pull] = _Pull(asked.pull, asked.handle, export, in_place)
         self._turns.append(pull)
 
     def _next(self, pull: _Pull) -> KvChunk | None:

@@ -35,7 +35,7 @@ class Recorder:
         metrics.output_tokens.inc(len(generation.output))
         metrics.reroutes.inc(generation.placement.reroutes)
         metrics.stale_role_retries.inc(generation.placement.stale_role_retries)
-        metrics.moves.inc(generation.placement.moves)
+        metrics.moves.inc(generation.placement.hand_overs)
         metrics.recomputes.inc(generation.placement.recomputes)
         if generation.output and timeline.predicted_ttft_ns and not generation.resumed:
             metrics.ttft_predicted.observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
@@ -74,7 +74,7 @@ def request_event(generation: Generation, outcome: ApiFinishReason | FulcrumErro
         ttft_deadline_unix_ns=context.ttft_deadline_unix_ns,
         tpot_target_us=context.tpot_target_us,
         reroutes=generation.placement.reroutes + generation.placement.stale_role_retries,
-        moves=generation.placement.moves,
+        moves=generation.placement.hand_overs,
         predicted_ttft_ns=timeline.predicted_ttft_ns,
         recomputes=generation.placement.recomputes,
         max_output_tokens=generation.max_output_tokens,

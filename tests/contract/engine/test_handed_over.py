@@ -32,7 +32,7 @@ GUIDED = replace(SEEDED, logprobs=True, guide="start: /[a-z ]{200}/")
 
 
 def left_with(log: SequenceLog) -> KvHandle:
-    assert log.end is not None and log.end.finish is FinishReason.MOVED and log.end.handle is not None
+    assert log.end is not None and log.end.finish is FinishReason.HANDED_OVER and log.end.handle is not None
     return log.end.handle
 
 
@@ -45,7 +45,7 @@ async def test_a_running_sequence_moves_twice_and_goes_on_as_if_it_had_stayed(
     one, one_reader = await bench.start("one")
     two, two_reader = await bench.start("two")
     two.set_prefill_budget(0)
-    assert one.capabilities.moves_running_kv
+    assert one.capabilities.hands_over_running_kv
     prompt = PROMPT[:size]
     stayed = await complete(one, one_reader, sequence(prompt=prompt, sampling=sampling, output=100))
     first = await moved(one, one_reader, sequence(prompt=prompt, sampling=sampling, output=100), 5)

@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import role_from_name
 from libs.engine.local import LocalEngine
-from libs.policy.worker.moving import MoveTime
+from libs.policy.worker.handing_over import HandOverTime
 from libs.runtime.net.rpc import make_channel
 from libs.stores.registry.redis import RedisRegistry
 from libs.testing.servers.stores import embedded_redis
@@ -251,7 +251,7 @@ async def test_running_sequences_are_offered_and_move_with_their_blocks(leaves_f
         so_far = list(first.tokens[1])
         assert so_far + await go_on(b, second, so_far, moved.kv) == second.tokens[9]
         await eventually(lambda: is_clean(a) and is_clean(b))
-        assert (a.host.move_offers.moved, first.tokens[1]) == (1, so_far)
+        assert (a.host.hand_over_costs.count, first.tokens[1]) == (1, so_far)
 
 
 async def test_a_sequence_without_another_place_ends_where_it_is() -> None:
@@ -289,7 +289,9 @@ async def test_an_engine_that_moves_no_kv_ends_what_is_to_be_computed_elsewhere_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     can = vars(LocalEngine)["capabilities"].fget
-    monkeypatch.setattr(LocalEngine, "capabilities", property(lambda self: replace(can(self), moves_running_kv=False)))
+    monkeypatch.setattr(
+        LocalEngine, "capabilities", property(lambda self: replace(can(self), hands_over_running_kv=False))
+    )
     async with (
         local_worker("a", "mixed", budget_tokens=256, sim_speedup=4.0) as worker,
         admin(worker) as to,
@@ -335,8 +337,8 @@ async def test_a_sequence_handed_over_to_nobody_is_freed_by_its_gateway_or_with_
             await gateway.send(pb.GatewayFrame(hand_overs=pack_u32([2])))
             await gateway.event(2, "moved")
         await eventually(lambda: is_clean(worker))
-        learned = worker.host.move_offers.moving
-        assert [learned.seconds(size) for size in (0, 10**9)] == [MoveTime().seconds(size) for size in (0, 10**9)]
+        learned = worker.host.hand_over_costs.time
+        assert [learned.seconds(size) for size in (0, 10**9)] == [HandOverTime().seconds(size) for size in (0, 10**9)]
 
 
 async def test_a_worker_that_decodes_again_takes_new_decodes_beside_what_stayed() -> None:

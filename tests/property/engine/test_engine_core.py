@@ -281,8 +281,8 @@ class CoreMachine(RuleBasedStateMachine):
             tokens += output.token_ids
             expected, reason = reference(request, EOS, CONTEXT)
             assert tokens == expected[: len(tokens)]
-            if output.opened is not None:
-                worker.opened[output.opened.opaque] = (request, output.opened)
+            if output.streamed_handle is not None:
+                worker.opened[output.streamed_handle.opaque] = (request, output.streamed_handle)
             if output.finish is None:
                 continue
             del worker.live[output.sequence_id]
@@ -296,7 +296,7 @@ class CoreMachine(RuleBasedStateMachine):
                 assert over in ([], [output.handle.opaque])  # none where one step computed all of it
                 worker.first[output.handle.opaque] = tokens
                 worker.handles[output.handle.opaque] = (request, tokens, output.handle)
-            if output.finish is FinishReason.MOVED:
+            if output.finish is FinishReason.HANDED_OVER:
                 assert output.handle is not None and request.phase is not EnginePhase.PREFILL
                 assert output.handle.tokens == len(request.token_ids) + len(tokens) - 1
                 assert output.handle.blocks == -(-output.handle.tokens // BLOCK)

@@ -76,8 +76,8 @@ class Placed(RuleBasedStateMachine):
                     if attempt.phase is not Phase.PREFILL:
                         self.reserved.remove(attempt.worker)
                     if blocks is not None and blocks.once:
-                        assert self.placement.prompt not in self.readers.values(), "read a second time"
-                        self.readers[id(attempt)] = self.placement.prompt
+                        assert self.placement.prompt_attempt not in self.readers.values(), "read a second time"
+                        self.readers[id(attempt)] = self.placement.prompt_attempt
                 case Forget(attempt, abort):
                     self.open.remove(attempt)
                     assert not (abort and attempt in self.readers.values()), "freed under its only reader"
@@ -125,7 +125,7 @@ class Placed(RuleBasedStateMachine):
     @precondition(lambda self: self.alive and self.placement.prefilling)
     @rule(once=FLAG, kind=KIND)
     def blocks_open(self, once: bool, kind: str) -> None:
-        attempt = self.placement.prompt
+        attempt = self.placement.prompt_attempt
         assert attempt is not None
         blocks = Blocks(object(), attempt.worker[0], kind, once)
         left = 6 - self.output
@@ -134,17 +134,19 @@ class Placed(RuleBasedStateMachine):
     @precondition(lambda self: self.alive and self.placement.prefilling)
     @rule(once=FLAG, kind=KIND)
     def prompt_is_computed(self, once: bool, kind: str) -> None:
-        attempt = self.placement.prompt
+        attempt = self.placement.prompt_attempt
         assert attempt is not None
-        once = once and self.placement.opened is None  # such blocks are never opened early
+        once = once and self.placement.streamed_blocks is None  # such blocks are never opened early
         self.output += 1
         blocks = Blocks(object(), attempt.worker[0], kind, once)
         self.carry_out(self.placement.prefilled(blocks, self.cluster, self.output, whole=self.whole()))
 
-    @precondition(lambda self: self.alive and self.placement.decode is not None and not self.placement.prefilling)
+    @precondition(
+        lambda self: self.alive and self.placement.decode_attempt is not None and not self.placement.prefilling
+    )
     @rule()
     def token_comes(self) -> None:
-        attempt = self.placement.decode
+        attempt = self.placement.decode_attempt
         assert attempt is not None
         self.output, attempt.tokens = self.output + 1, attempt.tokens + 1
         if attempt.tokens == 1:
@@ -159,7 +161,7 @@ class Placed(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.open))
         if attempt.phase is Phase.PREFILL or (not attempt.tokens and attempt.phase is Phase.DECODE):
             return
-        if self.placement.leaves(attempt, next(self.ids)):
+        if self.placement.hands_over(attempt, next(self.ids)):
             elsewhere = data.draw(WORKER.filter(lambda each: each != attempt.worker))
             self.carry_out(self.placement.place_found(attempt, elsewhere))
             if moved and attempt in self.open:
@@ -219,7 +221,7 @@ class Placed(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         placement = self.placement
-        known = [attempt for attempt in (placement.prompt, placement.decode) if attempt is not None]
+        known = [attempt for attempt in (placement.prompt_attempt, placement.decode_attempt) if attempt is not None]
         assert sorted(map(id, self.open)) == sorted(map(id, known))
         assert self.reserved == ([placement.reserved] if placement.reserved is not None else [])
 
@@ -229,8 +231,8 @@ class Placed(RuleBasedStateMachine):
         if placement.ended:
             assert not self.open and not self.reserved and not placement.waiting
         elif placement.waiting:
-            assert placement.decode is None and not self.reserved
-            assert (placement.prompt is not None) <= (placement.blocks is not None)
+            assert placement.decode_attempt is None and not self.reserved
+            assert (placement.prompt_attempt is not None) <= (placement.blocks is not None)
         else:
             assert self.open
 
@@ -251,25 +253,25 @@ def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None
     placement.bound(WORKERS[0], WORKERS[0], 0)
     found = []
     for number in range(1, 6):
-        attempt = placement.decode or placement.prompt
+        attempt = placement.decode_attempt or placement.prompt_attempt
         assert attempt is not None
         found.append(attempt.sequence_id)
-        assert placement.leaves(attempt, next(ids))
+        assert placement.hands_over(attempt, next(ids))
         placement.place_found(attempt, WORKERS[number % 2])
         left = Blocks(object(), attempt.worker[0], "k", once=False)
         placement.handed_over(attempt, left, cluster, number, whole=False)
         placement.first_decoded()
     assert len(set(found)) == len(found)
-    assert placement.moves == 5
+    assert placement.hand_overs == 5
 
 
 def test_blocks_that_a_lost_worker_may_still_read_are_neither_freed_nor_read_by_another() -> None:
     cluster, placement = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True))), Placement("m")
     placement.queued(1)
     placement.bound(WORKERS[0], WORKERS[2], 0)
-    source = placement.prompt
+    source = placement.prompt_attempt
     placement.prefilled(Blocks(object(), "a", "k", once=True), cluster, 1, whole=False)
-    reader = placement.decode
+    reader = placement.decode_attempt
     assert source is not None and reader is not None
     effects = placement.lost(reader, cluster, silent=False, whole=False)
     assert Forget(source, abort=False) in effects

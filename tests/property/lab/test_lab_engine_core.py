@@ -34,7 +34,9 @@ aborts = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 11)), max_size=4
 
 
 def capabilities(blocks: int) -> Capabilities:
-    return Capabilities(BLOCK, blocks, 100, 1000, 6, "layout", moves_running_kv=True, streams_kv=True, chunk_tokens=24)
+    return Capabilities(
+        BLOCK, blocks, 100, 1000, 6, "layout", hands_over_running_kv=True, streams_kv=True, chunk_tokens=24
+    )
 
 
 def core(kind: type[Core], blocks: int, guard: bool) -> Core:

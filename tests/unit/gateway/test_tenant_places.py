@@ -30,7 +30,7 @@ def choice(tenant: str, arrival_ns: int = 0, *, batch: bool = False) -> Generati
 def run(places: TenantPlaces, each: Generation, tokens: int = 1) -> Generation:
     """It decodes from now on."""
     each.placement.waiting = False
-    each.placement.decode = Attempt(("w", 1), each.placement.sequence_id, Phase.DECODE, 0, tokens)
+    each.placement.decode_attempt = Attempt(("w", 1), each.placement.sequence_id, Phase.DECODE, 0, tokens)
     places.bound(each)
     return each
 

@@ -216,7 +216,7 @@ def _capabilities(
         max_sequences=config.max_sequences,
         kv_layout=layout,
         vocab_size=info.vocab_size,
-        moves_running_kv=False,
+        hands_over_running_kv=False,
         streams_kv=False,
         kv_once=kv_once,
         seeds_by_position=False,

@@ -5,7 +5,7 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.dispatch.ports import QueuedDemand
-from libs.dispatch.worker_news import Leaving, SequenceRefused
+from libs.dispatch.worker_news import HandOverWanted, SequenceRefused
 from libs.engine.port import EnginePhase
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.frames import PHASES, ToWorker
@@ -19,7 +19,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.worker import assignment as assignments
 from libs.policy.worker.budget import engine_budget, role_budget
 from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand
-from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
+from libs.policy.worker.handing_over import HandOverTime, Staying, sooner_handed_over
 from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 
@@ -46,7 +46,7 @@ class Duties:
         self._waiting = GatewayDemand("gateway")
         self._staying = Staying()
         """Without the time of a step, which the device has."""
-        self._move_time = MoveTime()
+        self._hand_over_time = HandOverTime()
         self._sealed: dict[bytes, tuple[int, int]] = {}
         """(bytes, when) of handles of those that move, until they have moved."""
         self._budget = self._role_budget = 0
@@ -82,8 +82,8 @@ class Duties:
         self._apply_budget()
         self._outbox.assignment = True
         for hosted in self.hosted.values():
-            hosted.offered = False
-            self._offer(hosted)
+            hosted.weighed = False
+            self._weigh(hosted)
 
     def _resize(self) -> None:
         facts = SlotFacts(
@@ -103,16 +103,16 @@ class Duties:
             self._budget = budget
             self._device.core.set_prefill_budget(budget)
 
-    def _offer(self, hosted: LabSequence) -> None:
+    def _weigh(self, hosted: LabSequence) -> None:
         """Have the gateway look for another place for a sequence of a role that was left, where moving is sooner."""
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
-        if not leaves or not hosted.decodes or hosted.offered:
+        if not leaves or not hosted.decodes or hosted.weighed:
             return
-        hosted.offered = True
+        hosted.weighed = True
         kv_bytes = -(-hosted.tokens // self._shape.block_tokens) * self._shape.kv_block_bytes
         staying = replace(self._staying, tpot_s=self._device.recent.mean_s())
-        if sooner_moved(hosted.most_tokens_left, kv_bytes, staying, self._move_time):
-            self._outbox.happened.append(Leaving(hosted.request.sequence_id))
+        if sooner_handed_over(hosted.most_tokens_left, kv_bytes, staying, self._hand_over_time):
+            self._outbox.happened.append(HandOverWanted(hosted.request.sequence_id))
 
     # ------------------------------------------------------------ credits
 
@@ -128,7 +128,7 @@ class Duties:
 
     def _heard_demand(self, demand: QueuedDemand) -> None:
         waiting, _, deadline_ns = demand
-        self._waiting = GatewayDemand(self._waiting.name, waiting, deadline_ns)
+        self._waiting = GatewayDemand(self._waiting.gateway_id, waiting, deadline_ns)
 
     def has_credit(self) -> bool:
         """Whether there is something to say of credits, once they are settled."""
@@ -182,7 +182,7 @@ class Duties:
                 self._end(hosted, output, now_ns)
             self._outbox.add(output)
             if leaves and output.only_tokens:
-                self._offer(hosted)
+                self._weigh(hosted)
         if self._budget != self._role_budget:
             self._apply_budget()
         if ended:
@@ -195,16 +195,16 @@ class Duties:
         if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
             self._staying = self._staying.ended(hosted.tokens - hosted.request.prompt_tokens)
         if output.handle is not None:
-            if output.finish is FinishReason.MOVED:
+            if output.finish is FinishReason.HANDED_OVER:
                 kv_bytes = output.handle.blocks * self._shape.kv_block_bytes
                 self._sealed[output.handle.opaque] = kv_bytes, now_ns
             self.left[output.sequence_id] = output.handle.opaque
 
-    def moved(self, opaque: bytes, now_ns: int) -> None:
+    def taken_over(self, opaque: bytes, now_ns: int) -> None:
         """A handle was read: perhaps of a sequence that goes on elsewhere."""
         kv_bytes, sealed_ns = self._sealed.pop(opaque, (0, 0))
         if kv_bytes:
-            self._move_time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
+            self._hand_over_time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
 
     # ------------------------------------------------------------ the end of a process
 
@@ -217,8 +217,8 @@ class Duties:
     def forget(self) -> None:
         """What was learned, and all credits."""
         self.credits = Credits()
-        self._prompts, self._staying, self._move_time = PromptLength(), Staying(), MoveTime()
-        self._waiting = GatewayDemand(self._waiting.name)
+        self._prompts, self._staying, self._hand_over_time = PromptLength(), Staying(), HandOverTime()
+        self._waiting = GatewayDemand(self._waiting.gateway_id)
         self._sealed.clear()
         self._unsettled = True
 

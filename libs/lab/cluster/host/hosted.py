@@ -15,7 +15,7 @@ class LabSequence:
     """The role's when it was taken."""
     new_tokens: int = 0
     """That came of it here."""
-    offered: bool = False
+    weighed: bool = False
     """Whether it has been weighed for leaving, in the present role."""
 
     @property

@@ -1,7 +1,7 @@
 """News that waits for the next frame to the gateway."""
 
 from libs.dispatch.generation import ApiFinishReason as Ended
-from libs.dispatch.worker_news import Failed, Happened, Opened, Prefilled, SequenceFinished, SequenceHandedOver
+from libs.dispatch.worker_news import Failed, Happened, KvOpened, Prefilled, SequenceFinished, SequenceHandedOver
 from libs.engine.kv_port import KvHandle
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.host.shape import WorkerShape
@@ -42,13 +42,13 @@ class LabOutbox:
 
     def _event(self, output: SequenceOutput) -> Happened | None:
         sequence_id, finish = output.sequence_id, output.finish
-        if output.opened is not None:
-            return Opened(sequence_id, self._blocks(output.opened))
+        if output.streamed_handle is not None:
+            return KvOpened(sequence_id, self._blocks(output.streamed_handle))
         if finish is FinishReason.STOP or finish is FinishReason.LENGTH:
             return SequenceFinished(sequence_id, Ended(finish.value), output.cached_tokens)
         if finish is FinishReason.PREFILLED and output.handle is not None:
             return Prefilled(sequence_id, self._blocks(output.handle), output.cached_tokens)
-        if finish is FinishReason.MOVED and output.handle is not None:
+        if finish is FinishReason.HANDED_OVER and output.handle is not None:
             return SequenceHandedOver(sequence_id, self._blocks(output.handle), output.cached_tokens)
         if finish in (FinishReason.KV_LOST, FinishReason.FAILED):
             return Failed(sequence_id, finish.value, output.detail, blocks_lost=finish is FinishReason.KV_LOST)

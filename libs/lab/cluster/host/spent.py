@@ -8,7 +8,7 @@ from typing import Final
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.time import PS_PER_NS
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
-from libs.policy.worker.moving import Staying
+from libs.policy.worker.handing_over import Staying
 
 WEIGHED_STEPS: Final = 256
 """Each weighs 0.8 of the next one in the mean: those before would change no bit of it."""

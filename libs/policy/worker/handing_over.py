@@ -1,11 +1,11 @@
-"""Whether a sequence that is to leave its worker is gone sooner by ending there, by moving with its KV, or by being
-computed again elsewhere. Pure."""
+"""Whether a sequence leaves its worker sooner by its end, by a hand-over with its KV, or by being computed again
+elsewhere. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
 
 REMEMBERED = 0.95
-"""Weight that an observed move keeps with each later one."""
+"""Weight that an observed hand-over keeps with each later one."""
 WEIGHT = 0.2
 """Of the newest observation in a running mean."""
 PRIOR_WEIGHT = 0.25
@@ -15,8 +15,8 @@ PRIOR = ((0.0, 0.005), (1e9, 1.0))
 """(bytes, seconds) assumed: binding takes two turns of a stream and a step, the link carries a GB a second."""
 
 
-class MoveTime:
-    """How long a move takes by the bytes it carries: a line through observed moves, on top of an assumption.
+class HandOverTime:
+    """How long a hand-over takes by the bytes it carries: a line through observed ones, on top of an assumption.
 
     Its height at 0 bytes is binding, its slope the link.
     """
@@ -25,11 +25,11 @@ class MoveTime:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def observe(self, kv_bytes: int, seconds: float) -> None:
-        """A sequence has moved in so long, from sealing its blocks until they had arrived."""
+        """A hand-over has taken so long, from sealing the blocks until they had arrived."""
         self._sums = _add(_scaled(self._sums, REMEMBERED), kv_bytes, seconds)
 
     def seconds(self, kv_bytes: int) -> float:
-        """Expected time to move `kv_bytes`; never below 0, and never less for more bytes."""
+        """Expected time to hand over `kv_bytes`; never below 0, and never less for more bytes."""
         sums = self._sums
         for prior_bytes, prior_s in PRIOR:
             sums = _add(sums, prior_bytes, prior_s, PRIOR_WEIGHT)
@@ -74,9 +74,9 @@ def expected_tokens_left(most: int, mean_output_tokens: float) -> float:
     return min(most, mean_output_tokens) if mean_output_tokens else most
 
 
-def sooner_moved(most_tokens_left: int, kv_bytes: int, staying: Staying, moving: MoveTime) -> bool:
-    """Whether moving rids the worker of a sequence before its end would."""
-    return moving.seconds(kv_bytes) < staying.seconds(most_tokens_left)
+def sooner_handed_over(most_tokens_left: int, kv_bytes: int, staying: Staying, time: HandOverTime) -> bool:
+    """Whether a hand-over rids the worker of a sequence before its end would."""
+    return time.seconds(kv_bytes) < staying.seconds(most_tokens_left)
 
 
 def sooner_recomputed(most_tokens_left: int, recompute_s: float, waited_s: float, staying: Staying) -> bool:

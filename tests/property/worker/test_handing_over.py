@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.engine.port import SamplingParams
-from libs.policy.worker.moving import (
+from libs.policy.worker.handing_over import (
     MAX_WAIT_S,
     PRIOR,
-    MoveTime,
+    HandOverTime,
     Staying,
     expected_tokens_left,
-    sooner_moved,
+    sooner_handed_over,
     sooner_recomputed,
 )
 
@@ -27,8 +27,8 @@ seconds = st.floats(0, 100)
 observed = st.lists(st.tuples(sizes, seconds), max_size=40)
 
 
-def learned(moves: list[tuple[int, float]]) -> MoveTime:
-    moving = MoveTime()
+def learned(moves: list[tuple[int, float]]) -> HandOverTime:
+    moving = HandOverTime()
     for kv_bytes, took_s in moves:
         moving.observe(kv_bytes, took_s)
     return moving
@@ -36,7 +36,7 @@ def learned(moves: list[tuple[int, float]]) -> MoveTime:
 
 def test_nothing_observed_leaves_the_assumption() -> None:
     for kv_bytes, expected_s in PRIOR:
-        assert MoveTime().seconds(int(kv_bytes)) == pytest.approx(expected_s)
+        assert HandOverTime().seconds(int(kv_bytes)) == pytest.approx(expected_s)
 
 
 @given(observed, sizes, sizes)
@@ -61,7 +61,9 @@ def test_a_longer_answer_is_never_less_inclined_to_move(
     moves: list[tuple[int, float]], left: int, more: int, kv_bytes: int, staying: Staying
 ) -> None:
     moving = learned(moves)
-    assert sooner_moved(left, kv_bytes, staying, moving) <= sooner_moved(left + more, kv_bytes, staying, moving)
+    assert sooner_handed_over(left, kv_bytes, staying, moving) <= sooner_handed_over(
+        left + more, kv_bytes, staying, moving
+    )
 
 
 def test_an_answer_is_expected_to_be_as_long_as_answers_are_but_no_longer_than_it_may() -> None:

@@ -1,4 +1,4 @@
-"""Running choices that their worker would hand over, until a place is found for each or it ends where it is."""
+"""Running choices that their worker wants to hand over, until another one has a place or they end where they are."""
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
@@ -7,9 +7,9 @@ from libs.policy.gateway.effects import Attempt
 from libs.policy.gateway.view import Ask, Binding
 
 
-class SequenceMoves:
-    """Attempts whose worker leaves decode. A place is a decode credit elsewhere; only then does the worker let
-    go, so a choice never waits between two workers."""
+class HandOvers:
+    """Attempts whose worker leaves decode. A place is a decode credit elsewhere; only then does the worker hand
+    over, so a choice never waits between two workers."""
 
     def __init__(self) -> None:
         self._asked: dict[int, tuple[Generation, Attempt]] = {}
@@ -19,9 +19,9 @@ class SequenceMoves:
         return bool(self._asked)
 
     def ask(self, generation: Generation, attempt: Attempt, sequence_id: int) -> None:
-        """The worker of `attempt` would hand it over; from now on its next attempt has this id."""
+        """The worker of `attempt` wants to hand it over; from now on its next attempt has this id."""
         before = generation.placement.sequence_id
-        if generation.placement.leaves(attempt, sequence_id):
+        if generation.placement.hands_over(attempt, sequence_id):
             self._asked.pop(before, None)
             self._asked[sequence_id] = generation, attempt
 
@@ -37,7 +37,7 @@ class SequenceMoves:
         self._asked = {
             sequence_id: (generation, attempt)
             for sequence_id, (generation, attempt) in self._asked.items()
-            if attempt in (generation.placement.prompt, generation.placement.decode)
+            if attempt in (generation.placement.prompt_attempt, generation.placement.decode_attempt)
             and generation.placement.sequence_id == sequence_id
             and attempt.worker[0] not in takes_decode
         }
