@@ -26,7 +26,7 @@ MOST_LENGTHS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """Of one model."""
+    """What a plan for one model is made from."""
 
     model: str
     history: DemandHistory

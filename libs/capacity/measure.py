@@ -88,7 +88,7 @@ def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> L
 
 
 def gap_cv(dispersion: float) -> float:
-    """Of a gamma process with this index of dispersion of counts; no less than Poisson's."""
+    """Coefficient of variation of a gamma process with this index of dispersion of counts; no less than Poisson's."""
     return min(max(sqrt(max(dispersion, 0.0)), 1.0), MOST_CV)
 
 
@@ -115,7 +115,7 @@ class Bench:
 
     @property
     def kind(self) -> WorkerKind:
-        """Of each worker."""
+        """The kind that each worker is."""
         return worker_kind(self.hardware, self.max_sequences)
 
     def work_each(self) -> dict[Phase, float]:
@@ -146,7 +146,7 @@ class Bench:
         return {phase: self.search_table(phase, note, sizes) for phase in PHASES}
 
     def search_table(self, phase: Phase, note: Note, sizes: Sequence[int]) -> PoolTable:
-        """Of one phase, by the lab alone."""
+        """Search the table of one phase by the lab alone."""
         measured: list[tuple[int, float]] = []
         for workers in sizes:
             # A larger pool takes as much of each worker, or a little more.
@@ -265,7 +265,7 @@ class Bench:
         return run(experiment, policy_named(f"fulcrum:{prefill}:{decode}", prefill + decode))[0]
 
     def _answer_s(self, lengths: Lengths) -> float:
-        """Of a mean answer at the slowest pace that is in time."""
+        """Seconds of a mean answer at the slowest pace that is in time."""
         return self.traffic.output_tokens * self.slo.tpot_ns / 1e9 if lengths[0][1] > 2 else 1.0
 
     def _warm_up_s(self, seconds: float, lengths: Lengths) -> float:

@@ -20,7 +20,7 @@ LimitS = Callable[[TraceRequest], float]
 
 
 def prompts_in_time(requests: Sequence[TraceRequest], kind: WorkerKind, workers: int, limit_s: LimitS) -> list[bool]:
-    """Of each request whether its prompt is computed in time, where nothing else takes any."""
+    """Whether each request's prompt is computed in time, where nothing else takes any."""
     free_s = [0.0] * workers
     found = []
     for request in requests:
@@ -34,7 +34,7 @@ def prompts_in_time(requests: Sequence[TraceRequest], kind: WorkerKind, workers:
 def answers_in_time(
     requests: Sequence[TraceRequest], kind: WorkerKind, workers: int, limit_s: LimitS, tpot_s: float
 ) -> list[bool]:
-    """Of each request whether it is decoded in time, where prompts take none."""
+    """Whether each request is decoded in time, where prompts take none."""
     return _Pool(kind, workers, limit_s, tpot_s, [False] * len(requests)).run(requests)
 
 

@@ -34,7 +34,7 @@ def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: Non
 
 
 def fingerprint(bench: Bench) -> str:
-    """Of all that a table depends on."""
+    """Hash of all that a table depends on."""
     profile = bench.hardware.profile
     what = [
         LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,

@@ -23,7 +23,7 @@ class AdmittedChoice(Hashable, Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Of its prompt; 0 until that is known."""
+        """Cached tokens of its prompt; 0 until that is known."""
         ...
 
 

@@ -122,7 +122,7 @@ class Mix:
 
 
 def mix_of(counts: Ints, heard: NDArray[np.bool_]) -> Mix | None:
-    """Of all these bins together; None without any request. Bursts are judged by neighbouring bins, so that slow
+    """Mix of all these bins together; None without any request. Bursts are judged by neighbouring bins, so that slow
     waves are none (the Allan factor)."""
     known = counts[heard]
     total = known.sum(axis=0)

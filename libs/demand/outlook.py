@@ -59,7 +59,7 @@ def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
 
 
 def looked_at(count: int) -> tuple[int, ...]:
-    """Of horizons 1 to `count`, those that are predicted by themselves; the last is among them."""
+    """Those of horizons 1 to `count` that are predicted by themselves; the last is among them."""
     apart = max(count // FAR, 1)
     return tuple(sorted({*range(1, min(CLOSE, count) + 1), *range(count, CLOSE, -apart)}))
 

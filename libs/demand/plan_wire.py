@@ -15,7 +15,7 @@ MAX_WORKERS: Final = 100_000
 
 
 def plan_message(plan: CapacityPlan, model: str, metrics_id: str, made_unix_ns: int) -> PlanMessage:
-    """Of a plan in Unix seconds whose stretches follow each other without a gap."""
+    """Message of a plan in Unix seconds whose stretches follow each other without a gap."""
     return PlanMessage(
         metrics_id=metrics_id,
         model=model,

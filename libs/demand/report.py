@@ -36,8 +36,8 @@ class ModelDemand:
 
 
 def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDemand:
-    """Of one model, from the first bin that is heard on. Batch lines are left out: they wait for room, and so follow
-    what there is."""
+    """Demand for one model, from the first bin that is heard on. Batch lines are left out: they wait for room, and so
+    follow what there is."""
     own = {key: row for key, row in bins.rows.items() if key.model == model and key.service_class != BATCH_CLASS}
     known = np.flatnonzero(bins.heard)
     first = int(known[0]) if len(known) else len(bins)

@@ -11,7 +11,7 @@ MOST_MODELS: Final = 256
 
 
 class Experience:
-    """Of one gateway, by model: actual over predicted time from binding to the first token."""
+    """What one gateway has seen, by model: actual over predicted time from binding to the first token."""
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, Ratios] = OrderedDict()

@@ -77,12 +77,12 @@ class WaitingQueue:
         return len(self._lines.get(model, ()))
 
     def hopeful_of(self, model: str) -> int:
-        """Of `hopeful_tokens`, those of one model."""
+        """The part of `hopeful_tokens` that is one model's."""
         line = self._lines.get(model)
         return line.hopeful_tokens if line else 0
 
     def batch_of(self, model: str) -> tuple[int, int]:
-        """Of those that wait for one model, lines of batch jobs, and tokens of their prompts."""
+        """Lines of batch jobs that wait for one model, and tokens of their prompts."""
         return self._batch[model], self._batch_tokens[model]
 
     @property

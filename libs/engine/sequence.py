@@ -280,7 +280,7 @@ class Sequence:
         )
 
     def transfer_report(self, received: Received, started_ns: int, now_ns: int) -> KvTransferReport:
-        """Of the blocks that have come for it."""
+        """Report the blocks that have come for it."""
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
         return KvTransferReport(

@@ -11,7 +11,7 @@ REMEASURE_BYTES = 64 * 1024 * 1024
 
 
 class Room:
-    """Of one store in one process. Drafts that are written at the same time take from one bound."""
+    """Room of one store in one process. Drafts that are written at the same time take from one bound."""
 
     def __init__(self, max_bytes: int, measure: Callable[[], Awaitable[int]]) -> None:
         """`measure`: bytes of all that is in the store, without drafts of this process."""

@@ -118,7 +118,7 @@ def _windowed_prophet(values: Floats, asked: BaselineTask) -> Floats:
 
 
 def prophet_ahead(seen: Floats, horizons: Sequence[int], step_s: float) -> Floats:
-    """Of the bins after those seen."""
+    """Predict the bins after those seen."""
     pandas, prophet = import_module("pandas"), import_module("prophet")
     for name in ("prophet", "cmdstanpy"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -73,7 +73,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     stored_bytes: int | None = None
     """Of files, answers of its batches included."""
     file_days: int | None = None
-    """After so many its files are deleted."""
+    """Its files are deleted after this many."""
     batch_lines: int | None = None
     """Of batches that have not ended, together."""
     weight: int | None = None

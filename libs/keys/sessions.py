@@ -14,7 +14,7 @@ TOKEN_BYTES: Final = 32
 
 
 class Sessions:
-    """Of one process; they end with it, and with the key that they stand for."""
+    """Sessions of one process; they end with it, and with the key that they stand for."""
 
     def __init__(self) -> None:
         self._keys: dict[bytes, tuple[bytes, float]] = {}

@@ -121,17 +121,17 @@ class Experiment:
 
     @property
     def block_tokens(self) -> int:
-        """Of a KV block: the trace's where it has prefixes."""
+        """Tokens of a KV block: the trace's where it has prefixes."""
         return self.trace.block_tokens or DEFAULT_BLOCK_TOKENS
 
     @property
     def kv_blocks(self) -> int:
-        """Of one worker; 0 where the model does not fit."""
+        """KV blocks of one worker; 0 where the model does not fit."""
         found = self.hardware.profile
         return max(found.kv_memory_bytes // found.kv_bytes_per_token // self.block_tokens, 0)
 
     def most_output_tokens(self, request: TraceRequest) -> int:
-        """That the client of a request allows, within what one worker's KV holds."""
+        """Output tokens that the client of a request allows, within what one worker's KV holds."""
         allowed = request.max_output_tokens or min(
             self.allowed_tokens, self.kv_blocks * self.block_tokens - request.input_tokens
         )
@@ -155,7 +155,7 @@ class Experiment:
         return IdealWork(self.speed, self.slo.tpot_ns, self.max_sequences)
 
     def shape(self, policy: Policy) -> WorkerShape:
-        """Of each worker under a policy."""
+        """Shape of each worker under a policy."""
         found = self.hardware.profile
         return WorkerShape(
             model=found.name,
@@ -286,7 +286,7 @@ def _measured(experiment: Experiment, answers: Sequence[LabAnswer]) -> list[LabA
 
 
 def _typical(experiment: Experiment) -> Slo:
-    """Of the mean prompt."""
+    """A request of mean lengths."""
     requests = experiment.trace.requests
     mean = sum(each.input_tokens for each in requests) // len(requests)
     return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)

@@ -108,7 +108,7 @@ def _try(experiment: Experiment, schedule: Schedule) -> Tried:
 
 
 def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[PlannedMove]:
-    """Of the workers that change sides, at the beginnings of segments; workers of low index prefill first."""
+    """Moves of the workers that change sides, at the beginnings of segments; workers of low index prefill first."""
     moves, before = [], 0
     seconds, budget_tokens = experiment.trace.duration_ns / 1e9, experiment.speed.chunk_tokens
     for place, now in enumerate(prefill):

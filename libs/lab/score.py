@@ -39,7 +39,7 @@ class IdealWork:
         return self._speed.prompt_ns(tokens, tokens * tokens)
 
     def ns(self, input_tokens: int, output_tokens: int) -> float:
-        """Of the whole request."""
+        """Ideal time of the whole request."""
         model = self._speed.step_time
         context = input_tokens + output_tokens / 2
         batch = self._batch(int(context))
@@ -56,7 +56,7 @@ class IdealWork:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of those requests that count: all, or those after the warm-up."""
+    """What comes out for the requests that count: all, or those after the warm-up."""
 
     requests: int
     completed: int
@@ -79,7 +79,7 @@ class Score:
 
 
 def score(answers: Sequence[LabAnswer], work: IdealWork) -> Score:
-    """Of these answers."""
+    """Score these answers."""
     good = [is_good(answer) for answer in answers]
     ideal = [work.ns(answer.request.input_tokens, answer.request.output_tokens) for answer in answers]
     outcomes = [answer.outcome for answer in answers]

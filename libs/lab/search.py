@@ -41,7 +41,7 @@ class Found:
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """Of the mean, at 95 %; the value itself where there is only one."""
+    """Lower bound of the mean, at 95 %; the value itself where there is only one."""
     if len(values) < 2:
         return values[0]
     quantile = _T95[min(len(values) - 1, len(_T95) - 1)]

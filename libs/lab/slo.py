@@ -36,7 +36,7 @@ class SloSpec:
     tpot_ns: int
 
     def ttft_limit_ns(self, isolated_ns: float) -> int:
-        """Of a request whose prompt takes that long by itself."""
+        """TTFT limit of a request whose prompt takes that long by itself."""
         return round((max if self.largest else min)(each.ns(isolated_ns) for each in self.ttft))
 
 

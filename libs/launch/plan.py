@@ -117,7 +117,7 @@ def make_plan(options: SuiteOptions, model: Model, place: SuitePlace, models: Se
 
 
 def _metrics(options: SuiteOptions, place: SuitePlace) -> dict[str, str]:
-    """Of the metrics service alone. The page knows the planner's address unless that picks its own port."""
+    """Settings of the metrics service alone. The page knows the planner's address unless that picks its own port."""
     planner = f"http://127.0.0.1:{place.planner_port}" if place.planner_port else ""
     history = str(options.history) if options.history else ""
     own = {"FULCRUM_METRICS_PLANNER_URL": planner, "FULCRUM_METRICS_HISTORY_FILE": history}
@@ -261,7 +261,7 @@ def _kinds(options: SuiteOptions, place: SuitePlace) -> dict[str, Sequence[Mappi
 
 
 def _sharing(dealt: Sequence[Mapping[str, str]], options: SuiteOptions) -> Sequence[Mapping[str, str]]:
-    """The settings of a pool's workers, so many on each GPU in turn."""
+    """The settings of a pool's workers, which take turns on the GPUs."""
     each = options.workers_per_gpu
     share = {"FULCRUM_WORKER_GPU_SHARE": f"{1 / each:.6f}"}
     found = []

@@ -60,7 +60,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def service(self) -> str:
-        """That it starts as."""
+        """Service that it starts as."""
         return service_of(self.role)
 
     def settings(self, arguments: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, str]:

@@ -33,7 +33,7 @@ SIM_SIZE_BYTES = 16_060_522_496
 
 
 def size_bytes(model: Model) -> int:
-    """Of its weights, as far as they lie in its folder."""
+    """Bytes of its weights, as far as they lie in its folder."""
     if model.path == BUILTIN_SIM:
         return SIM_SIZE_BYTES
     return sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))

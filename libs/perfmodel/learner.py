@@ -55,7 +55,7 @@ class FittedModel:
     mixed: KindFit = KindFit()
 
     def of(self, kind: StepKind) -> KindFit:
-        """Of one kind of step."""
+        """What is learned of one kind of step."""
         return {StepKind.PREFILL: self.prefill, StepKind.DECODE: self.decode, StepKind.MIXED: self.mixed}[kind]
 
 

@@ -47,8 +47,8 @@ class Effort:
 
 
 def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_steps: float) -> Effort:
-    """Of steps that do `work` together, or parts of them. Each reads the weights, which belongs to the phases as its
-    time does: `prefill_steps` of them to prefill, `decode_steps` to decode."""
+    """Effort of steps that do `work` together, or parts of them. Each reads the weights, which belongs to the phases as
+    its time does: `prefill_steps` of them to prefill, `decode_steps` to decode."""
     squared = work.squared if work.prefill_tokens else 0.0
     return Effort(
         prefill_flops=2.0 * compute.layer_parameters * work.prefill_tokens

@@ -21,7 +21,7 @@ class Threshold:
     clear: float
 
     def grade(self, value: float) -> Grade:
-        """Of a figure."""
+        """Grade a measured value."""
         if value >= self.fire:
             return Grade.FIRE
         return Grade.CLEAR if value <= self.clear else Grade.HOLD

@@ -12,7 +12,7 @@ MAX_BUDGET_TOKENS: Final = 1_000_000
 
 
 class Role(IntEnum):
-    """Of a worker; decode is MIXED with budget 0."""
+    """What a worker takes; decode is MIXED with budget 0."""
 
     PREFILL = 1
     MIXED = 2
@@ -20,7 +20,7 @@ class Role(IntEnum):
 
 
 class Phase(IntEnum):
-    """Of a request: what a worker is to do for it."""
+    """What a worker is to do for a request."""
 
     PREFILL = 1
     """Compute the prompt, keep its blocks for a receiver."""
@@ -48,7 +48,7 @@ class Assigned(Protocol):
 
     @property
     def role(self) -> int:
-        """Of `Role`."""
+        """Number of a `Role`."""
         ...
 
     @property

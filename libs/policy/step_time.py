@@ -117,7 +117,7 @@ class StepTimeModel:
         return (1 - self.interference) * min(self.prefill_ns(work), self.reading_ns(work.decode_sequences))
 
     def scaled(self, factor: float) -> "StepTimeModel":
-        """Of a device on which everything takes `factor` times as long."""
+        """Model of a device on which everything takes `factor` times as long."""
         times = {field.name: getattr(self, field.name) * factor for field in fields(self)}
         return replace(self, **(times | {"interference": self.interference}))
 

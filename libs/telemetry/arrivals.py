@@ -76,7 +76,7 @@ class ArrivalRates:
             known.samples.popleft()
 
     def rate(self, model: str, now_ns: int) -> Rate:
-        """Of gateways that are heard; the first requests for a model count from its gateway's last message without
+        """Rate at gateways that are heard; the first requests for a model count from its gateway's last message without
         any."""
         rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
         return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
@@ -122,8 +122,8 @@ def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
 
 
 def _variance(counted: list[_Count], begin_ns: int) -> float:
-    """Of the tokens that come in a second: by how much neighbouring messages differ, which a rate that changes once
-    adds little to."""
+    """Variance of the tokens that come in a second: by how much neighbouring messages differ, which a rate that changes
+    once adds little to."""
     came = [(after[1] - before[1]) for before, after in pairwise(counted) if after[0] > begin_ns]
     seconds = (counted[-1][0] - max(begin_ns, counted[0][0])) / 1e9
     return sum((after - before) ** 2 for before, after in pairwise(came)) / 2 / seconds if seconds > 0 else 0.0

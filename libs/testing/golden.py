@@ -21,7 +21,7 @@ Shape = Any
 
 
 def shape(value: Any, ids: Collection[str] = ()) -> Shape:
-    """Of a JSON value. Keys that are among `ids` are all one; of null nothing is known."""
+    """Shape of a JSON value. Keys that are among `ids` are all one; of null nothing is known."""
     if isinstance(value, dict):
         found: dict[str, Shape] = {}
         for key, each in value.items():
@@ -39,7 +39,7 @@ def shape(value: Any, ids: Collection[str] = ()) -> Shape:
 
 
 def join(one: Shape, other: Shape) -> Shape:
-    """Of something that has either shape; a key that only one of two objects has is marked with a `?`."""
+    """Shape of something that has either shape; a key that only one of two objects has is marked with a `?`."""
     if one is None or other is None:
         return one if other is None else other
     if isinstance(one, dict) and isinstance(other, dict):

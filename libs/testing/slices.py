@@ -12,7 +12,8 @@ _CALLS: Final = {"x86_64": 315, "aarch64": 275}
 
 
 def own_slice_ns() -> int | None:
-    """Of the calling thread; None where the kernel has no slices, or does not tell, or none for threads of its kind."""
+    """Slice of the calling thread; None where the kernel has no slices, or does not tell, or none for threads of its
+    kind."""
     call = _CALLS.get(platform.machine())
     if platform.system() != "Linux" or call is None:
         return None

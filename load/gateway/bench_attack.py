@@ -76,7 +76,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def many(count: int, one: Callable[[], Awaitable[None]]) -> None:
-    """So many at once, each again and again; ends when it is cancelled."""
+    """That many at once, each again and again; ends when it is cancelled."""
 
     async def forever() -> None:
         for _ in range(MAX_TRIES):
@@ -161,7 +161,7 @@ async def pipelined(target: Target) -> None:
 
 
 def asks(count: int, **fields: Any) -> Attack:
-    """So many clients that ask without a pause."""
+    """Clients that ask without a pause."""
 
     async def attack(target: Target) -> None:
         async with target.client() as http:

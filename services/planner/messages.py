@@ -94,7 +94,7 @@ def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
 
 
 def role_moved(worker: Worker) -> Decision:
-    """That a worker has another role was seen, whoever gave it."""
+    """Say that a worker was seen in another role, whoever gave it."""
     change, role = worker.role_change, role_name(worker.assignment)
     actor = change.actor or "somebody"
     return Decision(

@@ -171,7 +171,7 @@ class PlannerState:
         return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
 
     def take_mode(self, mode: Mode) -> None:
-        """That of whoever led before, which has reported of it."""
+        """Take the mode of whoever led before, which has reported of it."""
         self.identity = replace(self.identity, mode=mode)
         self._kept, self.at_rest = None, False
 

@@ -129,7 +129,7 @@ class DeploymentPool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of a pod; or of none, where the server only says how far a watch has come."""
+    """What a watch tells of a pod; or of none, where the server only says how far a watch has come."""
 
     version: str
     """To go on from."""
@@ -151,7 +151,7 @@ class TooOld(ApiRefusal):
 
 
 class KubeApi:
-    """Of one Deployment. `kubeconfig`: a file; empty: the account of the pod that this runs in."""
+    """Calls about one Deployment. `kubeconfig`: a file; empty: the account of the pod that this runs in."""
 
     def __init__(self, namespace: str, name: str, kubeconfig: str) -> None:
         self._namespace = namespace
@@ -224,7 +224,7 @@ class KubeApi:
         )
 
     async def set_cost(self, pod: str, cost: int) -> None:
-        """Of its deletion; 0 removes it. A pod that is gone costs nothing."""
+        """Set the cost of a pod's deletion; 0 removes it. A pod that is gone costs nothing."""
         await self._patch(pod, {"annotations": {COST: str(cost) if cost else None}})
 
     async def set_role(self, pod: str, role: str) -> None:

@@ -27,7 +27,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Of the port's `have`."""
+    """What the port's `have` asks for."""
 
     count: int
     first_to_end: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ def load_book(ready_file: Path | None) -> KeyBook:
 
 
 def _open(suite: Ready) -> KeyStore:
-    """That of a suite which runs, else that of the environment."""
+    """Open the store of a suite that runs, else that of the environment."""
     settings = load_settings(LaunchSettings)
     place, redis = suite.keys or settings.keys, suite.redis or settings.redis
     return open_keys(place, redis=redis, cluster=suite.cluster or settings.cluster)

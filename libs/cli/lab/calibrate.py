@@ -87,7 +87,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
 
 
 def learned_of_suite(suite: Ready) -> list[Learned]:
-    """Of each worker that answers. Raises StartupError where none does."""
+    """What each worker that answers has learned. Raises StartupError where none does."""
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     return asyncio.run(_learned(suite, listed))
 
@@ -128,7 +128,7 @@ def _take(found: dict[str, Reported], batch: StepBatch) -> None:
 
 
 async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Learned]:
-    """Of workers that answer and whose telemetry comes; both say little by themselves."""
+    """What workers have learned that answer and whose telemetry comes; both say little by themselves."""
     from libs.bus.kafka import KafkaBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
     quiet_client_log()

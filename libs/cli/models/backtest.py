@@ -21,7 +21,7 @@ LEAST_S, MOST_S = 0.01, 7 * 86_400.0
 
 
 def seconds_of(text: str, name: str) -> float:
-    """Of `500ms`, `60s`, `5m`, `1h`, `1d`. Raises InvalidRequest."""
+    """Seconds of `500ms`, `60s`, `5m`, `1h`, `1d`. Raises InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not LEAST_S <= seconds <= MOST_S:

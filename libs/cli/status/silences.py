@@ -51,7 +51,7 @@ def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> N
 
 
 def seconds_of(length: str) -> float:
-    """Of "90m". Raises InvalidRequest."""
+    """Seconds of "90m". Raises InvalidRequest."""
     found = _LENGTH.fullmatch(length.strip())
     if found is None:
         raise InvalidRequest(f"--for is {quoted(length)}: it has to be a number and s, m, h or d, such as 2h")

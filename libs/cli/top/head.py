@@ -129,7 +129,7 @@ def _requests(model: TopModel, wide: int) -> Text:
 
 
 def pools(model: TopModel, wide: int) -> Text:
-    """Of each role that somebody has: pressure beside occupancy, and the shares that are not nothing."""
+    """Show each role that somebody has: pressure beside occupancy, and the shares that are not nothing."""
     text, cells = Text(no_wrap=True), _cells(wide - BAR_BESIDE, MAX_BAR_CELLS)
     for role in ("prefill", "decode", "mixed", "standby"):
         members = [worker for worker in model.workers.values() if worker.role == role]

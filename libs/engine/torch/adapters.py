@@ -44,7 +44,7 @@ _Loaded = Mapping[str, Addition]
 
 
 class Adapters:
-    """Of one model. For one thread at a time."""
+    """One model's adapters. For one thread at a time."""
 
     def __init__(self, model: Any, folders: Mapping[str, Path], most: int) -> None:
         """`folders`: by name. `most`: adapters whose weights are kept, more where one step needs more. Raises

@@ -53,12 +53,12 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> str:
-        """Of the prefilled request, where it ran."""
+        """Id of the prefilled request, where it ran."""
         return str(self.parameters.get("remote_request_id", ""))
 
     @property
     def engine_id(self) -> str:
-        """Of the KV connector where it ran."""
+        """Id of the KV connector where it ran."""
         return str(self.parameters.get("remote_engine_id", ""))
 
 
@@ -166,7 +166,7 @@ def report_of(outputs: Any) -> EngineReport | None:
 
 
 def logprobs_of(output: Any) -> tuple[Logprob, ...]:
-    """Of the new tokens of one output; none where they were not asked for."""
+    """Logprobs of the new tokens of one output; none where they were not asked for."""
     lists = output.new_logprobs
     if lists is None:
         return ()

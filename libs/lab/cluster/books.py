@@ -88,7 +88,7 @@ class LabAnswer:
         self.last_ps = coast.end_ps(steps) + delay_ps
 
     def _due_ps(self, place: int) -> int:
-        """Of the token at that place after the first."""
+        """When the token is due at that place after the first."""
         return self.first_ps + (self.tpot_limit_ns * place + GRACE_NS) * PS_PER_NS
 
     def finish(self, reason: ApiFinishReason) -> None:

@@ -153,7 +153,7 @@ class LabCore(Core):
 
     @property
     def free_blocks(self) -> int:
-        """That could be given out now."""
+        """Blocks that could be given out now."""
         return self._pool.available
 
     def stepping(self, going_on: bool, now_ns: int) -> None:

@@ -10,7 +10,7 @@ from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.planner.demand import decodes_to_come, prompts_wanted
 from libs.policy.planner.pay_back import MoveEvidence
-from libs.policy.planner.role_planning import Change, Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, assign
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 
@@ -40,7 +40,7 @@ class LabPlanner:
         older than usual. `on_look`: called with each decision."""
         self._on_look = on_look
         self._later_ns = later_ns
-        self._asked: dict[str, Change] = {}
+        self._asked: dict[str, RoleOrder] = {}
         """By worker, what it was asked to take and does not show yet, as the live planner remembers it."""
         self._evidence = MoveEvidence().aged(later_ns)
         shape = workers[0].shape

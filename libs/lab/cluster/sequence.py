@@ -83,7 +83,7 @@ class CountedSequence(Sequence):
         return [*keys[:full], *map(self._own_key, range(len(keys), full))]
 
     def _own_key(self, index: int) -> bytes:
-        """Of a block that the trace has no key for: only this request, wherever it runs, has it."""
+        """Key of a block that the trace has no key for: only this request, wherever it runs, has it."""
         return b"%b:%d" % (self.request.request_id.encode(), index)
 
     def admit(self, blocks: list[int], shared: int) -> None:

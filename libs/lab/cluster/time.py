@@ -41,7 +41,7 @@ class VirtualTime:
         heappush(self._heap, (at_ps, _EVENT, next(self._numbers), call))
 
     def in_ps(self, delay_ps: int, call: Callable[[], object]) -> None:
-        """So long from now."""
+        """Call after that delay."""
         heappush(self._heap, (self.now_ps + delay_ps, _EVENT, next(self._numbers), call))
 
     def run(self, going_on: Callable[[], bool]) -> None:

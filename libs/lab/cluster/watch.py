@@ -59,7 +59,7 @@ class Watch:
         return SeenRequest(request.number, request.input_tokens, round(self._outputs.mean), slo, cached)
 
     def bound(self, index: int, tokens: int, *, times: int = 1) -> None:
-        """A request of so many tokens is to decode there; `times` -1: it is there, or will not come."""
+        """A request of this many tokens is to decode there; `times` -1: it is there, or will not come."""
         sequences, all_tokens = self._bound.get(index, (0, 0))
         self._bound[index] = sequences + times, all_tokens + times * tokens
 
@@ -125,5 +125,5 @@ def load_now(worker: LabWorker, time: VirtualTime) -> EngineLoad:
 
 
 def held_tokens(worker: LabWorker, load: EngineLoad) -> int:
-    """That a worker of such a load has room given to."""
+    """Tokens that a worker of such a load has given room to."""
     return max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens

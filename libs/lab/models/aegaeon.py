@@ -98,6 +98,6 @@ def _lengths(rng: np.random.Generator, mean: float, sigma: float, number: int) -
 
 
 def good_share(requests: Sequence[ServedRequest], from_s: float) -> float:
-    """Of requests that came from then on."""
+    """Share of requests in time, of those that came from then on."""
     counted = [each for each in requests if each.t_s >= from_s]
     return sum(each.is_good for each in counted) / max(len(counted), 1)

@@ -53,7 +53,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BacktestSettings:
-    """Of a backtest."""
+    """How a backtest is run."""
 
     window_s: float = 60.0
     confidence: float = 0.99

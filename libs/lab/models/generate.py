@@ -111,7 +111,7 @@ def _renewals(
 
 
 def _gamma_ticks(rng: np.random.Generator, cv: float, until: float) -> Floats:
-    """Of a renewal process whose gaps have mean 1, from its stationary start: a long run-in is cut off."""
+    """Arrivals of a renewal process whose gaps have mean 1, from its stationary start: a long run-in is cut off."""
     shape, run_in = 1 / (cv * cv), 20 * max(cv * cv, 1.0)
     parts, end = [], 0.0
     while end < until + run_in:

@@ -61,7 +61,7 @@ def keep_for(seconds: float) -> Rule:
 
 
 def hybrid_histogram(idle_s: list[float]) -> KeepWindow:
-    """Of Shahrad et al.: see the module."""
+    """The policy of Shahrad et al.: see the module."""
     bins = np.minimum(np.array(idle_s) / HISTOGRAM_BIN_S, HISTOGRAM_BINS).astype(np.int64)
     counts = np.bincount(bins, minlength=HISTOGRAM_BINS + 1)[:HISTOGRAM_BINS]
     inside = int(counts.sum())

@@ -18,7 +18,7 @@ SLACK_GPUS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReserveScore:
-    """Of one way to reserve, over the windows that were not learned from alone."""
+    """What one way to reserve comes to, over the windows that were not learned from alone."""
 
     policy: str
     coverage: float
@@ -65,7 +65,8 @@ def grade(
 
 
 def block_bootstrap(values: Floats, seed: int = 1) -> tuple[float, float]:
-    """Of the mean: blocks that may overlap, drawn with replacement, as many as are as long as the whole."""
+    """Confidence interval of the mean: blocks that may overlap, drawn with replacement, as many as are as long as the
+    whole."""
     count = len(values)
     block = min(BLOCK_WINDOWS, max(count // 4, 1))
     sums = np.convolve(values, np.ones(block), mode="valid")

@@ -38,7 +38,7 @@ class UsageLog:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """Of each window, one after the other from 0."""
+    """Requests of each window, one after the other from 0."""
 
     window_s: float
     peak_models: Whole

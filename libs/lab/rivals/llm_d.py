@@ -126,7 +126,7 @@ class ReplicaSaturation:
     """When queueing, by how long outputs were."""
 
     def balance(self, pool: Sequence[SeenWorker], pending: int, shape: "RequestShape") -> Balance:
-        """Of one role's ready replicas."""
+        """Balance of one role's ready replicas."""
         capacities = sorted(self._capacity(worker, shape) for worker in pool)
         middle = len(capacities) // 2
         median = capacities[middle] if len(capacities) % 2 else (capacities[middle - 1] + capacities[middle]) / 2
@@ -189,7 +189,7 @@ class DecodeRate:
     def balance(
         self, pool: Sequence[SeenWorker], pending: int, shape: RequestShape, arrived_rps: float, now_ns: int
     ) -> Balance | None:
-        """Of the decode role; None before anything can be said."""
+        """Balance of the decode role; None before anything can be said."""
         self._observe(pool, shape, now_ns)
         itl_s = self._itl_s(pool)
         if itl_s is None or not shape.request_tokens or not shape.output_tokens:

@@ -33,7 +33,7 @@ _TIME_OF_DAY: Final = re.compile(r"(\d{1,3}):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?
 
 
 def read_azure(source: Source) -> Iterator[TraceRequest]:
-    """Of 2023, with seven digits of a second, or of 2024, with six digits and a time zone."""
+    """Read logs of 2023, with seven digits of a second, or of 2024, with six digits and a time zone."""
 
     def request(text: str) -> TraceRequest:
         cells = source.cells(text)

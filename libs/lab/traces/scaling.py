@@ -100,7 +100,7 @@ class _FreshIds:
 
 
 def _span_ns(trace: Trace) -> int:
-    """Of the trace's time, with a mean gap after the last arrival, so that its end does not meet its start."""
+    """Length of the trace's time, with a mean gap after the last arrival, so that its end does not meet its start."""
     return trace.requests[-1].arrival_ns + max(trace.duration_ns // max(len(trace.requests) - 1, 1), 1)
 
 

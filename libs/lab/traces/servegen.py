@@ -104,7 +104,8 @@ def _bins(source: Source) -> list[_Bin]:
 
 
 def _means(source: Source, bins: Sequence[_Bin]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each bin's prompts and outputs; between bins of which enough is known, on the line from one to the other."""
+    """Mean lengths of each bin's prompts and outputs; between bins of which enough is known, on the line from one to
+    the other."""
     known = [each for each in bins if each.known_share >= MIN_KNOWN_SHARE and each.prompt_mean]
     if not known:
         raise InvalidRequest(

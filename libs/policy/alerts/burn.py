@@ -86,7 +86,7 @@ class BurnLog:
 
 
 def burn_conditions(burns: list[Burn], limits: AlertLimits) -> Iterator[Condition]:
-    """Of every service level, by severity: the worst of its pairs. The severity is a label, so that a warning that
+    """Judge every service level, by severity: the worst of its pairs. The severity is a label, so that a warning that
     fires already hides nothing critical."""
     for burn in burns:
         critical = _condition(burn, "critical", limits)
@@ -113,13 +113,13 @@ def _condition(burn: Burn, severity: Severity, limits: AlertLimits) -> Condition
 
 
 def _rate(burn: Burn, window_s: int, budget: float) -> float:
-    """Of the budget's, over a window. Of time before anything was counted no harm is assumed: a service that has just
-    begun does not judge three days by one minute."""
+    """Multiple of the budget's rate, over a window. For time before anything was counted no harm is assumed: a service
+    that has just begun does not judge three days by one minute."""
     return burn.windows[window_s].share / budget * min(burn.age_s / window_s, 1.0)
 
 
 def _grade(burn: Burn, pair: Pair, budget: float, least: int) -> Grade:
-    """Of one pair; windows with fewer than `least` requests say nothing bad."""
+    """Grade one pair; windows with fewer than `least` requests say nothing bad."""
     rates = [_rate(burn, pair.long_s, budget), burn.windows[pair.short_s].share / budget]
     if min(rates) >= pair.rate:
         return Grade.FIRE if burn.windows[pair.short_s].total >= least else Grade.HOLD

@@ -28,7 +28,7 @@ class PoolAhead:
 
 
 def capacity_conditions(pools: Sequence[PoolAhead], when: Sequence[str]) -> Iterator[Condition]:
-    """Of every pool; when: each one's moment in words."""
+    """Judge every pool; when: each one's moment in words."""
     for pool, words in zip(pools, when, strict=True):
         labels = (("model", pool.model), ("phase", pool.phase))
         if pool.short_gpus > 0:

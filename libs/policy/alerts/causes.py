@@ -17,7 +17,7 @@ OVER: Final = "work presses no more than there is room for"
 
 
 def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[Condition]:
-    """Of every model that is judged. `followed`: workers of which an alert may fire."""
+    """Conditions of every model that is judged. `followed`: workers of which an alert may fire."""
     for model in snapshot.judged:
         causes = [each for each in snapshot.causes if each.model == model]
         yield from _imbalances(model, causes)

@@ -13,7 +13,7 @@ OTHER = {"prefill": "decode", "decode": "prefill"}
 def pool_conditions(
     pools: list[PhasePool], queues: QueueLog, limits: AlertLimits, judged: Container[str] = ()
 ) -> Iterator[Condition]:
-    """Of every pool; `queues` has their depths up to now. `judged`: models of which the verdict names the causes."""
+    """Judge every pool; `queues` has their depths up to now. `judged`: models of which the verdict names the causes."""
     known = {(pool.model, pool.phase): pool for pool in pools}
     for pool in pools:
         other = known.get((pool.model, OTHER[pool.phase]))

@@ -120,7 +120,7 @@ class SilenceBook:
         return [each for each in self._known.values() if each.holds(now_ns)]
 
     def silenced(self, alert: Alert, now_ns: int) -> Silence | None:
-        """That which keeps an alert silent the longest."""
+        """The silence that keeps an alert silent the longest."""
         found = [each for each in self.holding(now_ns) if not each.is_ack and each.matches(alert)]
         return max(found, key=lambda each: each.until_ns, default=None)
 

@@ -68,7 +68,7 @@ class RequestCount:
 
     @property
     def share(self) -> float:
-        """Of bad ones; 0 without any request."""
+        """Share of bad ones; 0 without any request."""
         return self.bad / self.total if self.total else 0.0
 
 

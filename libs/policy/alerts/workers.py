@@ -30,7 +30,7 @@ class AtHand:
 def worker_conditions(
     snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: AlertLimits, followed: Container[str] | None = None
 ) -> Iterator[Condition]:
-    """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While most
+    """Judge every worker, but for those not among `followed` of which nothing fires; None: all are followed. While most
     are not heard, nothing is said of single workers."""
     yield _all_stale(snapshot, limits)
     for worker in snapshot.workers:

@@ -21,7 +21,7 @@ class WorkerKind:
 
 
 def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float = 0.0) -> float:
-    """That one worker takes for a prompt, cached tokens left out; steps as full as prompts make them."""
+    """Seconds that one worker takes for a prompt, cached tokens left out; steps as full as prompts make them."""
     tokens = prompt_tokens * (1 - cached_share)
     squares = prompt_tokens**2 - (prompt_tokens * cached_share) ** 2
     model, chunk = kind.speed.step_time, kind.speed.chunk_tokens
@@ -34,8 +34,8 @@ def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float 
 
 
 def decode_seconds(kind: WorkerKind, prompt_tokens: float, output_tokens: float, tpot_s: float) -> float:
-    """That one worker takes for an answer's tokens in the largest batch that keeps TPOT and its KV; inf where not even
-    one sequence keeps it."""
+    """Seconds that one worker takes for an answer's tokens in the largest batch that keeps TPOT and its KV; inf where
+    not even one sequence keeps it."""
     model = kind.speed.step_time
     context = max(prompt_tokens + output_tokens / 2, 1.0)
     batch = largest_batch(model, tpot_s * 1e9 * (1 - IN_HAND), round(context), kind.max_sequences)

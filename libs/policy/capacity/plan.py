@@ -115,7 +115,7 @@ def _quantiles(needed: Whole, levels: Sequence[float]) -> Whole:
 
 
 def first_shortages(plan: CapacityPlan) -> list[Shortage]:
-    """Of each pool, the first stretch in which `SURE` of the paths are short."""
+    """Find the first stretch of each pool in which `SURE` of the paths are short."""
     found = []
     for phase in PHASES:
         have = plan.there.get(phase)

@@ -11,7 +11,8 @@ MOST_WORKERS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class PoolTable:
-    """Of one phase: the most work, in workers that would be busy all the time, that each number of workers takes."""
+    """Capacity of one phase: the most work, in workers that would be busy all the time, that each number of workers
+    takes."""
 
     workers: tuple[int, ...]
     """Growing."""

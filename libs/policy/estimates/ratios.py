@@ -30,7 +30,7 @@ _RESCALE: Final = 1e12
 
 
 class Ratios:
-    """Of one kind of prediction for one model. Adding is O(1), reading O(bins) once in `REFRESH` answers."""
+    """Ratios of one kind of prediction for one model. Adding is O(1), reading O(bins) once in `REFRESH` answers."""
 
     def __init__(self) -> None:
         self._weights = [0.0] * _BINS
@@ -79,7 +79,7 @@ class Ratios:
             self._off[level] = min(max(moved, -MOST_OFF), MOST_OFF)
 
     def _at(self, level: float) -> float:
-        """Of the histogram, evenly spread within a bin."""
+        """Value of the histogram at a level, evenly spread within a bin."""
         wanted = level * self._total
         passed = 0.0
         for number, weight in enumerate(self._weights):

@@ -18,7 +18,7 @@ LEAST_NS: Final = 20_000_000
 
 
 class Slowness:
-    """Of one worker, beside one speed that it has reported."""
+    """How slow one worker is, beside one speed that it has reported."""
 
     def __init__(self) -> None:
         self.factor = 1.0

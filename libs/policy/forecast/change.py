@@ -36,7 +36,7 @@ _OFFSET: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """Of a series' level."""
+    """A change of a series' level."""
 
     began: int
     """First bin of the new level, as it looks at `found`."""
@@ -117,7 +117,7 @@ def _began(logs: Floats, first: int, last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRates:
-    """Of one tenant, model or class: requests a second, and tokens of each."""
+    """Traffic of one tenant, model or class: requests a second, and tokens of each."""
 
     requests: float
     prompt_tokens: float

@@ -20,7 +20,7 @@ _OFFSET: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one series from one origin."""
+    """Forecast of one series from one origin."""
 
     horizons: tuple[int, ...]
     """Bins ahead: 1 is the bin after the origin's."""
@@ -64,7 +64,7 @@ class DemandForecaster:
 
 @dataclass(frozen=True, slots=True)
 class _SeriesModel:
-    """Of one series, in logarithms."""
+    """Model of one series, in logarithms."""
 
     first: int
     """First bin that is looked at: before it nothing is known."""

@@ -43,7 +43,8 @@ class Targets:
 
 
 def make_targets(log: Floats, driver: Floats | None, horizons: tuple[int, ...], step_s: float, fitted: int) -> Targets:
-    """Of a series without unknown bins; seasons are those of which its first `fitted` bins saw more than one.
+    """Make targets of a series without unknown bins; seasons are those of which its first `fitted` bins saw more than
+    one.
 
     driver: the logarithm of arrivals, where the series is their tokens.
     """

@@ -30,7 +30,7 @@ class _Tenant:
 
 
 class FairTurns:
-    """Of one model. It remembers those that wait, and nobody else."""
+    """Turns for one model. It remembers those that wait, and nobody else."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}

@@ -41,7 +41,7 @@ class Ordered(Protocol):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the prompt alone."""
+        """Tokens of the prompt alone."""
         ...
 
     @property
@@ -173,7 +173,7 @@ class Line(Generic[W]):
                 yield self._requests[place.sequence_id][1]
 
     def head_deadline_ns(self, now_ns: int) -> int:
-        """Of the first one that can be in time; 0 where none can, who are in no hurry any more."""
+        """Deadline of the first one that can be in time; 0 where none can, who are in no hurry any more."""
         self.look(now_ns)
         return self._requests[self._hopeful[0].sequence_id][1].ttft_deadline_unix_ns if self._hopeful else 0
 

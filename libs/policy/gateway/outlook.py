@@ -32,7 +32,7 @@ class LoadReport(Protocol):
 
     @property
     def waiting_prefill_squares(self) -> int:
-        """Of them, each prompt's length squared less the square of what it has computed, summed."""
+        """Sum over them of each prompt's length squared less the square of what it has computed, summed."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class LoadReport(Protocol):
 
     @property
     def free_kv_blocks(self) -> int:
-        """That it could give out."""
+        """KV blocks that it could give out."""
         ...
 
 
@@ -51,7 +51,7 @@ class DescribedCapabilities(Protocol):
 
     @property
     def block_size_tokens(self) -> int:
-        """Of a KV block."""
+        """Tokens of a KV block."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class DescribedAssignment(Assigned, Protocol):
 
     @property
     def model(self) -> str:
-        """That it holds."""
+        """Model that it holds."""
         ...
 
 

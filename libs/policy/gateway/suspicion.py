@@ -77,7 +77,7 @@ class WorkerLoss:
 
 @dataclass(frozen=True, slots=True)
 class _Accusation:
-    """Of one request."""
+    """What is held against one request."""
 
     prompts: frozenset[Prompt]
     """Those of its choices that were exposed."""

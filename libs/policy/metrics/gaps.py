@@ -86,7 +86,7 @@ class _Open(Generic[PartitionT]):
 
 
 class Gaps(Generic[PartitionT]):
-    """Of all partitions."""
+    """Gaps of all partitions."""
 
     def __init__(self) -> None:
         self._open: list[_Open[PartitionT]] = []
@@ -96,7 +96,7 @@ class Gaps(Generic[PartitionT]):
 
     @property
     def records(self) -> int:
-        """That are still to be read."""
+        """Records that are still to be read."""
         return sum(each.end - each.gap.start for each in self._open)
 
     def add(self, gap: Stretch[PartitionT], now_ns: int) -> None:

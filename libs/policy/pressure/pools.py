@@ -66,7 +66,7 @@ class Pressures:
 
 
 def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pressures:
-    """Of at least one worker."""
+    """Pressures on pools of at least one worker."""
     whole = work.with_held(prompt_speed(engine, work, standing.prefill, standing.mixed, standing.lending))
     batch, kv = decode_parts(engine, whole, standing.mixed)
     context = max(whole.kv_tokens // max(whole.decodes, 1), 1)

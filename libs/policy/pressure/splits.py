@@ -87,7 +87,7 @@ class Split:
 
     @property
     def pressure(self) -> float:
-        """Of the phase that is worse off."""
+        """Pressure of the phase that is worse off."""
         return max(self.prompt_pressure, self.decode_pressure)
 
     @property
@@ -126,8 +126,8 @@ def decode_step_ns(engine: WorkerProfile, work: Workload, mixed: float) -> float
 def prompt_speed(
     engine: WorkerProfile, work: Workload, prefill: float, mixed: float, lending: float | None = None
 ) -> float:
-    """Of these workers of both roles together, in prefill workers; `lending` of the mixed ones compute prompts, by
-    default all."""
+    """Speed of these workers of both roles together, in prefill workers; `lending` of the mixed ones compute prompts,
+    by default all."""
     lent = mixed if lending is None else lending
     return prefill + lent * ride(engine, work, mixed) if lent else prefill + 0.0
 
@@ -187,7 +187,7 @@ def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: int) -> in
 
 
 def _tokens(model: StepTimeModel, prefill_ns: float, most: int) -> int:
-    """Of a chunk that takes so long, its squares left aside: they are alike wherever the prompt is computed."""
+    """Tokens of a chunk that takes so long, its squares left aside: they are alike wherever the prompt is computed."""
     if not model.prefill_token_ns:
         return most
     return min(max(int((prefill_ns - model.prefill_fixed_ns) / model.prefill_token_ns), 0), most)

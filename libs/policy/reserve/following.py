@@ -42,7 +42,7 @@ class ModelCount:
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Of one model, from now on."""
+    """What one model is likely to do from now on."""
 
     soon: float
     """Probability that it is asked within the horizon."""
@@ -132,7 +132,7 @@ class UseFollower:
     def chances(
         self, now_s: float, *, horizon_s: float, cold_cost_gpu_s: float, load_s: Mapping[str, float]
     ) -> dict[str, Chances]:
-        """Of every model of `load_s`, which says how long each takes to load."""
+        """Chances of every model of `load_s`, which says how long each takes to load."""
         names = [name for name in load_s if name in self._models]
         if not names or not self.windows:
             return dict.fromkeys(load_s, UNKNOWN)

@@ -221,7 +221,7 @@ class ReserveForecaster:
         return gone
 
     def _distributions(self, hazards: Floats, gone: Floats, values: Floats, chances: Floats, tried: Whole) -> Floats:
-        """Of the most units at once, [reach, units]."""
+        """Distributions of the most units at once, [reach, units]."""
         idle = gone[:, None, :] * np.exp(-hazards[:, None, :] * values[None, :, None])
         new = np.exp(-self._new_rate() * REACHES[tried] * self._window_s)
         new = np.repeat(new[:, None, None], len(values), axis=1)
@@ -253,5 +253,5 @@ class ReserveForecaster:
         return {name: int((self._laws.chosen == place).sum()) for place, name in enumerate(LAWS)}
 
     def common_setting(self) -> tuple[float, float] | None:
-        """Of the factor that all rates share: see `CommonRate.setting`."""
+        """Setting of the factor that all rates share: see `CommonRate.setting`."""
         return self._common.setting if self._common else None

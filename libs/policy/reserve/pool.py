@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class WorkerStage(Enum):
-    """Of a worker."""
+    """What a worker of the pool is doing."""
 
     EMPTY = "empty"
     """No model is on its device; some may be in its host memory."""

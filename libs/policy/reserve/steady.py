@@ -23,8 +23,8 @@ def poisson_active(rate_per_s: Floats, run_s: Floats) -> Floats:
 
 
 def gamma_cdf(shape: float, at: Floats) -> Floats:
-    """Of a gamma distribution of scale 1, by the series of the incomplete gamma function, whose terms are all
-    positive."""
+    """Cumulative distribution of a gamma distribution of scale 1, by the series of the incomplete gamma function, whose
+    terms are all positive."""
     x = np.clip(at, 0.0, 60.0)
     term = np.full_like(x, 1 / shape)
     total = term.copy()

@@ -51,7 +51,7 @@ def _split(state: ModelState, counts: RoleCounts) -> Split:
 
 
 def _least(state: ModelState, now: Split) -> _Tried | None:
-    """Of all numbers of workers that move, the fewest first."""
+    """Numbers of workers that may move, the fewest first."""
     near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
     found = next((each for each in near if each[1].pressure <= GOOD), None)
     found = found or min(near, key=lambda each: each[1].pressure, default=None)

@@ -97,7 +97,7 @@ class ModelState:
 
     @property
     def lending(self) -> int:
-        """Of them, those that compute prompts too."""
+        """Those of them that compute prompts too."""
         return round(self.standing.lending)
 
 

@@ -100,7 +100,7 @@ class CreditPool:
         account.forget_recalls()
 
     def spent(self, gateway: int, count: int) -> None:
-        """Of what was asked back, the gateway had spent `count` before it heard of it."""
+        """The gateway had spent `count` of what was asked back before it heard of it."""
         account = self._accounts[gateway]
         account.recalled = max(account.recalled - count, 0)
         account.forget_recalls()

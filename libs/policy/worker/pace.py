@@ -34,7 +34,7 @@ class Paced(Protocol):
 
     @property
     def computed(self) -> int:
-        """Of them, how many have KV."""
+        """How many of them have KV."""
         ...
 
     @property

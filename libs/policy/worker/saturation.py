@@ -37,7 +37,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of one size: the median of what was measured, and the fitted curve."""
+    """What one size gave: the median of what was measured, and the fitted curve."""
 
     tokens: int
     measured_tokens_per_s: float

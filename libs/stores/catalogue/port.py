@@ -62,7 +62,7 @@ class ModelCatalogue(Protocol):
         ...
 
     async def uses(self) -> Uses:
-        """Of gateways whose lease holds."""
+        """Uses that gateways report whose lease holds."""
         ...
 
     def watch_uses(self, *, poll_ms: int = 1_000) -> AsyncIterator[Uses]:

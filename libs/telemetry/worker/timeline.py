@@ -234,7 +234,7 @@ class Timeline:
         )
 
     def starved_ns(self, low_ns: int, high_ns: int) -> int:
-        """Of the idle part of [low, high), when all KV that sequences awaited was still to be computed elsewhere."""
+        """Idle time in [low, high) in which all KV that sequences awaited was still to be computed elsewhere."""
         self._take_in()
         return sum(total_ns(self._starved.within(*cover)) for cover in self._covers.within(low_ns, high_ns))
 

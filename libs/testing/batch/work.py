@@ -39,7 +39,7 @@ class MemoryWork:
             self._news.notify_all()
 
     async def ends(self, topic: Topic) -> list[int]:
-        """Of its partition."""
+        """Ends of its partition."""
         return [len(self.values_of(topic))]
 
     async def trim(self, topic: Topic, before: Sequence[int]) -> None:
@@ -47,7 +47,7 @@ class MemoryWork:
         self.trimmed[topic.stem] = list(before)
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
-        """Of its one lane."""
+        """What is committed of its one lane."""
         return [self.next_offset if topic is self._topic else 0]
 
     async def follow(

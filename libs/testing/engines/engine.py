@@ -105,11 +105,11 @@ class EventReader:
         self._task.add_done_callback(lambda _task: self._news.set())
 
     def log(self, sequence_id: int) -> SequenceLog:
-        """Of one sequence, so far."""
+        """Log of one sequence, so far."""
         return self._logs.setdefault(sequence_id, SequenceLog())
 
     async def ended(self, sequence_id: int) -> SequenceLog:
-        """Of one sequence, once it has ended."""
+        """Log of one sequence, once it has ended."""
         await self.until(lambda: self.log(sequence_id).end is not None)
         return self._logs.pop(sequence_id)
 

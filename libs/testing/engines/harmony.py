@@ -17,5 +17,5 @@ def with_markers(inner: InnerTokenizer) -> Tokenizer:
 
 
 def sim_with_markers() -> Tokenizer:
-    """Of the built-in model: a token a byte."""
+    """Tokenizer of the built-in model: a token a byte."""
     return with_markers(sim_tokenizer())

@@ -41,7 +41,7 @@ def now() -> str:
 
 
 class Kubelet:
-    """Of one node."""
+    """The kubelet of one node."""
 
     def __init__(
         self,

@@ -107,7 +107,8 @@ class KvOutbox:
         return kv_wire.encode(frame, data) if frame.ByteSize() else None
 
     def _newly_ready(self) -> list[pb.PullReady]:
-        """Of pulls whose receiver takes it that nothing is ready. What is read in place is there with its chunk."""
+        """Blocks of pulls whose receiver takes it that nothing is ready. What is read in place is there with its
+        chunk."""
         found: list[pb.PullReady] = []
         if self._carries_data is False:
             return found

@@ -103,7 +103,7 @@ class PoolMember:
 
     @property
     def epoch(self) -> int:
-        """Of its assignment."""
+        """Epoch of its assignment."""
         return self._host.assignment.current.epoch if self._host else self._epoch
 
     def worker(self) -> common.Worker:

@@ -103,7 +103,8 @@ NO_NAMES: Final = FormatNames()
 
 
 def answer_format(tokenizer: Tokenizer, names: tuple[str, str] = ("", "")) -> AnswerFormat:
-    """Of a model by its tokenizer; `names`: of its formats of reasoning and of calls by hand, which come first."""
+    """Format of a model by its tokenizer; `names`: of its formats of reasoning and of calls by hand, which come
+    first."""
     reasoning, tools = names
     special = set(tokenizer.special_tokens.values())
     harmony = special.issuperset(MARKERS) and reasoning in ("", HARMONY)

@@ -53,7 +53,7 @@ class HarmonyParser:
         return bool(self._opening)
 
     def text(self, text: str) -> list[AnswerPart]:
-        """Of a header, or of a message."""
+        """Read text of a header, or of a message."""
         if self._state is _State.OPENING:
             return self._open(text)
         if self._state is _State.HEADER:

@@ -66,7 +66,7 @@ class TenantBounds:
 
 
 def stored_bytes(infos: list[FileInfo], tenant: str) -> int:
-    """Of one tenant's files."""
+    """Bytes of one tenant's files."""
     return sum(info.bytes for info in infos if info.tenant == tenant)
 
 

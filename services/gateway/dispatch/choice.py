@@ -26,7 +26,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class CallPiece:
-    """Of a tool call."""
+    """A piece of a tool call."""
 
     index: int
     """Of the choice's calls, from 0."""

@@ -60,8 +60,8 @@ class _Depths(NamedTuple):
 
 
 def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[PhasePool]:
-    """Of every model and phase that has workers that are heard; their time counts for the role they had when they spent
-    it."""
+    """Pools of every model and phase that has workers that are heard; their time counts for the role they had when they
+    spent it."""
     loads, listing = depths.loads, depths.loads.listing
     known = np.array([rollups.knows(worker_id) for worker_id in listing.ids], np.bool_)
     counted = loads.heard & ~listing.left & known

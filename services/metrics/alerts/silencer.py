@@ -46,7 +46,7 @@ class Silencer:
         )
 
     def acknowledge(self, alert_id: str, *, actor: str, reason: str) -> Silence:
-        """Of an alert that fires. Raises InvalidRequest where none of this id does."""
+        """Acknowledge an alert that fires. Raises InvalidRequest where none of this id does."""
         if alert_id not in {alert.id for alert in self._alerts.firing()}:
             raise InvalidRequest(
                 f"no alert {quoted(alert_id)} fires: GET /v1/alerts lists those that do", param="alert_id"

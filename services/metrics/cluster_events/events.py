@@ -144,7 +144,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _role(decision: Decision) -> str:
-    """That the workers take, which is the same for all of a decision."""
+    """Role that the workers take, which is the same for all of a decision."""
     if decision.worker_id:
         return role_name(decision.assignment)
     return role_name(decision.changes[0].assignment) if decision.changes else ""

@@ -182,7 +182,7 @@ def _made(row: dict[str, Any], asked: dict[str, Any], where: tuple[str, str, boo
 
 
 def pools_ahead(row: dict[str, Any], start_s: float) -> Sequence[PoolAhead]:
-    """Of a plan's row; pools of which it is not known how many workers are there are left out."""
+    """Pools ahead in a plan's row; pools of which it is not known how many workers are there are left out."""
     shortages = {each["phase"]: each for each in row["shortages"]}
     found = []
     for phase in PHASES:

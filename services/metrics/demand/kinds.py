@@ -73,7 +73,8 @@ class WorkerKinds:
             del of_model[next(iter(of_model))]
 
     def kind(self, model: str) -> WorkerKind | None:
-        """Of a model's workers, each part from the one that has seen most such steps; None where none has reported."""
+        """Kind of a model's workers, each part from the one that has seen most such steps; None where none has
+        reported."""
         workers = list(self._workers.get(model, {}).values())
         if not workers:
             return None

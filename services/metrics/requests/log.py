@@ -38,7 +38,7 @@ class RequestLog:
         self._reports: dict[int, RequestsReport] = {}
 
     def begin(self, read_from_ns: int) -> None:
-        """Of what ended before that nothing will come."""
+        """Note that nothing will come of what ended before."""
         self._kept_from_ns = read_from_ns
 
     def add(self, event: RequestEvent, now_ns: int) -> FinishedRequest | None:

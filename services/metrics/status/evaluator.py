@@ -151,7 +151,7 @@ class VerdictEvaluator:
     def _look_at_paces(
         self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int
     ) -> None:
-        """Of those that were not looked at for longest."""
+        """Look at the paces of those that were not looked at for longest."""
         ids = {each.worker_id: model for model, own in by_model.items() for each in own}
         self._paces = {name: found for name, found in self._paces.items() if name in ids}
         due = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]

@@ -26,7 +26,7 @@ _BATCH: Final = StepCounts._fields.index("decode_sequences")
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """Of one worker's steps in a window."""
+    """How slow one worker's steps are in a window."""
 
     slowness: float | None
     """Measured over expected; None for too few steps."""
@@ -51,7 +51,7 @@ def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
 
 
 def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> StepPace:
-    """Of the newest of the finished steps of `LOOK_BACK_NS`, by what is usual among the worker's peers."""
+    """Pace of the newest of the finished steps of `LOOK_BACK_NS`, by what is usual among the worker's peers."""
     first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
     took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
     if not len(took_ns):

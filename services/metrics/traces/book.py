@@ -88,7 +88,7 @@ class TraceBook:
             self._lacking.popitem(last=False)
 
     def _hand_offs(self, event: RequestEvent) -> list[HandOff]:
-        """Of one choice; the choices of a request share its id, so each takes as many as it can have had."""
+        """Hand-offs of one choice; the choices of a request share its id, so each takes as many as it can have had."""
         come = sorted(self._transfers.pop(event.request_id, []), key=lambda one: one.transfer.start_unix_ns)
         own = [one for one in come if one.worker_id == event.decode_worker] or come
         if event.moves or event.reroutes:

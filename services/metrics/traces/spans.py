@@ -128,7 +128,7 @@ def _moments(event: RequestEvent) -> tuple[int, int, int, int]:
 
 
 def _own_id(event: RequestEvent) -> bytes:
-    """Of the request's span; choices share a request id."""
+    """Id of the request's span; choices share a request id."""
     arrival, _, _, end = _moments(event)
     return _digest(8, event.gateway_id, event.request_id, str(arrival), str(end), str(event.output_tokens))
 

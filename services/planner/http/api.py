@@ -149,7 +149,7 @@ class PlannerCollector(Collector):
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
 
     def _pressures(self) -> Metric:
-        """Of models that enough is known of; those of one that serves a phase with nobody are cut."""
+        """Pressures of models that enough is known of; those of one that serves a phase with nobody are cut."""
         found = GaugeMetricFamily(
             names.PLANNER_PRESSURE, "Work over what there is for it; above 1 it queues.", labels=("model", "phase")
         )

@@ -136,7 +136,7 @@ class Observer:
         )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
-        """That of the weakest in each respect, or what is missing: a change must not ask too much of anyone."""
+        """Profile of the weakest in each respect, or what is missing: a change must not ask too much of anyone."""
         key, known = heard.tobytes(), self._engines.get(model)
         if known is not None and known[:2] == (self._view.revision, key):
             return known[2]

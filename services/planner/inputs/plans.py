@@ -47,7 +47,7 @@ class HeardPlans:
         return MessageOutcome.COUNTED
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Of a model, its times in Unix seconds; None without a fresh one."""
+        """Plan of a model, its times in Unix seconds; None without a fresh one."""
         known = self._plans.get(model)
         return known[1] if known is not None and self._fresh(known[0]) else None
 

@@ -24,7 +24,7 @@ def claims_of(entry: ModelEntry) -> list[GpuClaim]:
 
 
 def minute_of(unix_ns: int) -> int:
-    """Of the day, UTC."""
+    """Minute of the day, UTC."""
     return unix_ns // (60 * SECOND_NS) % DAY_MINUTES
 
 

@@ -350,7 +350,7 @@ class ModelKeeper:
         return found
 
     def expected_wait_s(self, name: str) -> float:
-        """Of a request that comes now: 0 where a worker serves the model."""
+        """Wait that a request which comes now expects: 0 where a worker serves the model."""
         wait_s = self.placed.waits_s.get(name, 0.0)
         return round(min(wait_s + CONNECT_S, NEVER_S), 1) if wait_s else 0.0
 

@@ -39,7 +39,7 @@ class UseCounts:
         return sum(use.in_flight for use in self.of(name))
 
     def waiting(self, name: str) -> int:
-        """Of them, those that no worker has."""
+        """Those of them that no worker has."""
         return sum(use.waiting for use in self.of(name))
 
     def last_use_ms(self, name: str) -> int:

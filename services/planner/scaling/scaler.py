@@ -111,14 +111,14 @@ class NoPlans:
     """Nothing is known of the hours to come."""
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Of any model."""
+        """The capacity plan of any model."""
         del model
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ScalerSettings:
-    """Of the scaler."""
+    """How the scaler acts."""
 
     start_up_ns: int
     """From its machine on, until a worker serves, before that was seen."""

@@ -124,7 +124,7 @@ class Queues:
 
 @dataclass(frozen=True, slots=True)
 class PacedStep:
-    """Of one step."""
+    """What one step computes."""
 
     tokens: int
     """That it computes at most."""
@@ -201,7 +201,7 @@ def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
 
 
 def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
-    """That it needs beside those that it has."""
+    """Blocks that it needs beside those that it has."""
     return -(-(request.length - request.computed) // block_size_tokens)
 
 

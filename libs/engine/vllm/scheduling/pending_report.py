@@ -50,7 +50,7 @@ class PendingBlocks:
         self._let_go.add(name)
 
     def still_there(self, sent: set[str]) -> set[str]:
-        """Of requests that the connector has done with, those whose blocks are not free yet."""
+        """Requests that the connector has done with, and whose blocks are not free yet."""
         gone = sent & self._let_go
         self._let_go -= gone
         return sent - gone
@@ -100,7 +100,7 @@ class Steps:
 
 
 def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:
-    """Of requests that compute their tokens [start, end) of `known` ones, prompt and output, in one step.
+    """Work of requests that compute their tokens [start, end) of `known` ones, prompt and output, in one step.
 
     A single last token costs what a decode costs and counts as one: also the last prompt token, which a request whose
     KV came from elsewhere computes again to sample from it.

@@ -305,7 +305,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return self.waiting, self.kv_holding_waiting
 
     def _work(self, scheduled: dict[str, int]) -> StepWork:
-        """Of a step whose tokens vLLM has counted as computed already."""
+        """Work of a step whose tokens vLLM has counted as computed already."""
         requests = ((self.requests[request_id], tokens) for request_id, tokens in scheduled.items())
         return scheduled_work(
             (request.num_computed_tokens - tokens, request.num_computed_tokens, request.num_tokens)

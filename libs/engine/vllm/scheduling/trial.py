@@ -37,12 +37,12 @@ class TrialStep:
 
     @property
     def tokens(self) -> int:
-        """Of its step."""
+        """Tokens of its step."""
         return self._tokens
 
     @property
     def names(self) -> list[str]:
-        """Of its requests."""
+        """Names of its requests."""
         return [request.request_id for request in self.requests]
 
     def begun(self) -> None:

@@ -7,7 +7,7 @@ from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, RE
 
 
 def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
-    """Of these, what a person has set is left alone."""
+    """Variables to set where a person has not."""
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -23,7 +23,7 @@ FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<fu
 
 
 def started_processes(folder: str) -> list[int]:
-    """Of all processes that were started with this folder for their reports, oldest first."""
+    """All processes that were started with this folder for their reports, oldest first."""
     return sorted(pid for pid in _pids() if pid != os.getpid() and _is_of(pid, folder))
 
 

@@ -15,8 +15,8 @@ FLOPS_A_PARAMETER = 2
 
 
 def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
-    """Of a dense model whose weights are as wide as its arithmetic; None for others, whose tokens use a part of the
-    weights, or whose weights are packed."""
+    """Compute of a dense model whose weights are as wide as its arithmetic; None for others, whose tokens use a part of
+    the weights, or whose weights are packed."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.quantization is not None or model.is_moe:
         return None
@@ -43,6 +43,6 @@ def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
 
 
 def kv_item_bytes(vllm_config: VllmConfig) -> int:
-    """Of one number in KV."""
+    """Bytes of one number in KV."""
     dtype = kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config)
     return int(dtype.itemsize)

@@ -131,7 +131,7 @@ class Device:
 
     @property
     def longest_coasting_ps(self) -> int:
-        """Of the steps that pass at once, the last; 0: there are none."""
+        """End of the last of the steps that pass at once; 0: there are none."""
         coasting = self._coasting
         return 0 if coasting is None else coasting.coast.first_ps + (coasting.most - 1) * coasting.coast.growth_ps
 

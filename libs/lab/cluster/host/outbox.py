@@ -9,7 +9,7 @@ from libs.policy.gateway.effects import Blocks
 
 
 class LabOutbox:
-    """Of one worker, until its next frame."""
+    """News of one worker, until its next frame."""
 
     def __init__(self, worker_id: str, shape: WorkerShape) -> None:
         self._worker_id = worker_id

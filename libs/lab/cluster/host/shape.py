@@ -39,18 +39,18 @@ class WorkerShape:
 
     @property
     def hop_ps(self) -> int:
-        """Of a hop."""
+        """Picoseconds of a hop."""
         return self.hop_ns * PS_PER_NS
 
     @property
     def block_ps(self) -> int:
-        """That a KV block takes on the link."""
+        """Picoseconds that a KV block takes on the link."""
         return max(round(self.kv_block_bytes / self.link_bytes_per_s * 1e12), 1)
 
 
 @dataclass(slots=True)
 class RunCounts:
-    """Of one worker, over the whole run."""
+    """What one worker did over the whole run."""
 
     prompt_tokens: int = 0
     """Computed, again ones included."""

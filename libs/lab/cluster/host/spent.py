@@ -77,7 +77,7 @@ class RecentDecodes:
         return self._mean_s
 
     def _durations_ns(self) -> list[int]:
-        """Of the latest steps, the earliest first."""
+        """How long the latest steps took, the earliest first."""
         found: list[int] = []
         for coast, steps in reversed(self._runs):
             first = max(steps - (WEIGHED_STEPS - len(found)), 0)

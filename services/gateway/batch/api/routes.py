@@ -234,7 +234,7 @@ def _add_batches(
 
 
 async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:
-    """Likewise for a batch; raises BatchNotFound."""
+    """A batch that the caller may see; raises BatchNotFound."""
     job = await view.seen(batch_id)
     if not caller.may_read(job.created.tenant) or shelf.bounds.is_gone(job):
         raise BatchNotFound(f"no batch {quoted(batch_id)} is known", param="batch_id")

@@ -120,7 +120,7 @@ def _expiry(fields: dict[str, str]) -> int:
 
 
 class _LineCheck:
-    """That lines are short enough to be read one at a time later."""
+    """Checks that lines are short enough to be read one at a time later."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
