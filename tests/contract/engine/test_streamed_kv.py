@@ -23,7 +23,7 @@ from tests.contract.engine.engine_rig import (
 )
 
 
-async def streamed(reader: EventReader, sequence_id: int) -> KvHandle:
+async def streamed_handle_of(reader: EventReader, sequence_id: int) -> KvHandle:
     await reader.until(lambda: reader.log(sequence_id).streamed_handle is not None)
     handle = reader.log(sequence_id).streamed_handle
     assert handle is not None and handle.streamed
@@ -35,7 +35,7 @@ async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) ->
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
     request = sequence(EnginePhase.PREFILL, prompt=LONG)
     engine.submit(request)
-    handle = await streamed(reader, request.sequence_id)
+    handle = await streamed_handle_of(reader, request.sequence_id)
     assert (handle.tokens, handle.blocks) == (len(LONG), len(LONG) // BLOCK)
     early = blocks = 0
     async for chunk in exported(engine, handle.opaque, engine.capabilities.kv_layout):
@@ -62,7 +62,7 @@ async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
     stayed = await complete(source, source_reader, sequence(prompt=prompt, sampling=sampling))
     begun = sequence(EnginePhase.PREFILL, prompt=prompt, sampling=sampling)
     source.submit(begun)
-    handle = await streamed(source_reader, begun.sequence_id)
+    handle = await streamed_handle_of(source_reader, begun.sequence_id)
     moved = sequence(EnginePhase.DECODE, prompt=prompt, sampling=sampling, kv=handle)
     target.submit(moved)
     first = (await source_reader.ended(begun.sequence_id)).token_ids
@@ -95,7 +95,7 @@ async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBen
     bench.fetcher.gate.clear()
     begun = sequence(EnginePhase.PREFILL)
     source.submit(begun)
-    moved = sequence(EnginePhase.DECODE, kv=await streamed(source_reader, begun.sequence_id))
+    moved = sequence(EnginePhase.DECODE, kv=await streamed_handle_of(source_reader, begun.sequence_id))
     target.submit(moved)
     first = (await source_reader.ended(begun.sequence_id)).token_ids
     with pytest.raises(InvalidRequest):
@@ -112,7 +112,7 @@ async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBe
     await complete(engine, reader, sequence(EnginePhase.BOTH, prompt=LONG[:640], root=ROOT, output=1))
     request = sequence(EnginePhase.PREFILL, prompt=LONG, root=ROOT)
     engine.submit(request)
-    handle = await streamed(reader, request.sequence_id)
+    handle = await streamed_handle_of(reader, request.sequence_id)
     chunks = aiter(exported(engine, handle.opaque, engine.capabilities.kv_layout))
     assert (await anext(chunks)).blocks >= 1
     assert engine.load().waiting_prefill_tokens >= 100
@@ -130,7 +130,7 @@ async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench
     target, target_reader = await bench.start("decode")
     begun = sequence(EnginePhase.PREFILL, prompt=LONG, output=1 if ended == "by its first token" else 12)
     source.submit(begun)
-    moved = sequence(EnginePhase.DECODE, prompt=LONG, kv=await streamed(source_reader, begun.sequence_id))
+    moved = sequence(EnginePhase.DECODE, prompt=LONG, kv=await streamed_handle_of(source_reader, begun.sequence_id))
     target.submit(moved)
     await until(lambda: bench.fetcher.fetching == 1)
     if ended == "aborted":
@@ -146,7 +146,7 @@ async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: Engine
     target, target_reader = await bench.start("decode")
     begun = sequence(EnginePhase.PREFILL, prompt=LONG)
     source.submit(begun)
-    moved = sequence(EnginePhase.DECODE, prompt=LONG, kv=await streamed(source_reader, begun.sequence_id))
+    moved = sequence(EnginePhase.DECODE, prompt=LONG, kv=await streamed_handle_of(source_reader, begun.sequence_id))
     target.submit(moved)
     await until(lambda: bench.fetcher.fetching == 1)
     target.abort(moved.sequence_id)
@@ -175,7 +175,10 @@ async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
         source.submit(begun)
         if streamed:
             moved = sequence(
-                EnginePhase.DECODE, prompt=prompt, root=ROOT, kv=await streamed(source_reader, begun.sequence_id)
+                EnginePhase.DECODE,
+                prompt=prompt,
+                root=ROOT,
+                kv=await streamed_handle_of(source_reader, begun.sequence_id),
             )
             target.submit(moved)
             first = (await source_reader.ended(begun.sequence_id)).token_ids
