@@ -181,6 +181,9 @@ bench-kube: setup-dev ## what following and scaling 1,000 pods costs a planner, 
 bench-advice: setup-dev ## what the planner's advice promises against what it brings in the lab, over seeds (minutes)
 	@$(BIN)/python -m load.planner.bench_advice $(ARGS)
 
+bench-kube-spike: setup-dev ## a mix that turns, on the chart's pods: roles that move beside pods deleted and started (minutes)
+	@PATH="$$PATH:$(TOOLS)" $(BIN)/python -m load.planner.bench_kube_spike $(ARGS)
+
 bench-spike: setup-dev ## stories whose mix turns, live: planner, static, aggregated, Dynamo's load policy (minutes); ARGS=--torch
 	@$(BIN)/python -m load.planner.bench_spike $(ARGS)
 bench-planner: setup-dev ## what the planner costs with 100 and 1,000 workers: CPU share, time of a decision

@@ -124,11 +124,10 @@ async def watch(suite: RunningSuite, seen: Seen) -> None:
 
 
 async def serve(
-    suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], policy: Policy, cluster: RivalSetting
+    suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], dynamo: DynamoLive | None = None
 ) -> tuple[dict[int, Answer], list[str], Seen]:
     """The whole trace, and what was seen meanwhile."""
     seen, failed = Seen(), list[str]()
-    dynamo = DynamoLive(suite, cluster, DYNAMO_START_S) if policy.dynamo else None
     watching = [asyncio.create_task(watch(suite, seen))]
     watching += [asyncio.create_task(dynamo.run())] if dynamo else []
     seen.start_unix_ns = time.time_ns()
@@ -225,10 +224,11 @@ def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS, torc
             asked += ["--engine", "sim", "--workers-per-process", str(PER_PROCESS)]
             env |= settings(place, trace) | sim_settings(place) | {"FULCRUM_WORKER_SIM_SPEEDUP": str(SPEEDUP)}
         with running_suite(Path(folder), *asked, env=env) as suite:
+            dynamo = DynamoLive(suite, cluster, DYNAMO_START_S) if policy.dynamo else None
             gc.collect()
             gc.disable()
             try:
-                answers, failed, seen = asyncio.run(serve(suite, trace, prompts, policy, cluster))
+                answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
             finally:
                 gc.enable()
     useful = None
