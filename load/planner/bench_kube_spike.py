@@ -29,11 +29,11 @@ from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.runtime.tasks import TaskOwner
-from libs.testing.kube.clients import Service
+from libs.testing.kube.clients import KubeService
 from libs.testing.kube.kubelet import STAND_IN, TOLERATION, Kubelet, running_kubelet
 from libs.testing.kube.namespace import CommandFailed, Namespace, namespace
 from libs.testing.servers.stores import embedded_kafka, embedded_redis
-from libs.testing.suites.suite import Suite
+from libs.testing.suites.suite import RunningSuite
 from load.lab.fidelity import Place, prompt_ids
 from load.lab.fidelity_live import settings, sim_settings
 from load.planner import bench_spike as spike
@@ -46,7 +46,7 @@ PHASES: Final = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class PodSuite:
     """A suite of pods, with what `bench_spike.serve` asks of a suite."""
 
     gateway: str
@@ -125,7 +125,7 @@ def values(place: Place, trace: Trace, *, kafka: str, redis: str, workers: int, 
 
 
 @asynccontextmanager
-async def running(given: dict[str, Any], folder: Path) -> AsyncIterator[tuple[Namespace, Kubelet, Running]]:
+async def running(given: dict[str, Any], folder: Path) -> AsyncIterator[tuple[Namespace, Kubelet, PodSuite]]:
     """The chart with these values, all pods ready, while the context is open."""
     file = folder / "values.json"
     await asyncio.to_thread(file.write_text, json.dumps(given))
@@ -135,10 +135,10 @@ async def running(given: dict[str, Any], folder: Path) -> AsyncIterator[tuple[Na
             for component in ("gateway", "planner", "metrics"):
                 await own.until(f"{component} is ready", partial(own.ready_pods, component), timeout_s=READY_S)
             await own.until("all workers are ready", lambda: _all_ready(own, given), timeout_s=READY_S)
-            service = Service(own, "fulcrum-gateway")
+            service = KubeService(own, "fulcrum-gateway")
             await service.refresh()
             (planner,) = (each for each in kubelet.pods.values() if "-planner-" in each.pod["metadata"]["name"])
-            yield own, kubelet, Running(service.url(), {"planner": f"http://{planner.address}:8001", "model": "sim"})
+            yield own, kubelet, PodSuite(service.url(), {"planner": f"http://{planner.address}:8001", "model": "sim"})
 
 
 async def _all_ready(own: Namespace, given: dict[str, Any]) -> bool:
@@ -159,7 +159,7 @@ async def run(way: str, story: Story, *, workers: int, seed: int, kafka: str, re
         if way == "pods":
             tasks.spawn("replace pods", connector.follow())
         try:
-            answers, failed, seen = await spike.serve(cast("Suite", suite), trace, prompts)
+            answers, failed, seen = await spike.serve(cast("RunningSuite", suite), trace, prompts)
         finally:
             await tasks.close()
         if tasks.error is not None:
