@@ -72,7 +72,7 @@ def changed(
 
 def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> Decision:
     """What mode auto would make of it."""
-    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto: {why_advised(plan, assigned)}")
+    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto it would act: {why_advised(plan, assigned)}")
     decision.changes.extend(
         WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
         for each in (*plan.moves, *plan.called, *plan.budgets)

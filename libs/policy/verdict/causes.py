@@ -158,7 +158,7 @@ def _said(code: CauseCode, state: ModelState, action: Action | None) -> str:
     if code is CauseCode.TOO_SMALL:
         most = state.standing.workers * MOST_ADDED
         needed = fewest_workers(state.engine, state.work, state.standing.workers, most)
-        more = f"; {needed - state.standing.workers} more would do" if needed else ""
+        more = f"; {workers(needed - state.standing.workers, 'more')} would do" if needed else ""
         return (
             f"Too small: prompts press {figure(found.prefill)} on {on_prefill}, decodes {figure(found.decode)} on "
             f"{on_decode}, and no other roles of them leave less than {figure(found.cluster)}{more}.{then}"
@@ -175,8 +175,8 @@ def _said(code: CauseCode, state: ModelState, action: Action | None) -> str:
             f"{amount(found.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"
         )
     return (
-        f"Decode-bound by TPOT: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} sequences "
-        f"where {found.largest_batch} hold {state.work.tpot_ns / 1e6:g} ms.{then}"
+        f"Decode-bound by TPOT: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} sequences, "
+        f"with room for {found.largest_batch} within a TPOT of {state.work.tpot_ns / 1e6:g} ms.{then}"
     )
 
 

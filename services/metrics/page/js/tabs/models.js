@@ -52,7 +52,7 @@ export class ModelsTab {
 function figuresOf(found) {
   const outcomes = (each) => (each ? [plain(each.expected), `p50 ${each.p50} · p90 ${each.p90} · p99 ${each.p99}`] : [DASH, "not known yet"]);
   const figures = [
-    ["GPUs in use now", String(found.active_now), `of ${found.gpus} in the pool`],
+    ["GPUs busy now", String(found.active_now), `of ${found.gpus} in the pool`],
     [`at once within ${span(1000 * found.window_s)}`, ...outcomes(found.at_once)],
     ...Object.entries(found.asked_within).map(([seconds, each]) => [`models asked within ${span(1000 * Number(seconds))}`, ...outcomes(each)]),
     ["GPUs to reserve", found.reserve_gpus == null ? DASH : String(found.reserve_gpus), "enough in 99 of 100 windows"],
