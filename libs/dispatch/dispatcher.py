@@ -1,5 +1,5 @@
 """From the queue to workers and back: binds choices, passes workers' events to each choice's placement, carries out
-the effects that it returns.
+the effects that it returns. Who gets which worker is decided in libs/policy/gateway/binding.py.
 
 All sync: what is decided here leaves with the links' next frames. Where a choice is, its placement alone knows.
 """
@@ -349,7 +349,7 @@ class Dispatcher:
             link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
     def _hear(self, generation: Generation, attempt: Attempt, happened: Happened) -> None:
-        """Have it decided what becomes of a choice."""
+        """Pass an event of a worker to the choice's placement, and carry out what follows from it."""
         placement = generation.placement
         whole = generation.complete() is not None
         if isinstance(happened, KvOpened):

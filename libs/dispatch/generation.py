@@ -109,7 +109,10 @@ class RequestTimes:
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One choice. The tokens in `output` are the truth that a worker continues from, whichever worker that is."""
+    """One choice; links know it as `ports.Work`.
+
+    The tokens in `output` are the truth that a worker continues from, whichever worker that is.
+    """
 
     request_id: str
     model: str

@@ -167,7 +167,7 @@ class OneForAll:
 
 
 class LinkListener(Protocol):
-    """Receives the events of a link."""
+    """Receives the events of a link; live it is the `Dispatcher`."""
 
     def received(self, link: Link, news: WorkerNews) -> None:
         """A frame came; credits, load and assignment are in the link already."""

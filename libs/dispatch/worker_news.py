@@ -59,7 +59,7 @@ class SequenceHandedOver(NamedTuple):
 
 
 class SequenceFinished(NamedTuple):
-    """The worker has ended it; `reason` None: in a way that nobody asked for."""
+    """The worker has ended it; `reason` None: aborted there, or handed over without KV."""
 
     sequence_id: int
     reason: ApiFinishReason | None

@@ -89,7 +89,8 @@ class WorkerHost:
         )
 
     def set_role(self, request: pb.SetRoleRequest) -> common.Assignment:
-        """Change the assignment; raises StaleRole or InvalidRequest. What runs moves elsewhere or ends here."""
+        """Change the assignment; raises StaleRole or InvalidRequest. Sequences that decode run
+        on until another worker has room for them, or to their natural end."""
         if request.incarnation and request.incarnation != self._identity.incarnation:
             raise StaleRole("the worker has been restarted since: look at what it does by now, then ask again")
         assignment = self.assignment.set_role(
@@ -170,7 +171,7 @@ class WorkerHost:
                 self._hand_over(sequence_id)
         self._abort(gateway, frame.aborts)
         if frame.epoch:
-            self.gateways.holds_epoch(gateway, frame.epoch)
+            self.gateways.report_epoch(gateway, frame.epoch)
         self.gateways.close_if_unread(gateway)
         self.gateways.settle()
 

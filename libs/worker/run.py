@@ -69,7 +69,7 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tenancy:
+class ModelStay:
     """A model's stay on a worker of a pool."""
 
     epoch: int
@@ -92,7 +92,7 @@ class WorkerPorts:
     step_times: StepTimeStore
     bus: Bus
     model: ModelInfo
-    tenancy: Tenancy | None = None
+    tenancy: ModelStay | None = None
     """Of a model in a pool; None: the worker keeps the one that it has."""
 
 

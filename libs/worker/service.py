@@ -19,7 +19,7 @@ from libs.stores.steps.files import FileStepTimes
 from libs.stores.steps.layered import LayeredStepTimes
 from libs.stores.steps.redis import RedisStepTimes
 from libs.worker.pool.service import serve_pool
-from libs.worker.run import Tenancy, WorkerPorts, run_worker
+from libs.worker.run import ModelStay, WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
 FAILED_S = 0.8
@@ -74,7 +74,7 @@ def _ports(
     service: Service[SettingsT],
     model: ModelInfo,
     engine: Engine,
-    tenancy: Tenancy | None = None,
+    tenancy: ModelStay | None = None,
 ) -> WorkerPorts:
     return WorkerPorts(
         engine=engine,

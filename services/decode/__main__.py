@@ -1,4 +1,4 @@
-"""`python -m services.decode`."""
+"""`python -m services.decode`: a worker. Its code is libs/worker, from `service.serve_worker` on."""
 
 from libs.runtime.service import end_process, run_service
 from libs.worker.service import FAILED_S, serve_worker

@@ -1,4 +1,4 @@
-"""Decisions as they are published. Pure."""
+"""Decisions as they are published, and the orders that follow from them. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -72,7 +72,8 @@ def changed(
 
 def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> Decision:
     """What mode auto would make of it."""
-    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto it would act: {why_advised(plan, assigned)}")
+    reason = f"In mode auto it would act: {why_advised(plan, assigned)}"
+    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, reason)
     decision.changes.extend(
         WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
         for each in (*plan.moves, *plan.called, *plan.budgets)

@@ -1,8 +1,9 @@
 """Which of a model's workers take which role and budget now. Pure: what was done before comes in and goes out.
 
-Every split of the workers that limits allow is weighed by the pressure that it would leave (see capacity.py). Roles
-change only where something presses, and another split relieves it by more than predictions are off; so a level load, or
-one that dithers, moves nobody. Budgets rise before roles change: they cost nothing.
+Every split of the workers that limits allow is weighed by the pressure that it would leave (libs/policy/pressure).
+Roles change only where something presses, and another split relieves it by more than predictions are off; so a level
+load, or one that dithers, moves nobody. Budgets rise before roles change: they cost nothing. A decode worker is
+`Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as the limits' `decode_*` do.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

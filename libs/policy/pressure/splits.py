@@ -78,7 +78,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Workers in each role, and how hard both phases would press on them."""
+    """Workers in each role, and how hard both phases would press on them.
+
+    `mixed` are all that decode, whatever their budget of prompts.
+    """
 
     prefill: int
     mixed: int

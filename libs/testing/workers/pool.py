@@ -20,7 +20,7 @@ from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import TOKEN, WAIT_S, RecordingBus, RecordingKvIndex, RecordingStepTimes
 from libs.worker.pool.member import PoolMember
-from libs.worker.run import Tenancy, WorkerPorts
+from libs.worker.run import ModelStay, WorkerPorts
 from libs.worker.settings import WorkerSettings
 
 GB = 1_000_000_000
@@ -80,7 +80,7 @@ async def local_pool_member(worker_id: str, store: MemoryStore, **overrides: Any
         engines.append(make_engine(own.engine, own.engine_config(model, weights_bytes=size_bytes), clock))
         return engines[-1]
 
-    def ports(own: WorkerSettings, info: ModelInfo, made: Engine, tenancy: Tenancy) -> WorkerPorts:
+    def ports(own: WorkerSettings, info: ModelInfo, made: Engine, tenancy: ModelStay) -> WorkerPorts:
         return WorkerPorts(made, registry, RecordingKvIndex(), RecordingStepTimes(), RecordingBus(), info, tenancy)
 
     transport = SystemTransport(settings)

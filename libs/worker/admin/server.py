@@ -75,7 +75,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         set_s = now_s()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000):
-                await self._host.gateways.hold(assignment.epoch)
+                await self._host.gateways.wait_for_epoch(assignment.epoch)
         return pb.SetRoleResponse(
             assignment=assignment,
             gateways_behind=self._host.gateways.behind(assignment.epoch),

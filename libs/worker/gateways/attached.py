@@ -74,7 +74,7 @@ class AttachedGateways:
 
     # ------------------------------------------------------------ epochs
 
-    def holds_epoch(self, gateway: AttachedGateway, epoch: int) -> None:
+    def report_epoch(self, gateway: AttachedGateway, epoch: int) -> None:
         """The gateway routes by the assignment of `epoch`."""
         gateway.epoch = epoch
         self._epoch_reported.set()
@@ -83,7 +83,7 @@ class AttachedGateways:
         """Gateways that have not said that they route by the assignment of `epoch`, or a later one."""
         return sum(gateway.epoch < epoch for gateway in self)
 
-    async def hold(self, epoch: int) -> None:
+    async def wait_for_epoch(self, epoch: int) -> None:
         """Until no gateway is behind."""
         while self.behind(epoch):
             self._epoch_reported.clear()

@@ -27,7 +27,7 @@ from libs.stores.registry.port import Registry, RegistryDown
 from libs.worker.drain import drain
 from libs.worker.host import WorkerHost
 from libs.worker.registration import RENEWALS_PER_LEASE
-from libs.worker.run import Tenancy, WorkerPorts, open_worker
+from libs.worker.run import ModelStay, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ DEFAULT_BUDGET_TOKENS: Final = 256
 
 MakeEngine = Callable[[WorkerSettings, str, int], Engine]
 """From settings, the model's name and the size of its weights."""
-MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, Tenancy], WorkerPorts]
+MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, ModelStay], WorkerPorts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class PoolMember:
             )
             return self._pool()
 
-        tenancy = Tenancy(self._epoch, slept is not None, self._left, pool)
+        tenancy = ModelStay(self._epoch, slept is not None, self._left, pool)
         self._serving, self._keep = (engine, goal), False
         stack = AsyncExitStack()
         try:

@@ -84,7 +84,7 @@ class WorkerLinks:
             self.update(workers, listener)
 
     def update(self, workers: Iterable[Worker], listener: LinkListener) -> None:
-        """Take a new list of registered workers."""
+        """Open links to new workers, and drop those to workers that are gone. What a worker is comes over its link."""
         listed = {(worker.id, worker.incarnation): worker for worker in workers}
         self._registered = set(listed)
         for key, worker in listed.items():

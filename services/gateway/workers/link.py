@@ -290,7 +290,7 @@ class WorkerLink:
                 raise MalformedFrame("its bytes do not parse")
             self.silent_ms = 0.0
             self._unheard.clear()
-            if frame.HasField("worker") and not self._introduced(frame.worker):
+            if frame.HasField("worker") and not self._take_worker(frame.worker):
                 return
             self._take(frame)
             backoff.reset()
@@ -320,7 +320,7 @@ class WorkerLink:
             self._aborts.clear()
         return frame
 
-    def _introduced(self, worker: common.Worker) -> bool:
+    def _take_worker(self, worker: common.Worker) -> bool:
         """Take news of the worker; False when the address is another one's by now."""
         if (worker.id, worker.incarnation) != (self.id, self.incarnation):
             return False

@@ -98,7 +98,10 @@ def test_in_advisory_mode_the_same_is_told_and_nothing_is_asked_for() -> None:
         assert decided.orders == ()
         (told,) = decided.decisions
         assert told.action == ACTION_RECOMMEND
-        assert "In mode auto it would act: prompts press 0.9 on 1 prefill worker; 1 decode worker that takes" in told.reason
+        assert (
+            "In mode auto it would act: prompts press 0.9 on 1 prefill worker; 1 decode worker that takes"
+            in told.reason
+        )
         assert [(each.worker_id, each.assignment.budget_tokens) for each in told.changes] == [("d", CHUNK)]
 
 
