@@ -1,7 +1,7 @@
 """Where one sequence is: in the queue, on a worker for its prompt, on one for its tokens, on its way between. Pure.
 
 What happened goes in, what is to be done comes out: `Dispatcher` and `Attempts` of libs/dispatch carry effects out in
-their order. Nobody else changes where a sequence is. At most one attempt computes its prompt, or holds the blocks of it,
+their order. Nobody else changes where a sequence is. At most one attempt computes its prompt or holds the blocks of it,
 and at most one decodes; a decode credit is set aside from binding until it decodes there.
 """
 
