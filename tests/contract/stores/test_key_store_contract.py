@@ -39,7 +39,8 @@ async def test_a_store_that_was_never_written_is_empty_and_says_when_it_is_not(s
     _, key = draw_key("a", now_s=0)
     changed = await store.change(lambda book: book.with_key(key, 0))
     then = await store.load(first.version)
-    assert then is not None and then.book == changed == KeyBook((key,))
+    assert then is not None and then.book == changed == KeyBook((key,), cache_secret=changed.cache_secret)
+    assert changed.cache_secret  # drawn with the first key
     assert await store.load(then.version) is None
 
 
