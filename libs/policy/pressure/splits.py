@@ -21,7 +21,7 @@ DECODE_COST: Final = 10.0
 """Of decode pressure beyond `DECODE_FULL`, in pressure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkerProfile:
     """What one worker can do; all of a model are taken to be alike."""
 
@@ -31,15 +31,21 @@ class WorkerProfile:
     max_sequences: int
     kv_tokens: int
     """Room for; 0: without a bound."""
-    chunk_speed: float = field(init=False, compare=False, repr=False)
+    chunk_speed: float = field(init=False, repr=False)
     """Prompt tokens a nanosecond in steps of prompts alone."""
-    _hash: int = field(init=False, compare=False, repr=False)
+    _key: tuple[StepTimeModel, int, int, int] = field(init=False, repr=False)
+    _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         chunk = self.chunk_tokens
         object.__setattr__(self, "chunk_speed", chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0))
         key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
+        object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))  # asked for with each split that is weighed
+
+    # By hand, as mypyc's classes bear no __hash__ beside an __eq__ that a dataclass makes.
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, WorkerProfile) and self._key == other._key)
 
     def __hash__(self) -> int:
         return self._hash
