@@ -113,7 +113,9 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
 ) -> None:
     """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
     if overdue:  # a busy machine hears some workers late; what they say afterwards shows that they had lived
-        late_ms = property(lambda _link: 1.5 * RESTING_SIGN_OF_LIFE_MS, lambda _link, _ms: None)
+        heard_ms: dict[WorkerLink, float] = {}
+        late = 1.5 * RESTING_SIGN_OF_LIFE_MS  # until there is something for it to do
+        late_ms = property(lambda link: heard_ms.get(link, 0.0) if link.running else late, heard_ms.__setitem__)
         monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
         for worker in found:
