@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from libs.cli.console import make_console
 from libs.cli.lab.asked import RunOptions
@@ -18,6 +20,7 @@ from libs.lab.hindsight import merit
 from libs.lab.policies import ALL, has_hindsight, policy_named
 from libs.lab.study import count_gpus, quiet, run_all
 
+Result = TypeVar("Result")
 Needs = dict[str, int | None]
 """Workers that a policy needs; None: more than were tried."""
 
@@ -42,7 +45,7 @@ def compare_all(
                 policy_named(name, experiment.workers)
         try:
             cores = jobs or os.cpu_count() or 1
-            for name, found in run_all(experiment, names, cores):
+            for name, found in unless_interrupted(run_all(experiment, names, cores)):
                 reports[name] = found
                 notes.done(f"{len(reports)} of {len(names)}: {found.policy}, {found.score.slo_attainment:.1%} good")
             for name, workers in count_gpus(experiment, names, cores) if count else ():
@@ -62,6 +65,28 @@ def compare_all(
         _show(experiment, ranked, by_policy, report)
     if interrupted:
         sys.exit(130)
+
+
+def unless_interrupted(found: Iterable[Result]) -> Iterator[Result]:
+    """As they come, until Ctrl-C: KeyboardInterrupt at the next one at the latest.
+
+    Python raises it wherever it is just then, and drops it where that is a finalizer or a callback.
+    """
+    asked = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        for each in found:
+            yield each
+            if asked:
+                raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _figures(experiment: Experiment, ranked: list[LabReport], needs: Needs, *, interrupted: bool) -> dict[str, Any]:
