@@ -16,6 +16,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE
+from libs.runtime.tasks import end
 from libs.testing.servers.proxy import vanish
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, local_worker
@@ -183,15 +184,30 @@ async def test_clients_that_leave_at_any_moment_leave_no_sequence_block_task_or_
             }
             return {name for name, count in there.items() if count}
 
+        waiting: dict[str, list[asyncio.Future[None]]] = {"queued": [], "prefill": [], "hand-off": [], "stream": []}
+
+        async def watch() -> None:
+            """Look in every turn of the loop: the last prompt of a round is computed within milliseconds, once."""
+            while True:
+                for stage in stages():
+                    while waiting[stage]:
+                        waiting[stage].pop().set_result(None)
+                await asyncio.sleep(0)
+
         async def leave_at(stage: str, number: int) -> None:
             _, writer = await connect(gateway.url)
             writer.write(request(BODY | {"prompt": f"{number}" * 150, "max_tokens": 200}))
-            await until(lambda: stage in stages(), what=f"some request in {stage}")
+            some = asyncio.get_running_loop().create_future()
+            waiting[stage].append(some)
+            async with asyncio.timeout(10):
+                await some
             writer.transport.abort() if number % 3 else writer.close()
 
+        watcher = asyncio.create_task(watch())
         for _ in range(3):  # the last ones of a round find the workers as the first ones left them
-            each = ("queued", "prefill", "hand-off", "stream") * 4
+            each = tuple(waiting) * 4
             await asyncio.gather(*(leave_at(stage, number) for number, stage in enumerate(each)))
+        await end(watcher)
 
         def empty() -> bool:
             found = [worker.host.integrity() for worker in (prefill, decode)]
