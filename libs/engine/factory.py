@@ -26,7 +26,9 @@ RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyTyp
 """Behind the engine core; vllm has a core of its own."""
 
 
-HEAVY: Final[Mapping[str, str]] = MappingProxyType({"torch": "libs.engine.torch.step"})
+HEAVY: Final[Mapping[str, str]] = MappingProxyType(
+    {"torch": "libs.engine.torch.step", "vllm": "libs.engine.vllm.starting.launch"}
+)
 """What an engine imports when it is started, where that takes seconds."""
 
 

@@ -68,6 +68,8 @@ class SuiteOptions:
     def _check_shared(self) -> None:
         if self.workers_per_gpu > 1 and not self.pool:
             raise StartupError("--workers-per-gpu is for --pool: other workers have GPUs of their own")
+        if self.workers_per_gpu > 1 and self.engine == "vllm":
+            raise StartupError("--workers-per-gpu is for --engine sim and torch: vLLM's EngineCore has a GPU to itself")
         if self.workers_per_gpu > 1 and self.workers_per_process > 1:
             raise StartupError("--workers-per-gpu puts the workers of a GPU into one process: no --workers-per-process")
 
@@ -86,8 +88,6 @@ class SuiteOptions:
             self._check_profile(self.profile)
             return
         if self.pool:
-            if self.engine == "vllm":
-                raise StartupError("--pool is for --engine sim and torch: vLLM's workers keep their model")
             return
         if self.prefill + self.mixed < 1:
             raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")

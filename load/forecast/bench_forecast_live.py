@@ -27,6 +27,8 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 
 PROFILE: Final = "smollm2-135m-cpu"
 PREFILL, DECODE = 3, 1
+ACTING: Final = (1, 1, 4)
+"""Prefill, decode and spare workers where the planner acts."""
 PROMPT_TOKENS, OUTPUT_TOKENS = 60, 40
 SLO: Final = "ttft=3s,tpot=150ms"
 NIGHT_RPS, PEAK_RPS, PEAK_H, WIDTH_H = 1.0, 7.0, 14.0, 3.5
@@ -93,11 +95,14 @@ async def drive(gateway: str, model: str, *, start_h: float, hours: float, speed
     return done
 
 
-async def watch(metrics: str, until: asyncio.Event, speed: float, before_s: float, horizon_s: float) -> dict[str, Any]:
-    """A forecast and a plan after `before_s`, and each alert of capacity as it first fired."""
-    found: dict[str, Any] = {"alerts": []}
+async def watch(
+    ready: dict[str, Any], until: asyncio.Event, speed: float, before_s: float, horizon_s: float
+) -> dict[str, Any]:
+    """A forecast and a plan after `before_s`, each alert of capacity as it first fired, each change of the number of
+    workers."""
+    found: dict[str, Any] = {"alerts": [], "scaled": {}}
     seen: set[str] = set()
-    async with httpx.AsyncClient(base_url=metrics, timeout=WAIT_S, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=ready["metrics"], timeout=WAIT_S, trust_env=False) as client:
         await asyncio.sleep(before_s)
         found["forecast"] = (await client.get("/v1/forecast", params={"horizon": f"{horizon_s:g}s"})).json()
         found["forecast_unix_s"] = time.time()
@@ -109,6 +114,8 @@ async def watch(metrics: str, until: asyncio.Event, speed: float, before_s: floa
                     found["alerts"].append({**alert, "seen_unix_s": alert["started_unix_ms"] / 1e3})
                     if "plan" not in found:
                         found["plan"] = (await client.get("/v1/capacity", params=_plan_params(horizon_s))).json()
+            decisions = (await client.get(f"{ready['planner']}/v1/decisions", params={"limit": 100})).json()
+            found["scaled"] |= {each["id"]: each for each in decisions if each["action"] == "scale"}
             await asyncio.sleep(60 / speed)
         span = {"span": f"{horizon_s * 1.2:g}s", "window": "15m"}
         found["came"] = (await client.get("/v1/demand", params=span)).json()
@@ -134,11 +141,11 @@ def run_command(suite: RunningSuite, *words: str) -> dict[str, Any]:
 
 async def live(suite: RunningSuite, args: argparse.Namespace, history: Path) -> dict[str, Any]:
     """The part of the day."""
-    gateway, metrics, model = suite.ready["gateway"], suite.ready["metrics"], suite.ready["model"]
+    gateway, model = suite.ready["gateway"], suite.ready["model"]
     run_command(suite, "forecast", "import", str(history))
     until, horizon_s, before_s = asyncio.Event(), args.hours * 3600 / args.speed, args.before * 3600 / args.speed
     began_unix_s = time.time() + before_s
-    watching = asyncio.create_task(watch(metrics, until, args.speed, before_s, horizon_s))
+    watching = asyncio.create_task(watch(suite.ready, until, args.speed, before_s, horizon_s))
     hours = args.before + args.hours
     print(f"serving {hours:g} h of a day in {before_s + horizon_s:.0f} s", file=sys.stderr, flush=True)
     start_h = args.start - args.before
@@ -181,6 +188,16 @@ def judge(found: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
             }
             for each in found["alerts"]
         ],
+        "scaled": [
+            {
+                "at_h": round(hour(each["decided_unix_ns"] / 1e9), 2),
+                "reason_code": each["reason_code"],
+                "workers_from": each["scale"]["serving"],
+                "workers_to": each["scale"]["wished"],
+                "reason": each["reason"],
+            }
+            for each in scaled(found)
+        ],
     }
     if plan is not None:
         for phase, pool in plan["pools"].items():
@@ -205,6 +222,11 @@ def _said_unix_s(alert: dict[str, Any]) -> float:
     seconds = int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0)
     ahead = seconds - (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
     return float(alert["seen_unix_s"]) + ahead % 86_400
+
+
+def scaled(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Changes of the number of workers, the earliest first."""
+    return sorted(found["scaled"].values(), key=lambda each: int(each["decided_unix_ns"]))
 
 
 def clock(hour: float) -> str:
@@ -255,6 +277,13 @@ def draw(found: dict[str, Any], reported: dict[str, Any], args: argparse.Namespa
         words = f"alert at {clock(alert['at_h'])}: {alert['labels']['phase']} short from {clock(alert['says_h'])} on"
         axes.axvline(alert["at_h"], color="#b91c1c", linewidth=1, label=words)
         axes.axvline(alert["says_h"], color="#b91c1c", linewidth=1, linestyle=":")
+    changes = reported["scaled"]
+    if changes:
+        workers = axes.twinx()
+        at_h = [args.start, *(each["at_h"] for each in changes), args.start + args.hours]
+        counts = [changes[0]["workers_from"], *(each["workers_to"] for each in changes), changes[-1]["workers_to"]]
+        workers.step(at_h, counts, where="post", color="#1d4ed8", linewidth=1.5)
+        workers.set(ylabel="workers wished for (blue)", ylim=(0, 2 * max(counts)))
     axes.set(xlabel="hour of the day", ylabel="requests/s", xlim=(args.start, args.start + args.hours), ylim=(0, None))
     axes.legend(loc="upper left", fontsize=8)
     figure.tight_layout()
@@ -270,6 +299,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--days", type=int, default=5, help="of history")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--acts", action="store_true", help="the planner starts spare workers as the plan wishes")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -281,9 +311,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_history(folder / "history.csv", args.days, args.start - args.before, args.seed)
-        workers = ("--prefill", str(PREFILL), "--decode", str(DECODE), "--workers-per-process", "4")
+        prefill, decode, spare = ACTING if args.acts else (PREFILL, DECODE, 0)
+        workers = ("--prefill", str(prefill), "--decode", str(decode))
+        workers += ("--spare", str(spare)) if args.acts else ("--workers-per-process", "4")
         with running_suite(folder, "--engine", "sim", "--sim-profile", PROFILE, *workers, env=env) as suite:
-            run_command(suite, "planner", "mode", "advisory")
+            run_command(suite, "planner", "mode", "auto" if args.acts else "advisory")
             found = asyncio.run(live(suite, args, folder / "history.csv"))
     reported = judge(found, args)
     if args.out:

@@ -7,7 +7,7 @@ turn, which lasts several times as long as the switch: so switching takes a boun
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -199,7 +199,7 @@ class _Pool:
     def waits(self, orders: Sequence[PlacementOrder]) -> dict[str, float]:
         """By model. Those without a worker take the ones that come free, in the order in which they wait."""
         waits: dict[str, float] = {}
-        ordered = {order.worker for order in orders}
+        ordered = {order.worker: order for order in orders}
         for worker in self._workers:
             if worker.stage in (WorkerStage.SERVING, WorkerStage.LOADING) and worker.id not in ordered:
                 left_s = worker.left_s if worker.stage is WorkerStage.LOADING else 0.0
@@ -208,7 +208,7 @@ class _Pool:
             if order.model:
                 took_s = order.switch_s + (DRAIN_S if order.why is Why.TURN else 0.0)
                 waits[order.model] = min(waits.get(order.model, took_s), took_s)
-        every = self._free([each for each in self._workers if each.id not in ordered])
+        every = self._free(ordered)
         line = sorted(
             (each for each in self.known.values() if each.name not in waits),
             key=lambda one: (not one.waiting, not one.people_wait, -one.priority, -one.waited_s, one.name),
@@ -217,7 +217,8 @@ class _Pool:
         for model in line:
             free = [each for each in every if fits(model, each[2])]
             if not free:
-                waits[model.name] = NEVER_S
+                # Without any worker one is expected back at any moment: whoever asks waits as long as requests may.
+                waits[model.name] = NEVER_S if self._workers else model.load_s
                 continue
             # Who only might ask stands behind those who do.
             free_in_s, _, worker = free[before % len(free)]
@@ -227,10 +228,15 @@ class _Pool:
             before += model.waiting > 0
         return waits
 
-    def _free(self, workers: Sequence[PoolWorker]) -> list[tuple[float, str, PoolWorker]]:
+    def _free(self, ordered: Mapping[str, PlacementOrder]) -> list[tuple[float, str, PoolWorker]]:
         """When each is expected to come free, the first one first; those that never do left out."""
-        found = sorted(((self._free_in_s(each), each.id, each) for each in workers), key=lambda each: each[:2])
-        busy = [each for each in found if each[2].stage is WorkerStage.SERVING and SETTLE_S < each[0] < NEVER_S]
+        times = (
+            (self._free_after_s(ordered[each.id]) if each.id in ordered else self._free_in_s(each), each.id, each)
+            for each in self._workers
+        )
+        found = sorted(times, key=lambda each: each[:2])
+        serving = {each.id for each in self._workers if each.stage is WorkerStage.SERVING} - ordered.keys()
+        busy = [each for each in found if each[1] in serving and SETTLE_S < each[0] < NEVER_S]
         free = [each for each in found if each not in busy and each[0] < NEVER_S]
         # Runs without memory: of n that go on, the next one ends after a share 1/n of their mean.
         ends_s = 0.0
@@ -238,6 +244,15 @@ class _Pool:
             ends_s += self._runs_s / (len(busy) - number)
             free.append((min(turn_s, ends_s), name, worker))
         return sorted(free, key=lambda each: each[:2])
+
+    def _free_after_s(self, order: PlacementOrder) -> float:
+        """Until a worker that is given to a model now may be given to the next one."""
+        model = self.known.get(order.model)
+        if model is None:
+            return DRAIN_S
+        if self.held[model.name] <= model.least:
+            return NEVER_S
+        return order.switch_s + self._turn_s(model) + DRAIN_S
 
     def _free_in_s(self, worker: PoolWorker) -> float:
         """Until it may be given to a model that is asked for."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.reserve.placing import LINES_WAIT_S, PAY_BACK, SETTLE_S, place
+from libs.policy.reserve.placing import DRAIN_S, LINES_WAIT_S, NEVER_S, PAY_BACK, SETTLE_S, place
 from libs.policy.reserve.pool import Placed, PlacedModel, PoolWorker, Why, WorkerStage
 from libs.testing.examples import examples
 
@@ -107,6 +107,23 @@ def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(
         assert all(each.name in served for each in known if each.waiting and not each.blocked)
     assert {each.name for each in known} <= placed.waits_s.keys()
     assert all(wait_s >= 0 for wait_s in placed.waits_s.values())
+
+
+@settings(max_examples=examples(300))
+@given(models(), pools())
+def test_where_no_worker_is_kept_for_a_model_each_model_has_its_time(
+    known: list[PlacedModel], pool: list[PoolWorker]
+) -> None:
+    waits_s = decide([replace(each, least=0) for each in known], pool).waits_s
+    assert all(wait_s < NEVER_S for wait_s in waits_s.values())
+
+
+def test_while_the_only_worker_is_given_to_one_model_the_next_waits_for_its_turn() -> None:
+    first = PlacedModel("first", 3.0, 1.0, waiting=1, in_flight=1)
+    placed = decide([first, PlacedModel("next", 2.0, 1.0)], [PoolWorker("w", WorkerStage.EMPTY)])
+    assert [order.model for order in placed.orders] == ["first"]
+    turn_s = PAY_BACK * first.load_s
+    assert placed.waits_s == {"first": first.load_s, "next": first.load_s + turn_s + DRAIN_S + 2.0}
 
 
 @settings(max_examples=examples(300))

@@ -1,0 +1,68 @@
+"""Two models on one worker of a pool: each switch ends one EngineCore and starts another."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from libs.testing.engines.real_model import real_model_folder, write_random_llama
+from libs.testing.suites.suite import RunningSuite, running_suite
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+REAL, RANDOM = "SmolLM2-135M-Instruct", "random"
+WAIT_S = 800.0
+"""Of a client: EngineCore takes a minute or more to start on a CPU, and a turn is four times as long."""
+SWITCHES = 4
+
+
+def random_model(folder: Path) -> Path:
+    """Random weights under SmolLM2's tokenizer."""
+    real, made = real_model_folder(), folder / RANDOM
+    made.mkdir()
+    for file in real.glob("*.json"):
+        shutil.copy(file, made / file.name)
+    vocabulary = json.loads((real / "config.json").read_text())["vocab_size"]
+    return write_random_llama(made, num_hidden_layers=2, vocab_size=vocabulary)
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
+    folder = tmp_path_factory.mktemp("suite")
+    models = ("--model", str(real_model_folder()), "--model", str(random_model(folder)))
+    settings = {
+        "FULCRUM_CACHE": str(folder / "cache"),
+        "FULCRUM_WORKER_VLLM_ARGUMENTS": '{"max_model_len": 512}',
+        "FULCRUM_WORKER_KV_MEMORY_MB": "64",
+        "FULCRUM_GATEWAY_MAX_MODEL_WAIT_MS": str(round(WAIT_S * 1000)),
+        "FULCRUM_GATEWAY_SILENT_AFTER_MS": "10000",  # an engine that starts computes on the cores that others need
+        "FULCRUM_PLANNER_MODE": "auto",
+        "FULCRUM_PLANNER_MODELS_TURN_S": "1",
+    }
+    with running_suite(folder, "--engine", "vllm", "--pool", "1", *models, env=settings, start_s=WAIT_S) as found:
+        yield found
+
+
+def engine_cores(suite: RunningSuite) -> set[int]:
+    children = psutil.Process(suite.process.pid).children(recursive=True)
+    return {child.pid for child in children if child.name().startswith("VLLM::EngineCor")}
+
+
+async def test_models_take_turns_on_one_worker_and_each_answers_the_same_every_time(suite: RunningSuite) -> None:
+    body = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+    answers: dict[str, set[str]] = {REAL: set(), RANDOM: set()}
+    cores: list[set[int]] = []
+    async with httpx.AsyncClient(base_url=suite.gateway, timeout=WAIT_S, trust_env=False) as http:
+        for place in range(SWITCHES):
+            name = (REAL, RANDOM)[place % 2]
+            answer = await http.post("/v1/completions", json={**body, "model": name})
+            assert answer.status_code == 200, answer.text
+            answers[name].add(answer.json()["choices"][0]["text"])
+            cores.append(engine_cores(suite))
+    assert "Paris" in next(iter(answers[REAL]))
+    assert [len(found) for found in answers.values()] == [1, 1]
+    assert all(len(each) == 1 for each in cores) and len(set.union(*cores)) == SWITCHES, cores
