@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,60 @@ async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_t
             in_planner = {each["model"] for each in planned if each["now"]}
             if both <= in_planner and both <= {each["model"] for each in occupancy["models"]}:
                 break
+
+
+async def test_lines_of_two_models_in_one_job_are_answered_and_counted_by_model(suite: RunningSuite) -> None:
+    lengths = {"alpha": 4, "gamma": 12}
+    lines = [
+        {"custom_id": f"{name}-{number}", "method": "POST", "url": "/v1/completions",
+         "body": {"model": name, "prompt": "a b c", "max_tokens": lengths[name]}}
+        for name, count in (("alpha", 6), ("gamma", 3)) for number in range(count)
+    ]  # fmt: skip
+    async with httpx.AsyncClient(base_url=suite.gateway, timeout=WAIT_S) as http, asyncio.timeout(2 * WAIT_S):
+        sent = {"file": ("lines.jsonl", "\n".join(map(json.dumps, lines)))}
+        file = (await http.post("/v1/files", files=sent, data={"purpose": "batch"})).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        job = (await http.post("/v1/batches", json=asked)).json()
+        while job["status"] not in ("completed", "failed"):
+            job = (await http.get(f"/v1/batches/{job['id']}")).json()
+            await asyncio.sleep(0.05)
+        answers = (await http.get(f"/v1/files/{job['output_file_id']}/content")).text.splitlines()
+        bodies = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, answers)}
+        assert bodies.keys() == {each["custom_id"] for each in lines}
+        for custom_id, body in bodies.items():
+            assert custom_id.startswith(body["model"])
+            assert body["usage"]["completion_tokens"] == lengths[body["model"]]
+        while (came := await batch_demand(http, suite)) != {"alpha": 6, "gamma": 3}:
+            assert came["alpha"] <= 6 and came["gamma"] <= 3, came
+            await asyncio.sleep(0.1)
+
+
+async def batch_demand(http: httpx.AsyncClient, suite: RunningSuite) -> Counter[str]:
+    """Lines of batch jobs that have come so far, by model."""
+    params = {"span": "1h", "window": "1m"}
+    found = (await http.get(f"{suite.ready['metrics']}/v1/demand", params=params)).json()
+    counts = Counter[str]()
+    for each in found["series"]:
+        if each["service_class"] == "batch":
+            counts[each["model"]] += sum(count or 0 for count in each["requests"])
+    return counts
+
+
+async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite: RunningSuite) -> None:
+    targets, metrics = {"alpha": 25.0, "gamma": 250.0}, suite.ready["metrics"]
+    for name, target_ms in targets.items():
+        told(suite, "add", name, "--tpot-ms", str(target_ms))
+    judged = dict[str, float]()
+    async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(2 * WAIT_S):
+        while judged != targets:
+            asking = [asyncio.create_task(ask(http, suite, name, max_tokens=400)) for name in targets]
+            while not all(task.done() for task in asking):
+                models = (await http.get(f"{metrics}/v1/status")).json()["models"]
+                judged |= {each["model"]: each["decode"]["tpot_target_ms"] for each in models if each["model"] in targets}
+                await asyncio.sleep(0.05)
+        for name in targets:
+            forecast = (await http.get(f"{metrics}/v1/forecast", params={"model": name, "horizon": "1h"})).json()
+            assert forecast["model"] == name and forecast["little_history"]
 
 
 def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: RunningSuite) -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 REAL, RANDOM = "SmolLM2-135M-Instruct", "random"
 WAIT_S = 800.0
 """Of a client: EngineCore takes a minute or more to start on a CPU, and a turn is four times as long."""
-SWITCHES = 4
+SWITCHES = 3
 
 
 def random_model(folder: Path) -> Path:
