@@ -133,6 +133,7 @@ class Intake:
                     request_id=request_id,
                     model=model.routed,
                     adapter=model.adapter,
+                    adapter_source=model.adapter_source,
                     prompt=packed,
                     prompt_tokens=len(prompt),
                     max_output_tokens=max_output_tokens,
