@@ -129,6 +129,8 @@ class Generation:
 
     adapter: str = ""
     """Of the model that it is computed with; empty: none."""
+    adapter_source: str = ""
+    """Folder of one that the catalogue names; empty: workers know where theirs are."""
     batch: bool = False
     """A line of a batch job: it comes after all that somebody waits for."""
     output: MutableSequence[int] = field(default_factory=list)
@@ -221,4 +223,5 @@ class Generation:
             kv=cast(pb.KvSource, blocks.source) if blocks is not None and attempt.phase is Phase.DECODE else None,
             model=self.model,
             adapter=self.adapter,
+            adapter_source=self.adapter_source,
         )

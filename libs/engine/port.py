@@ -64,6 +64,8 @@ class Capabilities:
     """What utilisation is reckoned from; None: unknown."""
     sleeps: bool = False
     """`Engine.sleep` and `wake` work."""
+    loads_adapters: bool = False
+    """Adapters that the engine has not been started with are read when a sequence comes with their folder."""
     variant: str = ""
     """What beside model and device decides how long a step takes, in a few words: types, width, threads, versions."""
 
@@ -130,6 +132,8 @@ class EngineRequest:
     """When its first token is wanted, Unix nanoseconds; 0: nobody has said."""
     adapter: str = ""
     """Name of the adapter that the model computes it with; empty: none."""
+    adapter_source: str = ""
+    """Its folder, where the engine has not been started with it."""
     yields: bool = False
     """Nobody waits for it in person: its prompt is computed while no other one waits."""
     kind: str = ""

@@ -36,6 +36,8 @@ class Chunk:
     """[scored] 1D int32: the prompt's tokens after each of the first positions here, whose logprobs are wanted."""
     adapter: str = ""
     """Name of the adapter that the model computes it with; empty: none."""
+    adapter_source: str = ""
+    """Its folder, where the engine has not been started with it."""
 
     @property
     def decodes(self) -> bool:

@@ -226,6 +226,7 @@ class Sequence:
             prompt_tokens=request.prompt_tokens,
             scored=self._tokens[self.computed + 1 : min(end + 1, self.length)] if scores else None,
             adapter=request.adapter,
+            adapter_source=request.adapter_source,
         )
 
     def advance(self, tokens: int) -> int:

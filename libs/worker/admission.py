@@ -30,12 +30,21 @@ def admit(
     model_revision: str,
     kv_layout: str,
     adapters: Collection[str] = (),
+    loads_adapters: bool = False,
 ) -> EngineRequest | pb.Refused:
-    """The engine's request for `submit`, or why it is refused."""
+    """The engine's request for `submit`, or why it is refused. `loads_adapters`: the engine reads others than
+    `adapters` when a sequence comes with their folder."""
     model = assignment.current.model
-    wrong = invalid(submit.phase, submit.model, submit.adapter, worker_model=model, adapters=adapters)
+    wrong = invalid(
+        submit.phase,
+        submit.model,
+        submit.adapter,
+        worker_model=model,
+        adapters=adapters,
+        loadable=loads_adapters and bool(submit.adapter_source),
+    )
     if wrong is not None:
-        return refusal_message(Refusal.INVALID, _invalid_detail(wrong, model, submit.adapter))
+        return refusal_message(Refusal.INVALID, _invalid_detail(wrong, model, submit))
     root = chain_root(
         model_revision=model_revision,
         kv_layout=kv_layout,
@@ -60,14 +69,15 @@ def refusal_message(code: Refusal, detail: str) -> pb.Refused:
     return pb.Refused(code=_CODES[code], detail=detail)
 
 
-def _invalid_detail(wrong: Invalid, model: str, adapter: str) -> str:
+def _invalid_detail(wrong: Invalid, model: str, submit: pb.Submit) -> str:
     match wrong:
         case Invalid.PHASE_MISSING:
             return "phase is missing"
         case Invalid.OTHER_MODEL:
             return f"this worker has model {model!r}"
         case Invalid.ADAPTER:
-            return f"this worker has no adapter {adapter!r}: name it in FULCRUM_WORKER_ADAPTERS"
+            why = ": its engine loads none while it runs" if submit.adapter_source else ""
+            return f"this worker has no adapter {submit.adapter!r}{why}: name it in FULCRUM_WORKER_ADAPTERS"
         case _:
             assert_never(wrong)
 

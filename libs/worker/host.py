@@ -206,6 +206,7 @@ class WorkerHost:
             model_revision=self._identity.model_revision,
             kv_layout=self.engine.capabilities.kv_layout,
             adapters=self._adapters,
+            loads_adapters=self.engine.capabilities.loads_adapters,
         )
         if isinstance(request, pb.Refused):
             return request

@@ -125,6 +125,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         tpot_target_ns=submit.context.tpot_target_us * 1000,
         first_token_due_ns=submit.context.ttft_deadline_unix_ns,
         adapter=submit.adapter,
+        adapter_source=submit.adapter_source,
         yields=submit.context.service_class == BATCH_CLASS,
         kind=f"{submit.context.tenant}/{submit.context.service_class}",
     )

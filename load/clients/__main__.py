@@ -1,188 +1,17 @@
 """`python -m load.clients`: suites on the sim and torch engines, and every client that can be had here. Exit code 1
-where one of them got no answer. Clients from registries are installed into the cache folder: those for Python as locked
-in locks/clients.txt."""
+where one of them got no answer."""
 
 import argparse
-import hashlib
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from libs.model.builtin import CHATML_TEMPLATE
-from libs.runtime.paths import cache_dir
-from libs.testing.engines.real_model import REAL_MODEL_NAME, real_model_folder
-from libs.testing.suites.suite import running_suite
-
-HERE = Path(__file__).parent
-AGENTS = HERE / "agents"
-LOCK = HERE.parents[1] / "locks" / "clients.txt"
-NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
-OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
-CLIENT_TIMEOUT_S = 300
-TOKENS = 8
-ASKED = {"model": "sim", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": TOKENS}
-BODY = json.dumps(ASKED)
-BENCHMARK_REQUESTS = 8
-
-Client = Callable[[str, Path], Sequence[str]]
-"""From a gateway's address and a folder of its own to the command that asks it."""
-
-
-class Unavailable(Exception):
-    """The client cannot be had on this machine; the message says what is missing."""
-
-
-def _need(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise Unavailable(f"no {program} here")
-    return found
-
-
-def _install(*command: str) -> None:
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        raise Unavailable(f"{' '.join(command[:3])} failed: no registry?")
-
-
-def java(gateway: str, _folder: Path) -> Sequence[str]:
-    """java.net.http.HttpClient, which offers HTTP/2 by default."""
-    return (_need("java"), str(HERE / "Ask.java"), f"{gateway}/v1/chat/completions", BODY)
-
-
-def _curl(gateway: str, option: str, body: str) -> Sequence[str]:
-    url, media = f"{gateway}/v1/chat/completions", "content-type: application/json"
-    return (_need("curl"), "--silent", "--show-error", "--fail-with-body", option, url, "-H", media, "-d", body)
-
-
-def curl_http2(gateway: str, _folder: Path) -> Sequence[str]:
-    """curl that offers an upgrade to HTTP/2."""
-    return _curl(gateway, "--http2", BODY)
-
-
-def curl_http10(gateway: str, _folder: Path) -> Sequence[str]:
-    """A stream over HTTP/1.0."""
-    return _curl(gateway, "--http1.0", json.dumps({**ASKED, "stream": True}))
-
-
-def openai_python(gateway: str, _folder: Path) -> Sequence[str]:
-    """OpenAI's own client, of the version that the suite's own tests use."""
-    return (sys.executable, str(HERE / "ask.py"), f"{gateway}/v1", BODY)
-
-
-def openai_node(gateway: str, _folder: Path) -> Sequence[str]:
-    """OpenAI's own client for Node."""
-    return (*_node(HERE / "ask.mjs"), f"{gateway}/v1", BODY)
-
-
-def _node(script: Path) -> Sequence[str]:
-    node, home = _need("node"), cache_dir() / "clients" / NODE_CLIENT
-    if not (home / "node_modules" / "openai").is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        _install(_need("npm"), "install", "--silent", "--prefix", str(home), NODE_CLIENT)
-    return (node, str(shutil.copy(script, home)))  # Node looks for packages beside the file
-
-
-def _environment(name: str, *what: str) -> Path:
-    """Python of an environment with these packages, made once."""
-    home = cache_dir() / "clients" / name
-    python, made = home / "bin" / "python", home / "made"
-    if not made.is_file():
-        uv = (sys.executable, "-m", "uv")
-        _install(*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(home))
-        _install(*uv, "pip", "install", "--quiet", "--python", str(python), *what)
-        made.touch()
-    return python
-
-
-def _agent(script: str, gateway: str, model: str) -> Sequence[str]:
-    """A client that agents are written with."""
-    path = AGENTS / script
-    if path.suffix == ".mjs":
-        return (*_node(path), f"{gateway}/v1", model)
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    python = _environment(f"python-{digest}", "--require-hashes", "-r", str(LOCK))
-    return (str(python), str(path), f"{gateway}/v1", model)
-
-
-def guidellm(gateway: str, folder: Path) -> Sequence[str]:
-    """The benchmark with its default backend; prompts from a file, as its own want a tokenizer from a hub."""
-    python = _environment(GUIDELLM, GUIDELLM)
-    prompts = folder / "prompts.jsonl"
-    lines = ({"prompt": f"Tell me something, take {n}", "output_tokens_count": TOKENS} for n in range(20))
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return (
-        str(python.with_name("guidellm")), "run", "--disable-progress",
-        "--backend", f"kind=openai_http,target={gateway}",
-        "--profile", "kind=synchronous", "--constraint", f"kind=max_requests,count={BENCHMARK_REQUESTS}",
-        "--data", f"kind=json_file,path={prompts}", "--output", f"kind=json,path={folder / 'guidellm.json'}",
-    )  # fmt: skip
-
-
-CLIENTS: dict[str, Client] = {
-    "Java HttpClient": java,
-    "curl --http2": curl_http2,
-    "curl --http1.0, streamed": curl_http10,
-    "openai-python": openai_python,
-    "openai-node": openai_node,
-    "GuideLLM": guidellm,
-}
-"""Any one of them asks the sim engine for text."""
-AGENT_CLIENTS: dict[str, str] = {
-    "openai-python, agent": "with_openai.py",
-    "openai-node, agent": "with_openai.mjs",
-    "LangChain": "with_langchain.py",
-    "LlamaIndex": "with_llama_index.py",
-    "LiteLLM": "with_litellm.py",
-    "pydantic-ai": "with_pydantic_ai.py",
-    "instructor": "with_instructor.py",
-    "openai-agents": "with_openai_agents.py",
-}
-"""Each streams, has a tool called and a schema filled, on either engine."""
-
-
-def tool_model(home: Path) -> Path:
-    """SmolLM2's weights with a chat template that has a place for tools, as its own has none."""
-    folder = home / REAL_MODEL_NAME
-    shutil.copytree(real_model_folder(), folder, copy_function=os.symlink)
-    (folder / "chat_template.jinja").write_text(CHATML_TEMPLATE, encoding="utf-8")
-    return folder
-
-
-def _ask(name: str, gateway: str, model: str, folder: Path) -> tuple[str, str]:
-    """(answered, failed or not here; what it said last)."""
-    try:
-        command = (
-            _agent(AGENT_CLIENTS[name], gateway, model) if name in AGENT_CLIENTS else CLIENTS[name](gateway, folder)
-        )
-    except Unavailable as error:
-        return "not here", str(error)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=folder, env={**os.environ, **OFFLINE},
-            timeout=CLIENT_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "failed", f"not done after {CLIENT_TIMEOUT_S} s"
-    said = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    if done.returncode == 0 and name == "GuideLLM":
-        return _guidellm_result(folder / "guidellm.json")
-    return ("answered" if done.returncode == 0 else "failed"), said[-1] if said else ""
-
-
-def _guidellm_result(report: Path) -> tuple[str, str]:
-    """It ends well even where every request failed: its report tells."""
-    (benchmark,) = json.loads(report.read_text())["benchmarks"]
-    counts = {kind: len(benchmark["requests"][kind]) for kind in ("successful", "errored", "incomplete")}
-    whole = counts["successful"] == BENCHMARK_REQUESTS and not counts["errored"]
-    return ("answered" if whole else "failed"), json.dumps(counts)
+from load.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 
 
 def ask_all(engine: str, names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -190,12 +19,10 @@ def ask_all(engine: str, names: Sequence[str]) -> dict[str, tuple[str, str]]:
     results: dict[str, tuple[str, str]] = {}
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        model = "sim" if engine == "sim" else REAL_MODEL_NAME
-        arguments = () if engine == "sim" else ("--model", str(tool_model(home)))
-        with running_suite(home, "--engine", engine, *arguments) as suite:
+        with suite_on(engine, home) as (suite, model):
             for client in names:
                 print(f"{client} on {engine} …", file=sys.stderr, flush=True)
-                results[client] = _ask(client, suite.gateway, model, home)
+                results[client] = ask(client, suite.gateway, model, home)
                 print(f"  {results[client][0]}: {results[client][1][:200]}", file=sys.stderr, flush=True)
     return results
 

@@ -1,7 +1,9 @@
 """LoRA adapters by model name, on a whole suite: listed, answered as themselves, and kept apart from their model."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import openai
 import pytest
@@ -10,6 +12,8 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 
+T = TypeVar("T")
+WAIT_S = 30.0
 ADAPTERS = {"sql": "sim", "lost": "sim"}
 PROMPT = "Once upon a time there was a model with many adapters. " * 3
 
@@ -19,6 +23,8 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     env = {
         "FULCRUM_GATEWAY_ADAPTERS": json.dumps(ADAPTERS),
         "FULCRUM_WORKER_ADAPTERS": json.dumps({"sql": "/adapters/sql"}),
+        "FULCRUM_GATEWAY_MODEL_CATALOGUE": "1",
+        "FULCRUM_PLANNER_MODEL_CATALOGUE": "1",
     }
     with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "sim", "--prefill", "2", env=env) as found:
         yield found
@@ -55,3 +61,33 @@ def test_an_adapter_answers_as_itself_from_kv_of_its_own(client: openai.OpenAI) 
 def test_an_adapter_that_no_worker_knows_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="adapter 'lost'"):
         answer(client, "lost")
+
+
+def test_an_adapter_is_loaded_and_given_up_while_workers_run(suite: RunningSuite, client: openai.OpenAI) -> None:
+    added = suite.fulcrum("models", "add", "chat", "--adapter-of", "sim", "--source", "/adapters/chat")
+    assert added.returncode == 0, added.stderr
+    found = eventually(lambda: answer(client, "chat"))
+    assert found[0] not in (answer(client, "sim")[0], answer(client, "sql")[0])
+    assert answer(client, "chat")[0] == found[0]
+    (listed,) = json.loads(suite.fulcrum("models", "list", "--json").stdout)
+    assert (listed["name"], listed["parent"], listed["state"]) == ("chat", "sim", "serving")
+    assert suite.fulcrum("models", "remove", "chat").returncode == 0
+    # An empty catalogue counts once it stays empty, as a Redis that was emptied is filled again.
+    eventually(lambda: refused(client, "chat"))
+
+
+def refused(client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.NotFoundError):
+        answer(client, model)
+
+
+def eventually(look: Callable[[], T]) -> T:
+    """What it gives once it raises no more."""
+    ends_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return look()
+        except (openai.NotFoundError, pytest.fail.Exception):
+            if time.monotonic() > ends_s:
+                raise
+        time.sleep(0.05)

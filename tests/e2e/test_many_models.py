@@ -192,6 +192,32 @@ async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite:
             assert forecast["model"] == name and forecast["little_history"]
 
 
+async def test_an_adapter_is_added_while_workers_run_served_by_its_model_and_counted_apart(suite: RunningSuite) -> None:
+    added = told(suite, "add", "sql", "--adapter-of", "alpha", "--source", "/adapters/sql")
+    assert (added["parent"], added["load_s"]) == ("alpha", 0.0)
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        async with asyncio.timeout(WAIT_S):
+            while (await ask(http, suite, "sql")).status_code == 404:  # until the gateway has heard of it
+                await asyncio.sleep(0.05)
+        own, adapted = await ask(http, suite, "alpha"), await ask(http, suite, "sql")
+        assert adapted.json()["choices"] != own.json()["choices"]
+        shown = (await http.get(f"{suite.gateway}/v1/models/sql")).json()
+        assert shown["parent"] == "alpha" and shown["state"] == "serving"
+        async with asyncio.timeout(WAIT_S):
+            while not (await listed(http, suite))["sql"]["last_use"]:
+                await asyncio.sleep(0.05)
+        found = await listed(http, suite)
+        assert found["sql"]["workers"] == found["alpha"]["workers"] and "sql" not in await held(http, suite)
+        refused = suite.fulcrum("models", "reserve", "sql", "--gpus", "1")
+        assert refused.returncode == 1 and "reserve GPUs for alpha" in refused.stderr
+        refused = suite.fulcrum("models", "add", "deeper", "--adapter-of", "sql", "--source", "/adapters/deeper")
+        assert refused.returncode == 1 and "is an adapter itself" in refused.stderr
+        assert told(suite, "remove", "sql") == {"removed": "sql"}
+        async with asyncio.timeout(WAIT_S):
+            while (await ask(http, suite, "sql")).status_code != 404:
+                await asyncio.sleep(0.05)
+
+
 def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: RunningSuite) -> None:
     found = told(suite, "forecast")
     assert found["gpus"] == 2 and found["needed_gpus"] <= 2

@@ -38,8 +38,9 @@ def show_list(ready_file: Path | None, *, as_json: bool) -> None:
     )  # fmt: skip
     for each in found["models"]:
         measured = "" if each["load_measured"] else "~"
+        name = f"{each['name']} (of {each['parent']})" if each["parent"] else each["name"]
         shown.add_row(
-            each["name"], each["state"], ", ".join(each["workers"]) or "–", f"{measured}{each['load_s']:.1f} s",
+            name, each["state"], ", ".join(each["workers"]) or "–", f"{measured}{each['load_s']:.1f} s",
             f"{each['wake_s']:.1f} s", (each["last_use"] or "–")[11:19] or "–", _ahead(each["next_use_s"]),
             str(each["in_flight"]), str(each["waiting"]), _kept(each),
         )  # fmt: skip
@@ -47,7 +48,10 @@ def show_list(ready_file: Path | None, *, as_json: bool) -> None:
     for each in found["models"]:
         if each["error"]:
             console.print(f"[red]{each['name']} cannot be loaded[/]: {each['error']}")
-    console.print(f"\n{len(found['models'])} models on {found['gpus']} GPUs; ~: load time as stated, not measured yet")
+    adapters = sum(bool(each["parent"]) for each in found["models"])
+    beside = f" and {adapters} adapters" if adapters else ""
+    count = f"{len(found['models']) - adapters} models{beside}"
+    console.print(f"\n{count} on {found['gpus']} GPUs; ~: load time as stated, not measured yet")
 
 
 def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
@@ -59,14 +63,18 @@ def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
         print(json.dumps(found))
         return
     console = make_console()
+    count = sum(not each["parent"] for each in models)
     console.print(
-        f"{found['active_now']} of {len(models)} models are active; {found['needed_gpus']} of {found['gpus']} GPUs have"
+        f"{found['active_now']} of {count} models are active; {found['needed_gpus']} of {found['gpus']} GPUs have"
         f" work, {found['kept_gpus']} are kept by floors, pins and reservations"
     )
     shown = _table("models", "expected", "p50", "p90", "p99")
     _add(shown, f"at once, in the {found['window_s']:g} s that run", found["at_once"])
     for seconds, spread in found["asked_within"].items():
         _add(shown, f"asked within {int(seconds) // 60} min", spread)
+    if any(each["parent"] for each in models):
+        for seconds, spread in found["adapters_asked_within"].items():
+            _add(shown, f"adapters asked within {int(seconds) // 60} min", spread)
     console.print(shown)
     if found["reserve_gpus"] is None:
         console.print("What to reserve is not known before a window has passed.")

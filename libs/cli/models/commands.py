@@ -79,6 +79,9 @@ def add(
     source: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Of its weights; left out for a simulated one.")
     ] = None,
+    adapter_of: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="It is a LoRA adapter of this model, in PEFT's layout.")
+    ] = None,
     size: Annotated[str | None, typer.Option(metavar="SIZE", help="Of its weights, e.g. 16GB.")] = None,
     floor: Floor = None,
     priority: Priority = None,
@@ -92,7 +95,7 @@ def add(
 
     catalogue.add(
         name, source=source, size=size, floor=floor, priority=priority, ttft_ms=ttft_ms, tpot_ms=tpot_ms,
-        ready_file=ready, as_json=json,
+        parent=adapter_of, ready_file=ready, as_json=json,
     )  # fmt: skip
 
 

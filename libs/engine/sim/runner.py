@@ -120,6 +120,7 @@ class SimRunner:
             scores_prompts=True,
             hands_over_running_kv=True,
             sleeps=True,
+            loads_adapters=True,
             chunk_tokens=self._config.prefill_chunk_tokens,
         )
 

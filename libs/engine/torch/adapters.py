@@ -1,7 +1,8 @@
 """LoRA adapters over one model: low-rank additions to its linear layers, each for the rows of its own sequences.
 
-An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. Its weights are read
-with the first step that needs them; the one that no step has needed for longest makes room.
+An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is started
+with it, or a sequence brings the folder along. Its weights are read with the first step that needs them; the one that
+no step has needed for longest makes room.
 """
 
 import json
@@ -51,13 +52,14 @@ class Adapters:
         StartupError for one that is missing, or of a kind that is not served."""
         self._folders = folders
         self._most = most
-        self._scales = {name: _scale(name, folder) for name, folder in folders.items()}
+        for name, folder in folders.items():
+            _scale(name, folder)
         self._layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
         self._kept: OrderedDict[str, _Loaded] = OrderedDict()
         self._rows: list[tuple[slice, _Loaded]] = []
         """Of the step that runs, where not all rows are the model's own."""
-        for name, layer in self._layers.items() if folders else ():
-            layer.register_forward_hook(self._hook(name))
+        self._hooked = False
+        """Only once there is an adapter: a hook costs each layer of each step a call."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ class Adapters:
             end = first + len(chunk.token_ids)
             if chunk.adapter:
                 try:
-                    self._rows.append((slice(first, end), self._load(chunk.adapter)))
+                    self._rows.append((slice(first, end), self._load(chunk.adapter, chunk.adapter_source)))
                 except AdapterBroken as error:
                     faults[place] = str(error)
             first = end
@@ -87,21 +89,27 @@ class Adapters:
         self._rows = []
         self._kept.clear()
 
-    def _load(self, name: str) -> _Loaded:
+    def _load(self, name: str, source: str) -> _Loaded:
         found = self._kept.get(name)
         if found is None:
             try:
-                found = self._read(name)
+                found = self._read(name, self._folders.get(name) or Path(source))
             except AdapterBroken:
                 raise
+            except StartupError as error:
+                raise AdapterBroken(error.message) from error
             except Exception as error:  # safetensors raises a class of its own beside what files do
                 raise AdapterBroken(f"adapter {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
             self._kept[name] = found
         self._kept.move_to_end(name)
+        if not self._hooked:
+            self._hooked = True
+            for layer_name, layer in self._layers.items():
+                layer.register_forward_hook(self._hook(layer_name))
         return found
 
-    def _read(self, name: str) -> _Loaded:
-        tensors = load_file(self._folders[name] / WEIGHTS)
+    def _read(self, name: str, folder: Path) -> _Loaded:
+        scale, tensors = _scale(name, folder), load_file(folder / WEIGHTS)
         found: dict[str, Addition] = {}
         for key in sorted(tensors):
             layer_name = key.removeprefix(_PREFIX).removesuffix(_SIDES[0])
@@ -114,7 +122,7 @@ class Adapters:
             if layer is None or down.shape[1] != layer.in_features or up.shape[0] != layer.out_features:
                 raise AdapterBroken(f"adapter {name!r} does not fit this model: it adds to {layer_name}")
             like = layer.weight
-            scaled = up.to(torch.float32) * self._scales[name]
+            scaled = up.to(torch.float32) * scale
             found[layer_name] = Addition(down.T.contiguous().to(like), scaled.T.contiguous().to(like))
         return found
 

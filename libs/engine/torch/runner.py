@@ -75,6 +75,7 @@ class TorchRunner:
             scores_prompts=True,
             hands_over_running_kv=True,
             sleeps=True,
+            loads_adapters=True,
             kv_nonce=pool.nonce,
             chunk_tokens=self._config.prefill_chunk_tokens,
             compute=loaded.compute,

@@ -30,14 +30,17 @@ class WorkerReadiness:
 
 
 def invalid(
-    phase: int, model: str, adapter: str, *, worker_model: str, adapters: Collection[str] = ()
+    phase: int, model: str, adapter: str, *, worker_model: str, adapters: Collection[str] = (), loadable: bool = False
 ) -> Invalid | None:
-    """What is wrong with a sequence whichever role the worker has, or None."""
+    """What is wrong with a sequence whichever role the worker has, or None.
+
+    `adapters`: those that the worker was started with. `loadable`: it can load the sequence's adapter.
+    """
     if phase not in (Phase.PREFILL, Phase.DECODE, Phase.BOTH):
         return Invalid.PHASE_MISSING
     if model != worker_model:
         return Invalid.OTHER_MODEL
-    return Invalid.ADAPTER if adapter and adapter not in adapters else None
+    return Invalid.ADAPTER if adapter and adapter not in adapters and not loadable else None
 
 
 def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refusal | None:

@@ -29,7 +29,7 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
 
     name: Name
     source: str
-    """Folder in Hugging Face's layout, or builtin:sim."""
+    """Folder in Hugging Face's layout, or PEFT's for an adapter, or builtin:sim."""
     size_bytes: Annotated[int, Meta(ge=0, le=2**53)]
     """Of its weights."""
     floor: Annotated[int, Meta(ge=0, le=65_536)] = 0
@@ -42,6 +42,8 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     pinned: bool = False
     """Once loaded, or asked for by floor or reservation, it stays."""
     reservations: Annotated[tuple[Reservation, ...], Meta(max_length=MAX_RESERVATIONS)] = ()
+    parent: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    """Of a LoRA adapter: the model that it belongs to, on whose workers it is loaded; empty: a model of its own."""
 
 
 class LoadTimes(Struct, frozen=True, omit_defaults=True):

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 KEY = "any"
 STREAM_TOKENS = 12
@@ -14,7 +14,9 @@ TOOL, TOOL_TEXT = "weather", "Tell the weather of a city."
 
 
 class City(BaseModel):
-    """What is filled, and what the tool takes."""
+    """What is filled, and what the tool takes. Nothing beside it: a small model would go on with fields of its own."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=20)
     people: int = Field(ge=0, le=99_999_999)

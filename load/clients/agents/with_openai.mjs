@@ -21,7 +21,7 @@ for await (const chunk of await client.chat.completions.create({ model, messages
 need(pieces.length > 1, `a stream of ${pieces.length} pieces`);
 
 const tools = [{ type: "function", function: { name: "weather", description: "Tell the weather.", parameters: schema } }];
-const runner = client.chat.completions.stream({ model, messages, tools, tool_choice: "required", max_tokens: 400 });
+const runner = client.chat.completions.stream({ model, messages, tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 400 });
 const called = await runner.finalMessage();
 const call = called.tool_calls[0];
 need(call.function.name === "weather" && isCity(JSON.parse(call.function.arguments)), "no call of the tool");

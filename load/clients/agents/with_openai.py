@@ -14,7 +14,12 @@ def main() -> None:
     with client.chat.completions.stream(model=model, messages=messages, max_tokens=asked.STREAM_TOKENS) as stream:
         pieces = [event.delta for event in stream if event.type == "content.delta"]
     called = client.chat.completions.create(
-        model=model, messages=messages, tools=[asked.tool()], tool_choice="required", max_tokens=asked.MAX_TOKENS
+        model=model,
+        messages=messages,
+        tools=[asked.tool()],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=asked.MAX_TOKENS,
     )
     call = called.choices[0].message.tool_calls[0]
     assert call.function.name == asked.TOOL and called.choices[0].finish_reason == "tool_calls"

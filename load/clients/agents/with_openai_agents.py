@@ -37,7 +37,7 @@ async def _run(model: Any) -> tuple[str, int, dict[str, Any], asked.City]:
         called.append(city.model_dump())
         return "rain"
 
-    must = agents.ModelSettings(max_tokens=asked.MAX_TOKENS, tool_choice="required")
+    must = agents.ModelSettings(max_tokens=asked.MAX_TOKENS, tool_choice="required", parallel_tool_calls=False)
     # After the first turn the loop asks again without the choice, and wants an answer of the type.
     caller = agents.Agent(
         name="caller", model=model, tools=[weather], model_settings=must, tool_use_behavior="stop_on_first_tool"

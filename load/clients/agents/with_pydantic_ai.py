@@ -25,7 +25,8 @@ async def main() -> None:
         return "rain"
 
     # An output that is a tool: every turn has to call one of them, and the second is held to the last.
-    caller = Agent(model, output_type=weather, model_settings=ModelSettings(max_tokens=asked.MAX_TOKENS))
+    one = ModelSettings(max_tokens=asked.MAX_TOKENS, parallel_tool_calls=False)
+    caller = Agent(model, output_type=weather, model_settings=one)
     await caller.run(asked.QUESTION)
     filler = Agent(
         model, output_type=NativeOutput(asked.City), model_settings=ModelSettings(max_tokens=asked.MAX_TOKENS)

@@ -71,7 +71,8 @@ class PartReaders:
     reader: AnswerReader
     reasons: bool
     """Whether its usage counts tokens of reasoning."""
-    new_call_id: Callable[[], str]
+    new_call_id: Callable[[str, int], str]
+    """From a call's name and its place among the answer's calls."""
     max_calls: int
     """Calls beyond are dropped."""
 
@@ -256,7 +257,7 @@ class ChoiceText:
         if part.kind is PartKind.CALL:
             self._calls += 1
             if self._calls <= parts.max_calls:
-                calls.append(CallPiece(self._calls - 1, parts.new_call_id(), part.text))
+                calls.append(CallPiece(self._calls - 1, parts.new_call_id(part.text, self._calls - 1), part.text))
                 self._run(PartKind.CALL, part.text, calls[-1].id)
         elif self._calls <= parts.max_calls:
             if not calls:

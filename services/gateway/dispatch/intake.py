@@ -133,6 +133,7 @@ class Intake:
                     request_id=request_id,
                     model=model.routed,
                     adapter=model.adapter,
+                    adapter_source=model.adapter_source,
                     prompt=packed,
                     prompt_tokens=len(prompt),
                     max_output_tokens=max_output_tokens,
@@ -184,13 +185,22 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
     parser = shape.parser(tools.schemas if tools else _NO_TOOLS, end)
     if parser is None:
         return None
-    id_chars = MISTRAL_ID_CHARS if shape.calls == "mistral" else 0
     return PartReaders(
         reader=AnswerReader(parser, decoder, model.tokenizer.special_tokens),
         reasons=shape.reasons,
-        new_call_id=lambda: secrets.token_hex()[:id_chars] if id_chars else f"call_{secrets.token_hex(12)}",
+        new_call_id=_call_ids(shape.calls, asked),
         max_calls=MAX_CALLS if tools is None or tools.parallel else 1,
     )
+
+
+def _call_ids(calls: str, asked: Asked) -> Callable[[str, int], str]:
+    """Ids of calls: a template shows them again in the next turn, and some models know them by their form."""
+    if calls == "mistral":
+        return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
+    if calls == "kimi-k2":
+        before = sum(len(message.get("tool_calls") or ()) for message in asked.messages)
+        return lambda name, place: f"functions.{name}:{before + place}"
+    return lambda _name, _place: f"call_{secrets.token_hex(12)}"
 
 
 def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> PromptShown | None:

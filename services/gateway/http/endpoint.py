@@ -187,7 +187,9 @@ class CompletionEndpoint:
         del body
         visit.model, visit.choices = model.routed, asked.choices
         await arrival.allowance.choices(asked.choices)  # before anything waits anywhere
-        with nullcontext(0.0) if self._models is None else self._models.asked(model.routed) as wait_s:
+        with (
+            nullcontext(0.0) if self._models is None else self._models.asked(model.routed, model.adapter_name) as wait_s
+        ):
             self._dispatcher.check_room(asked.choices, key)  # before the work of tokenising
             news = News()
             choices = await self._intake.choices(asked, model, arrival, news.changed)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -94,15 +94,20 @@ class ModelDesk:
         expected = self._expected(name)
         if expected is None:
             return None
-        if self._served(name):
+        if self._served(expected.entry.parent or name):
             return "serving", 0.0
         state = expected.outlook.state if expected.outlook else "unknown"
         return ("loading" if state == "serving" else state), expected.wait_s(self._now_ms())
 
     @contextmanager
-    def asked(self, name: str) -> Iterator[float]:
-        """A request to a model, from its arrival to its end; yields the seconds that it is expected to wait for the
-        model to be loaded. Raises NoWorkers where that is longer than requests wait."""
+    def asked(self, name: str, adapter: str = "") -> Iterator[float]:
+        """A request to a model, or to an adapter of it, from its arrival to its end; yields the seconds that it is
+        expected to wait for the model to be loaded. Raises NoWorkers where that is longer than requests wait."""
+        with self._counted(adapter), self._asked(name) as wait_s:
+            yield wait_s
+
+    @contextmanager
+    def _asked(self, name: str) -> Iterator[float]:
         expected = self._expected(name)
         if expected is None:
             yield 0.0
@@ -121,6 +126,21 @@ class ModelDesk:
         finally:
             use.in_flight -= 1
 
+    @contextmanager
+    def _counted(self, adapter: str) -> Iterator[None]:
+        """A request to an adapter: it counts apart from its model too. It is its model that it may have to wait for."""
+        if adapter not in self._found.entries:
+            yield
+            return
+        use = self._uses.setdefault(adapter, _Use())
+        use.arrivals += 1
+        use.last_ms = round(self._now_ms())
+        use.in_flight += 1
+        try:
+            yield
+        finally:
+            use.in_flight -= 1
+
     def _admit(self, name: str, expected: Expected, use: _Use) -> float:
         if name in self._broken:
             raise NoWorkers(f"model {name!r} cannot be served here: {self._broken[name]}")
@@ -135,8 +155,13 @@ class ModelDesk:
     # ------------------------------------------------------------ what batch jobs ask
 
     @contextmanager
-    def line(self, name: str) -> Iterator[None]:
+    def line(self, name: str, adapter: str = "") -> Iterator[None]:
         """A batch line, to its end: it counts as use, and may wait longer than a person's request."""
+        with self._counted(adapter), self._line(name):
+            yield
+
+    @contextmanager
+    def _line(self, name: str) -> Iterator[None]:
         if name not in self._found.entries:
             yield
             return
@@ -206,8 +231,11 @@ class ModelDesk:
         if found.entries != self._found.entries:
             for gone in self._broken.keys() - found.entries.keys():
                 del self._broken[gone], self._catalog.broken[gone]
-            models = [await self._model(entry) for entry in found.entries.values()]
-            self._catalog.replace_added(filter(None, models))
+            entries = found.entries.values()
+            models = {each.name: await self._model(each) for each in entries if not each.parent}
+            served = {**models, **self._catalog.own}
+            adapters = [self._adapter(each, served.get(each.parent)) for each in entries if each.parent]
+            self._catalog.replace_added(filter(None, (*models.values(), *adapters)))
         self._found = found
 
     async def _model(self, entry: ModelEntry) -> ServedModel | None:
@@ -217,13 +245,34 @@ class ModelDesk:
             if source not in self._tokenizers:
                 self._tokenizers[source] = await asyncio.to_thread(load_tokenizer, info)
         except StartupError as error:
-            if self._broken.get(name) != error.message:
-                log.warning("a model of the catalogue cannot be served here", model=name, error=error.message)
-            self._broken[name] = self._catalog.broken[name] = error.message
+            self._breaks(name, error.message)
             return None
+        self._mended(name)
+        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
+
+    def _adapter(self, entry: ModelEntry, model: ServedModel | None) -> ServedModel | None:
+        """What is served by the adapter's name, over its model."""
+        if model is None or model.base:
+            self._breaks(entry.name, f"it is an adapter of {entry.parent}, which is no model that is served here")
+            return None
+        self._mended(entry.name)
+        return replace(
+            model,
+            info=replace(model.info, name=entry.name),
+            base=entry.parent,
+            adapter_source=entry.source,
+            ttft_ms=entry.ttft_ms or model.ttft_ms,
+            tpot_ms=entry.tpot_ms or model.tpot_ms,
+        )
+
+    def _breaks(self, name: str, message: str) -> None:
+        if self._broken.get(name) != message:
+            log.warning("a model of the catalogue cannot be served here", model=name, error=message)
+        self._broken[name] = self._catalog.broken[name] = message
+
+    def _mended(self, name: str) -> None:
         self._broken.pop(name, None)
         self._catalog.broken.pop(name, None)
-        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
 
     async def report(self) -> None:
         """Tell how models are used here until cancelled: when that changes, and as long as anything runs."""

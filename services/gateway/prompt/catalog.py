@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
+from zlib import crc32
 
 from libs.contracts.errors import NoWorkers, StartupError, UnknownModel, quoted
 from libs.model.info import ModelInfo, load_model_info
@@ -29,6 +30,8 @@ class ServedModel:
     """Formats of its answers that are set by hand."""
     base: str = ""
     """Name of the model whose workers compute it, for an adapter of that; empty: its own."""
+    adapter_source: str = ""
+    """Folder of an adapter that the catalogue names; empty: workers were started with it."""
     format: AnswerFormat = field(init=False)
 
     @property
@@ -37,9 +40,17 @@ class ServedModel:
         return self.base or self.info.name
 
     @property
-    def adapter(self) -> str:
-        """Name of the adapter on them; empty: none."""
+    def adapter_name(self) -> str:
+        """Of an adapter: its name to clients; empty: it is a model of its own."""
         return self.info.name if self.base else ""
+
+    @property
+    def adapter(self) -> str:
+        """What workers call the adapter on them; empty: none."""
+        if not self.base:
+            return ""
+        # One that is removed and added again from elsewhere shares no weights and no KV with what it was.
+        return f"{self.info.name}@{crc32(self.adapter_source.encode()):08x}" if self.adapter_source else self.info.name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", answer_format(self.tokenizer, self.names.of(self.info.name)))

@@ -56,7 +56,8 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
         raise InvalidRequest(f"tool_choice: {quoted(named)} is not among the tools", param="tool_choice")
     return ToolUse(
         tools=tuple(_tool(tool) for tool in tools),
-        parallel=request.parallel_tool_calls is not False,
+        # A named one is called once, as OpenAI and vLLM have it.
+        parallel=named is None and request.parallel_tool_calls is not False,
         chars=len(msgspec.json.encode(tools)),
         required=named is not None or choice == "required",
         named=named,

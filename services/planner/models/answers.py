@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from libs.policy.reserve.booking import ClaimRefused, GpuClaim, kept_at
-from libs.policy.reserve.following import Spread
+from libs.policy.reserve.following import Spread, UseFollower
 from libs.policy.reserve.pool import Eviction
 from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
 from services.planner.models.claims import devices, minute_of
@@ -24,11 +24,14 @@ class ReservationAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A model of the catalogue. `next_use_s`: by when it is as likely as not to be asked; null: not within a week, or
-    nothing is known. `expected_wait_s`: of a request that came now, for the model."""
+    """A model of the catalogue, or an adapter of the model `parent`: then state, workers and wait are that model's, and
+    uses its own. `in_flight` of a model leaves its adapters' out. `next_use_s`: by when it is as likely as not to be
+    asked; null: not within a week, or nothing is known. `expected_wait_s`: of a request that came now, for the model.
+    """
 
     name: str
     source: str
+    parent: str
     size_bytes: int
     state: str
     workers: list[str]
@@ -75,7 +78,8 @@ class CatalogueAnswer:
     `gpus` counts workers, each of which holds one model, `devices` the GPUs under them, which workers may share.
     `at_once` is of the most models in use at once in the window that runs, null before a first one has passed, as is
     `asked_within` of models in use or asked at some time within this many seconds. `reserve_gpus` holds with 99 % of
-    windows; `kept_gpus` are kept now by floors, pins and reservations, `needed_gpus` have work now.
+    windows; `kept_gpus` are kept now by floors, pins and reservations, `needed_gpus` have work now. Adapters need no
+    GPUs: they are counted apart, and their requests are their model's in all other figures.
     """
 
     models: list[CatalogueModel]
@@ -89,6 +93,8 @@ class CatalogueAnswer:
     active_now: int
     at_once: Outcomes | None
     asked_within: dict[str, Outcomes | None]
+    adapters_active: int
+    adapters_asked_within: dict[str, Outcomes | None]
     next_evicted: list[EvictionAnswer]
     switches: dict[str, int]
     cold_starts: int
@@ -111,10 +117,9 @@ def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
         windows=keeper.follower.windows,
         active_now=active,
         at_once=Outcomes(round(ahead.peak_expected_gpus, 2), *ahead.quantiles_gpus) if ahead else None,
-        asked_within={
-            str(seconds): _outcomes(keeper.follower.asked_within(now_ns / 1e9, float(seconds)))
-            for seconds in HORIZONS_S
-        },
+        asked_within=_asked_within(keeper.follower, now_ns),
+        adapters_active=keeper.adapter_follower.active,
+        adapters_asked_within=_asked_within(keeper.adapter_follower, now_ns),
         next_evicted=[_eviction(keeper, each) for each in keeper.placed.evictions],
         switches=dict(sorted(keeper.switches.items())),
         cold_starts=keeper.cold_starts,
@@ -122,17 +127,24 @@ def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
     )
 
 
+def _asked_within(follower: UseFollower, now_ns: int) -> dict[str, Outcomes | None]:
+    return {str(each): _outcomes(follower.asked_within(now_ns / 1e9, float(each))) for each in HORIZONS_S}
+
+
 def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueModel:
-    name = entry.name
+    name, on = entry.name, entry.parent or entry.name
     error = keeper.failure(name, now_ns)
-    chances, times = keeper.chances.get(name), keeper.found.times.get(name)
+    chances = (keeper.adapter_chances if entry.parent else keeper.chances).get(name)
+    times = keeper.found.times.get(name)
+    in_flight, waiting = keeper.alone(name)
     last_ms = keeper.uses.last_use_ms(name)
     return CatalogueModel(
         name=name,
         source=entry.source,
+        parent=entry.parent,
         size_bytes=entry.size_bytes,
         state="failed" if error else keeper.stands(name, now_ns)[0],
-        workers=sorted(each.id for each in keeper.workers if each.assignment.model == name),
+        workers=sorted(each.id for each in keeper.workers if each.assignment.model == on),
         priority=entry.priority,
         floor=entry.floor,
         pinned=entry.pinned,
@@ -142,13 +154,14 @@ def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueMode
         ],
         ttft_ms=entry.ttft_ms,
         tpot_ms=entry.tpot_ms,
-        load_s=round(keeper.load_s(entry), 3),
-        wake_s=round(keeper.wake_s(entry), 3),
+        # An adapter is read within the first step that needs it.
+        load_s=0.0 if entry.parent else round(keeper.load_s(entry), 3),
+        wake_s=0.0 if entry.parent else round(keeper.wake_s(entry), 3),
         load_measured=bool(times and times.load_s),
         last_use=datetime.fromtimestamp(last_ms / 1000, UTC).isoformat(timespec="seconds") if last_ms else None,
         next_use_s=round(chances.next_s, 1) if chances and chances.next_s is not None else None,
-        in_flight=keeper.uses.in_flight(name),
-        waiting=keeper.uses.waiting(name),
+        in_flight=in_flight,
+        waiting=waiting,
         expected_wait_s=keeper.expected_wait_s(name),
         error=error,
     )

@@ -1,7 +1,7 @@
 """The routes of the model catalogue; changing it is an admin verb."""
 
-from collections.abc import Awaitable
-from typing import Annotated, TypeVar
+from collections.abc import Awaitable, Mapping
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Header
@@ -26,6 +26,8 @@ from services.planner.models.claims import claims_of
 from services.planner.models.keeper import ModelKeeper
 
 T = TypeVar("T")
+_OF_MODELS: Final = ("floor", "priority", "pinned", "size_bytes")
+"""What an entry says of GPUs, which adapters have none of."""
 Authorization = Annotated[str, Header()]
 _RESPONSES: dict[int | str, dict[str, object]] = {
     401: {"description": "the token is missing or wrong"},
@@ -37,6 +39,8 @@ class ModelBody(BaseModel):
     """What is set of a model; the rest stays as it is."""
 
     source: str | None = Field(None, min_length=1, max_length=4096)
+    parent: str | None = Field(None, min_length=1, max_length=MAX_NAME_CHARS)
+    """Makes it a LoRA adapter of this model."""
     size_bytes: int | None = Field(None, ge=0, le=2**53)
     floor: int | None = Field(None, ge=0, le=65_536)
     priority: int | None = Field(None, ge=-100, le=100)
@@ -106,10 +110,25 @@ class ModelsApi:
             raise InvalidRequest(f"the catalogue has {MAX_MODELS} models already", param="name")
         entry = before or ModelEntry(name, BUILTIN_SIM, 0)
         changes = body.model_dump(exclude_none=True)
+        if changes.get("parent", entry.parent):
+            self._check_adapter(name, changes, before)
         return await self._keep(msgspec.structs.replace(entry, **changes))
+
+    def _check_adapter(self, name: str, changes: Mapping[str, object], before: ModelEntry | None) -> None:
+        """Raises InvalidRequest for what an adapter cannot be, or have."""
+        parent = str(changes.get("parent") or (before.parent if before else ""))
+        if before is not None and before.parent != parent:
+            raise InvalidRequest(f"{quoted(name)} is in the catalogue already, as another: remove it", param="parent")
+        above = self._keeper.found.entries.get(parent)
+        if parent == name or (above is not None and above.parent):
+            raise InvalidRequest(f"{quoted(parent)} is an adapter itself", param="parent")
+        if odd := next((each for each in _OF_MODELS if changes.get(each)), ""):
+            raise InvalidRequest(f"{odd} is of models: an adapter has its model's workers", param=odd)
 
     async def _reserve(self, name: str, body: ReservationBody) -> CatalogueModel:
         entry = self._entry(name)
+        if entry.parent:
+            raise InvalidRequest(f"{quoted(name)} is an adapter: reserve GPUs for {entry.parent}", param="name")
         if not body.gpus:
             return await self._keep(msgspec.structs.replace(entry, reservations=()))
         start, end = minute_of_time(body.from_time), minute_of_time(body.to_time)

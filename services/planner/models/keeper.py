@@ -105,11 +105,15 @@ class ModelKeeper:
     _moves: dict[str, int] = field(default_factory=dict)
     """When each worker's last move was known, of those that were looked at."""
     follower: UseFollower = field(init=False)
+    """Of models, their adapters' requests included: those need the same GPUs."""
+    adapter_follower: UseFollower = field(init=False)
     chances: Mapping[str, Chances] = field(default_factory=dict)
+    adapter_chances: Mapping[str, Chances] = field(default_factory=dict)
     _chances_ns: int = 0
 
     def __post_init__(self) -> None:
         self.follower = UseFollower(window_s=self.knobs.window_s)
+        self.adapter_follower = UseFollower(window_s=self.knobs.window_s)
 
     # ------------------------------------------------------------ what comes in
 
@@ -176,13 +180,31 @@ class ModelKeeper:
 
     def look(self, now_ns: int) -> None:
         """Let what was seen of use sink in."""
-        self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.found.entries})
+        self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self._of_their_own})
+        if self.adapters:
+            self.adapter_follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.adapters})
 
     # ------------------------------------------------------------ what is known
+
+    @property
+    def adapters(self) -> Mapping[str, ModelEntry]:
+        """Entries of the catalogue that are LoRA adapters of a model, by name."""
+        return {name: entry for name, entry in self.found.entries.items() if entry.parent}
+
+    @property
+    def _of_their_own(self) -> Mapping[str, ModelEntry]:
+        return {name: entry for name, entry in self.found.entries.items() if not entry.parent}
+
+    def alone(self, name: str) -> tuple[int, int]:
+        """(requests in flight, those that wait) of a model without its adapters', or of one adapter."""
+        beside = sum(self.uses.in_flight(each.name) for each in self.adapters.values() if each.parent == name)
+        return max(self.uses.in_flight(name) - beside, 0), self.uses.waiting(name)
 
     def failure(self, name: str, now_ns: int) -> str:
         """Why a model is not loaded now; empty where nothing stands against it."""
         entry = self.found.entries.get(name)
+        if entry is not None and entry.parent:
+            return self.failure(entry.parent, now_ns)
         most = max((each.pool.memory_bytes for each in self.workers), default=0)
         if entry is not None and 0 < most < entry.size_bytes:
             return (
@@ -225,14 +247,15 @@ class ModelKeeper:
     def decide(self, now_ns: int) -> list[Call]:
         """Orders to workers of the pool now; workers are taken to do it, until they show otherwise."""
         self.look(now_ns)
-        entries = self.found.entries
+        entries = self._of_their_own
         loads = {name: self.load_s(entry) for name, entry in entries.items()}
         horizon_s = max(self.knobs.turn_s, 4 * max(loads.values(), default=1.0))
         if now_ns - self._chances_ns >= CHANCES_NS or loads.keys() != self.chances.keys():
             self._chances_ns = now_ns
-            self.chances = self.follower.chances(
-                now_ns / 1e9, horizon_s=horizon_s, cold_cost_gpu_s=self.knobs.cold_cost_gpu_s, load_s=loads
-            )
+            times = {"horizon_s": horizon_s, "cold_cost_gpu_s": self.knobs.cold_cost_gpu_s}
+            self.chances = self.follower.chances(now_ns / 1e9, load_s=loads, **times)
+            adapters = dict.fromkeys(self.adapters, 0.0)
+            self.adapter_chances = self.adapter_follower.chances(now_ns / 1e9, load_s=adapters, **times)
         standings = [self._standing(worker, now_ns) for worker in self.workers]
         models = [self._model(entry, standings, now_ns) for entry in entries.values()]
         self.models = {each.name: each for each in models}
@@ -351,11 +374,16 @@ class ModelKeeper:
 
     def expected_wait_s(self, name: str) -> float:
         """Wait that a request which comes now expects: 0 where a worker serves the model."""
-        wait_s = self.placed.waits_s.get(name, 0.0)
+        entry = self.found.entries.get(name)
+        wait_s = self.placed.waits_s.get((entry.parent if entry else "") or name, 0.0)
         return round(min(wait_s + CONNECT_S, NEVER_S), 1) if wait_s else 0.0
 
     def stands(self, name: str, now_ns: int) -> tuple[str, int]:
-        """A model's state in a word; where it is being loaded also when it is expected to serve, Unix ms."""
+        """A model's state in a word; where it is being loaded also when it is expected to serve, Unix ms. An adapter's
+        is its model's; one of a model that the pool does not serve is served by that model's own workers."""
+        entry = self.found.entries.get(name)
+        if entry is not None and entry.parent:
+            return self.stands(entry.parent, now_ns) if entry.parent in self.found.entries else ("serving", 0)
         ready_ms = []
         for worker in self.workers:
             reported = self._ordered.get(worker.id)

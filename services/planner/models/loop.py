@@ -75,7 +75,9 @@ class ModelLoop:
                 left = known
             else:
                 self._keeper.take_catalogue(found)
-            self._targets({name: each.tpot_ms for name, each in found.entries.items() if each.tpot_ms is not None})
+            self._targets(
+                {name: each.tpot_ms for name, each in found.entries.items() if each.tpot_ms and not each.parent}
+            )
             self.news.set()
             with contextlib.suppress(CatalogueDown):
                 while left and self._leads():

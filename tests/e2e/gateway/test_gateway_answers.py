@@ -105,6 +105,31 @@ async def test_openais_client_streams_reasoning_content_and_calls(
     assert len({call[0] for call in calls.values()}) == len(calls)
 
 
+def kimi_catalog(models: dict[str, str]) -> Catalog:
+    """The built-in model, said to call tools as Kimi K2 does."""
+    return load_catalog(models, FormatNames(tools={"*": "kimi-k2"}))
+
+
+@pytest.mark.parametrize("url", [kimi_catalog], indirect=True)
+async def test_calls_of_kimi_have_its_own_ids_counted_on_from_turn_to_turn(
+    http: httpx.AsyncClient, worker: ScriptedWorker
+) -> None:
+    opens, begin, argue, end, closes = (
+        "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    )  # fmt: skip
+    call = f"{begin}functions.f:0{argue}{{}}{end}"
+    worker.script, worker.stops = [*f"{opens}{call}{call}{closes}".encode(), 257], True
+    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL]}
+    (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
+    calls = choice["message"]["tool_calls"]
+    assert [call["id"] for call in calls] == ["functions.f:0", "functions.f:1"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "12"} for call in calls]
+    body["messages"] = [*CHAT["messages"], {"role": "assistant", "tool_calls": calls}, *results]
+    (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.f:2", "functions.f:3"]
+
+
 async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
     worker.script = list(HERMES.encode())
     body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL], "tool_choice": "none"}

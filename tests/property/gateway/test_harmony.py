@@ -73,7 +73,8 @@ def decoded(
     reader = AnswerReader(HarmonyParser(calls=calls), decoder, TOKENIZER.special_tokens)
     choice = ChoiceText(
         request_id="r", decoder=decoder, stops=stops, silent_token_ids=ENDS, in_pieces=True,
-        parts=PartReaders(reader, reasons=True, new_call_id=lambda: "id", max_calls=9), changed=lambda: None,
+        parts=PartReaders(reader, reasons=True, new_call_id=lambda _name, _place: "id", max_calls=9),
+        changed=lambda: None,
     )  # fmt: skip
     whole = Piece(reasoning=[], calls=[])
     assert whole.reasoning is not None and whole.calls is not None

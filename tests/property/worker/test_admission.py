@@ -89,3 +89,23 @@ def test_blocks_are_kept_apart_by_the_tenants_salt_and_by_its_name_where_it_has_
     assert root(tenant="a", cache_salt="s") == root(tenant="b", cache_salt="s")
     assert root(tenant="a") == root(cache_salt="a")
     assert len({root(tenant="a"), root(tenant="b"), root(tenant="a", cache_salt="s")}) == 3
+
+
+@given(st.booleans(), st.booleans(), st.booleans())
+def test_an_adapter_is_taken_where_the_worker_was_started_with_it_or_loads_it(
+    named: bool, loads: bool, brought: bool
+) -> None:
+    found = admit(
+        submitted(adapter="sql", adapter_source="/adapters/sql" if brought else "", phase=Phase.BOTH),
+        assignment=AssignmentState("m", 2, 64),
+        has_credit=True,
+        sequence_id=1,
+        model_revision="r",
+        kv_layout="other",
+        adapters={"sql"} if named else (),
+        loads_adapters=loads,
+    )
+    if named or (loads and brought):
+        assert isinstance(found, EngineRequest) and found.adapter == "sql"
+    else:
+        assert isinstance(found, pb.Refused) and "adapter 'sql'" in found.detail

@@ -181,3 +181,37 @@ async def test_lines_of_batch_jobs_are_reported_apart_and_wait_only_from_when_th
             assert use.waiting_since_unix_ms == NOW_MS + 5_000, "a person's wait begins with the person"
             rig.clock.advance_ms(1_000)
             assert rig.desk.uses()["a"].waiting_since_unix_ms == NOW_MS + 5_000
+
+
+async def test_an_adapter_is_counted_apart_from_its_model_whose_requests_include_its_own() -> None:
+    rig = Rig()
+    entries = {
+        "a": ModelEntry("a", "builtin:sim", 1),
+        "sql": ModelEntry("sql", "/adapters/sql", 0, parent="a"),
+        "lost": ModelEntry("lost", "/adapters/lost", 0, parent="nowhere"),
+    }
+    await rig.desk.take(Catalogued(entries))
+    assert rig.catalog.names == ["a", "sql"]
+    served = rig.catalog.get("sql")
+    assert (served.routed, served.adapter_name, served.adapter_source) == ("a", "sql", "/adapters/sql")
+    with pytest.raises(NoWorkers, match="adapter of nowhere"):
+        rig.catalog.get("lost")
+    rig.served.add("a")
+    assert rig.desk.state("sql") == ("serving", 0.0)
+    with rig.desk.asked("a"), rig.desk.asked("a", "sql"), rig.desk.line("a", "sql"):
+        uses = rig.desk.uses()
+        assert {name: use.in_flight for name, use in uses.items()} == {"a": 3, "sql": 2}
+    assert {name: (use.arrivals, use.in_flight) for name, use in rig.desk.uses().items()} == {
+        "a": (3, 0),
+        "sql": (2, 0),
+    }
+
+
+async def test_an_adapter_from_another_folder_shares_nothing_with_the_one_of_its_name_before() -> None:
+    rig = Rig()
+    found = set()
+    for source in ("/adapters/one", "/adapters/two"):
+        adapter = ModelEntry("sql", source, 0, parent="a")
+        await rig.desk.take(Catalogued({"a": ModelEntry("a", "builtin:sim", 1), "sql": adapter}))
+        found.add(rig.catalog.get("sql").adapter)
+    assert len(found) == 2

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_ASLEEP,
     WORKER_STATE_LOADING,
@@ -14,6 +16,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelUse, Reservation
 from libs.stores.catalogue.port import Catalogued
+from services.planner.models.answers import catalogue_answer
 from services.planner.models.claims import devices
 from services.planner.models.keeper import Call, Knobs, ModelKeeper
 
@@ -172,3 +175,31 @@ def test_batch_lines_of_one_model_wait_behind_people_of_another() -> None:
     lines = ModelUse(9, 1, 9, (NOON - 60 * SECOND) // 1_000_000, 9, lines_waiting=9, lines_in_flight=9)
     keeper = keeper_of(model("a", priority=5), model("b"), workers=[pool_worker("w")])
     assert asked(keeper, NOON, a=lines, b=WAITS) == [("w", "b")]
+
+
+def test_an_adapter_takes_no_worker_and_its_use_is_known_apart_from_its_models() -> None:
+    sql = ModelEntry("sql", "/adapters/sql", 0, parent="a")
+    keeper = keeper_of(model("a"), model("b"), sql, workers=[pool_worker("v"), pool_worker("w")], window_s=10.0)
+    waits = msgspec.structs.replace(WAITS, arrivals=3, in_flight=3)
+    ((worker, held),) = asked(keeper, NOON, a=waits, sql=ModelUse(2, NOON // 1_000_000, in_flight=2))
+    assert held == "a"
+    assert keeper.outlooks(NOON)["sql"].state == "loading"
+    keeper.take_workers([pool_worker(worker, "a", epoch=2)], NOON)
+    assert keeper.outlooks(NOON)["sql"] == keeper.outlooks(NOON)["a"]
+    assert (keeper.alone("a")[0], keeper.alone("sql")[0]) == (1, 2)
+    for second in range(1, 40):  # asked once in two seconds, by the adapter's name alone
+        now, count = NOON + second * SECOND, 3 + second // 2
+        use = ModelUse(count, now // 1_000_000)
+        asked(keeper, now, a=use, sql=use)
+    shown = catalogue_answer(keeper, now)
+    listed = {each.name: each for each in shown.models}
+    assert listed["sql"].parent == "a" and listed["sql"].workers == listed["a"].workers == [worker]
+    assert listed["sql"].next_use_s is not None and listed["sql"].next_use_s < 30
+    within = shown.adapters_asked_within["600"]
+    assert within is not None and within.expected > 0.9
+    assert shown.at_once is not None and shown.at_once.p99 <= 2, "two models, whatever adapters they have"
+
+
+def test_an_adapter_of_a_model_outside_the_pool_is_there_at_once() -> None:
+    keeper = keeper_of(ModelEntry("sql", "/adapters/sql", 0, parent="settings"), workers=[])
+    assert keeper.decide(NOON) == [] and keeper.outlooks(NOON)["sql"].state == "serving"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from libs.testing.engines.real_model import write_random_llama
 pytestmark = pytest.mark.torch
 
 TOKENS = 12
+_NONE: Mapping[str, Path] = MappingProxyType({})
 PROMPT = np.array([5, 9, 17, 200, 31, 8], np.int32)
 
 
@@ -36,8 +38,11 @@ async def started(model: Path, adapters: Mapping[str, Path], most: int = 8) -> T
     return runner
 
 
-async def answers(runner: TorchRunner, adapters: tuple[str, ...]) -> list[list[int]]:
-    """Greedy tokens of the same prompt under each of these, side by side in every step."""
+async def answers(
+    runner: TorchRunner, adapters: tuple[str, ...], sources: Mapping[str, Path] = _NONE
+) -> list[list[int]]:
+    """Greedy tokens of the same prompt under each of these, side by side in every step; `sources`: folders that come
+    with the sequences."""
     params = SamplingParams(temperature=0.0, ignore_eos=True, min_tokens=TOKENS)
     tokens = [list(PROMPT) for _ in adapters]
     for _ in range(TOKENS):
@@ -47,7 +52,7 @@ async def answers(runner: TorchRunner, adapters: tuple[str, ...]) -> list[list[i
             start = 0 if len(history) == len(PROMPT) else len(history) - 1
             table = np.arange(number * 4, number * 4 + 4, dtype=np.int32)
             own = (history[start:], start, table, True, params, history, len(PROMPT))
-            chunks.append(Chunk(number, *own, adapter=name))
+            chunks.append(Chunk(number, *own, adapter=name, adapter_source=str(sources.get(name, ""))))
         sampled = await runner.run(Batch(tuple(chunks)))
         for number, so_far in enumerate(tokens):
             assert not sampled[number].fault
@@ -63,6 +68,22 @@ async def test_sequences_of_several_adapters_share_a_step(model: Path, tmp_path:
     truth = {name: merged_tokens(model, folders.get(name), PROMPT, TOKENS) for name in ("sql", "", "chat")}
     assert found == [truth["sql"], truth[""], truth["chat"], truth["sql"]]
     assert len({tuple(each) for each in truth.values()}) == 3, "adapters that change nothing show nothing"
+
+
+async def test_adapters_come_and_go_while_the_engine_runs(model: Path, tmp_path: Path) -> None:
+    names = ("sql", "chat", "code")
+    folders = {name: write_adapter(tmp_path / name, model, seed) for seed, name in enumerate(names)}
+    runner = await started(model, {}, most=1)
+    truth = {name: merged_tokens(model, folders.get(name), PROMPT, TOKENS) for name in (*names, "")}
+    assert await answers(runner, ("",)) == [truth[""]]
+    assert await answers(runner, ("sql", ""), folders) == [truth["sql"], truth[""]]
+    assert await answers(runner, ("chat", "code"), folders) == [truth["chat"], truth["code"]], "more than are kept"
+    assert await answers(runner, ("sql",), folders) == [truth["sql"]], "it had to go, and is read again"
+    table, params = np.arange(4, dtype=np.int32), SamplingParams(temperature=0.0)
+    lost = Chunk(1, PROMPT, 0, table, True, params, PROMPT, len(PROMPT), adapter="lost", adapter_source="/nowhere")
+    assert "/nowhere" in (await runner.run(Batch((lost,))))[1].fault
+    assert await answers(runner, ("",)) == [truth[""]]
+    await runner.close()
 
 
 def test_as_many_adapters_are_kept_as_fit_and_the_one_needed_least_lately_goes(model: Path, tmp_path: Path) -> None:

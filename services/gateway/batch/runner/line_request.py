@@ -95,7 +95,7 @@ class Asker:
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
         model = self._intake.model(asked, frozenset(share.models))
-        with self._desk.line(model.routed) if self._desk else nullcontext():
+        with self._desk.line(model.routed, model.adapter_name) if self._desk else nullcontext():
             if not self._served.has(model.routed):
                 with self._desk.wakes(model.routed) if self._desk else nullcontext():
                     await self._slots.without(lambda: self._goes_on(model.routed))

@@ -1,0 +1,75 @@
+"""Clients that people have, unmodified, against suites: each that agents are written with streams, has a tool called
+and a schema filled, on simulated tokens and on a real model's."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from libs.testing.suites.suite import RunningSuite
+from load.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
+
+# Beside other work the real model takes minutes for what clients wait a minute for.
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module", params=["sim", pytest.param("torch", marks=pytest.mark.torch)])
+def suite(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningSuite, str]]:
+    with suite_on(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("client", [*CLIENTS, *AGENT_CLIENTS])
+def test_a_client_gets_what_it_asks_for(suite: tuple[RunningSuite, str], client: str, tmp_path: Path) -> None:
+    running, model = suite
+    if client in CLIENTS and model != "sim":
+        pytest.skip("it asks for text alone, of the sim engine")
+    outcome, said = ask(client, running.gateway, model, tmp_path)
+    if outcome == "not here" and os.environ.get("CI", "").lower() not in ("1", "true"):
+        pytest.skip(said)
+    assert outcome == "answered", said
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "people": {"type": "integer", "minimum": 1, "maximum": 9999999},
+    },
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "population", "description": "Tell it.", "parameters": SCHEMA}}
+
+
+def test_a_named_tool_is_called_and_a_schema_filled_whole_and_in_a_stream(suite: tuple[RunningSuite, str]) -> None:
+    running, model = suite
+    asked: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Which city has the Eiffel Tower?"}],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    named = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "population"}}}
+    kept = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": SCHEMA}}
+    }
+    with openai.OpenAI(base_url=f"{running.gateway}/v1", api_key="any", max_retries=0) as client:
+        choice = client.chat.completions.create(**asked, **named).choices[0]
+        (call,) = choice.message.tool_calls or ()
+        assert (choice.finish_reason, call.function.name) == ("tool_calls", "population")
+        streamed = ""
+        for chunk in client.chat.completions.create(**asked, **named, stream=True):
+            for delta in chunk.choices[0].delta.tool_calls or ():
+                streamed += delta.function.arguments or ""
+        answer = client.chat.completions.create(**asked, **kept).choices[0]
+    assert streamed == call.function.arguments
+    for filled in (json.loads(call.function.arguments), json.loads(answer.message.content or "")):
+        assert filled.keys() == {"city", "people"} and isinstance(filled["people"], int)
+        assert filled["city"] == "Paris" or model == "sim", "a real model knows it"
