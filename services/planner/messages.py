@@ -24,15 +24,13 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.contracts.roles import role_name
 from libs.policy.planner.hindsight import METHOD, Replay
 from libs.policy.planner.outlook import outlook
-from libs.policy.planner.role_planning import RoleOrder, RolePlan
+from libs.policy.planner.role_planning import MAX_CANDIDATES, RoleOrder, RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload
 from services.planner.orders import Order
 from services.planner.reasons import MAX_PRESSURE, why_advised, why_budgets, why_called, why_kept, why_moved
 from services.planner.role_planner import ModelPlan
 
-MAX_CANDIDATES: Final = 8
-"""Splits named in a decision, the chosen one first."""
 MAX_UINT32: Final = 2**32 - 1
 MAX_UINT64: Final = 2**64 - 1
 """What a decision can carry: sums over workers that each tell the most are cut there."""
