@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
 
@@ -110,6 +110,8 @@ class VerdictEvaluator:
         if seen is None or now_ns - seen.at_ns > FRESH_NS:
             return (), frozenset()
         known = frozenset(each.model for each in seen.models if isinstance(each, ModelState))
+        if self.planner.status(now_ns).acts:  # and needs nobody to type its moves
+            return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
 
     async def look(self, now_ns: int) -> None:
