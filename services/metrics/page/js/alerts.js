@@ -85,7 +85,7 @@ export class AlertList {
 
   draw(alerts) {
     const firing = [...alerts.firing.values()].sort(worstFirst);
-    const shown = JSON.stringify([firing.map(({ number, now, clearing, command }) => [number, now, clearing, command]), alerts.silences]);
+    const shown = JSON.stringify([firing.map(({ number, now, clearing }) => [number, now, clearing]), alerts.silences]);
     if (shown === this.#shown) return;
     this.#shown = shown;
     const quiet = new Map(firing.map((alert) => [alert, alerts.quietOf(alert)]));
@@ -151,11 +151,6 @@ function entryOf(alert, alike = [alert]) {
   name.textContent = alike.length > 1 ? `${wordsOf(alert)} × ${alike.length}` : nameOf(alert);
   const reason = entry.appendChild(document.createElement("span"));
   reason.textContent = alike.length > 1 ? `${namesOf(alike)}; the last: ${reasonOf(alert)}` : reasonOf(alert);
-  const { command } = alert;
-  if (command && alike.length === 1) {
-    const run = reason.appendChild(document.createElement("code"));
-    run.textContent = command;
-  }
   const more = entry.appendChild(document.createElement("small"));
   more.append(`since ${clockText(Math.min(...alike.map((each) => each.started_unix_ms)) / 1000)} · `, linkOf(alert));
   return entry;
