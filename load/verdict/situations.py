@@ -50,7 +50,7 @@ class Device:
 
     def largest_batch(self, context: float) -> int:
         """Of one worker, within TPOT."""
-        return most_decodes(self.engine, self.tpot_ns, round(context))
+        return round(most_decodes(self.engine, self.tpot_ns, round(context)))
 
 
 @dataclass(frozen=True, slots=True)

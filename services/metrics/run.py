@@ -140,7 +140,7 @@ async def open_metrics(
             tasks.spawn("history", keeper.run())
         since_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
         state.requests.begin(since_ns)
-        loads = _load_publisher(settings, bus, began_ns)
+        loads = _load_publisher(settings, bus, verdicts, began_ns)
         tasks.spawn("ingest", _reading(state, bus, hub, loads, refill, takers=takers, clock=clock, since_ns=since_ns))
         tasks.spawn("silences", alerts.silencer.follow())
         audit = open_audit(bus, clock, ports.keys, tasks)
@@ -185,9 +185,13 @@ def _verdicts(settings: MetricsSettings, state: MetricsState, desk: AlertEvaluat
     return found
 
 
-def _load_publisher(settings: MetricsSettings, bus: Bus, began_ns: int) -> LoadPublisher:
-    teller = LoadTeller(settings.id, began_ns)
-    return LoadPublisher(teller, partial(bus.publish, LOADS), unsent=lambda: bus.stats().buffered)
+def _load_publisher(settings: MetricsSettings, bus: Bus, verdicts: VerdictEvaluator, began_ns: int) -> LoadPublisher:
+    return LoadPublisher(
+        LoadTeller(settings.id, began_ns),
+        partial(bus.publish, LOADS),
+        unsent=lambda: bus.stats().buffered,
+        tpot_ns=verdicts.traffic.asked_tpot_ns,
+    )
 
 
 def _reading(

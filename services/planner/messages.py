@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_UNSPECIFIED, Assignment, Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_UNSPECIFIED, Assignment, ModelTarget, Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
     ACTION_RECOMMEND,
@@ -24,15 +24,13 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.contracts.roles import role_name
 from libs.policy.planner.hindsight import METHOD, Replay
 from libs.policy.planner.outlook import outlook
-from libs.policy.planner.role_planning import RoleOrder, RolePlan
+from libs.policy.planner.role_planning import MAX_CANDIDATES, RoleOrder, RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload
 from services.planner.orders import Order
 from services.planner.reasons import MAX_PRESSURE, why_advised, why_budgets, why_called, why_kept, why_moved
 from services.planner.role_planner import ModelPlan
 
-MAX_CANDIDATES: Final = 8
-"""Splits named in a decision, the chosen one first."""
 MAX_UINT32: Final = 2**32 - 1
 MAX_UINT64: Final = 2**64 - 1
 """What a decision can carry: sums over workers that each tell the most are cut there."""
@@ -52,6 +50,7 @@ def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
         inputs=summary(snapshot),
         candidates=candidates,
         alternatives=_named(candidates),
+        targets=[_target(plan) for plan in plans],
     )
 
 
@@ -173,7 +172,12 @@ def _about(action: Action, snapshot: ClusterSnapshot, plan: ModelPlan, assigned:
         inputs=summary(snapshot),
         candidates=candidates,
         alternatives=_named(candidates),
+        targets=[_target(plan)],
     )
+
+
+def _target(plan: ModelPlan) -> ModelTarget:
+    return ModelTarget(model=plan.observed.model, tpot_ns=plan.observed.work.tpot_ns)
 
 
 def _code(plan: ModelPlan) -> str:
@@ -184,7 +188,8 @@ def _named(candidates: Iterable[Candidate]) -> list[Alternative]:
     """By name, with the pressure of the phase that is worse off."""
     return [
         Alternative(
-            name=f"{each.prefill} prefill, {each.decode} decode", score=max(each.prompt_pressure, each.decode_pressure)
+            name=f"{each.prefill} prefill, {each.decode} decode" if each.prefill else f"{each.decode} that do both",
+            score=max(each.prompt_pressure, each.decode_pressure),
         )
         for each in candidates
     ]

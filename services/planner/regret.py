@@ -49,13 +49,13 @@ class RegretLedger:
             return
         hour = now_ns // NS_PER_HOUR
         for plan in plans[:MAX_MODELS]:
-            engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
-            if engine is None or assigned is None:
+            assigned = plan.assigned
+            if plan.observed.engine is None or assigned is None:
                 continue
             self._add(hour, plan.observed.model, WHOLE, plan.observed.gpus * lasted_ns)
             cause = _CAUSES.get(assigned.code, LossCause.BEST) if acts else LossCause.ADVISORY
             best = assigned.candidates[0] if assigned.candidates else None
-            for each in loss(engine, work, assigned.now, best, cause, gpus=plan.observed.gpus, lasted_ns=lasted_ns):
+            for each in loss(assigned.now, best, cause, gpus=plan.observed.gpus, lasted_ns=lasted_ns):
                 self._add(hour, plan.observed.model, each.cause.value, each.lost_gpu_ns)
 
     def regret(self, now_ns: int, window_ns: int) -> Regret:

@@ -30,7 +30,7 @@ from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Workload, prompt_speed
 from libs.telemetry.gateways import GatewayReports
 from services.planner import messages
-from services.planner.inputs.fleet_view import FleetView, ObservedWorker, observed_workers
+from services.planner.inputs.fleet_view import FleetView, MessageOutcome, ObservedWorker, observed_workers
 from services.planner.inputs.models import Look, ObservedCluster, Observer
 from services.planner.inputs.roster import WorkerColumns
 from services.planner.kept import Lead, mode_word
@@ -42,6 +42,9 @@ STALE_NS: Final = 3_000_000_000
 """Without news for this long, a source is taken to be away; what it said last stays in use."""
 TPOT_NS: Final = 100_000_000
 """The gateways' own target."""
+MAX_TARGETS: Final = 64
+"""Models of which the targets of requests are taken."""
+MAX_TPOT_NS: Final = 86_400_000_000_000
 MEASURED_NS: Final = 2_000_000_000
 """After a decision, its effect is observed and reported."""
 MAX_WATCHED: Final = 256
@@ -105,6 +108,8 @@ class PlannerState:
         """Decisions so far, by what they say was done."""
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
+        self._asked_tpot_ns: Mapping[str, int] = {}
+        """Of requests, as metrics services report them."""
         self.lead = Lead.OURS
         """Whether it decides, of the planners that share its cluster; where nobody knows, it acts on nothing."""
         self.may_ask = True
@@ -152,7 +157,9 @@ class PlannerState:
 
     def take_loads(self, loads: FleetLoads, now_ns: int) -> None:
         """What a metrics service reports of workers, as it came at `now_ns`."""
-        self.view.take(loads, now_ns)
+        if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
+            targets = loads.targets[:MAX_TARGETS]
+            self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TPOT_NS}
         self.at_rest = self.at_rest and not self.view.works
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
@@ -233,12 +240,16 @@ class PlannerState:
         return self._observer.look(Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns))
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
-        """TPOT targets that the catalogue has for models, in ms; limits come before them."""
+        """TPOT targets that the catalogue has for models, in ms."""
         self._model_tpot_ms = tpot_ms
 
     def _tpot_of(self, model: str) -> int:
-        """The target that a model's roles are decided for."""
-        own_ms = self.limits.of(model).tpot_ms or self._model_tpot_ms.get(model)
+        """The target that a model's roles are decided for: of limits, else the usual one of requests, else of the
+        catalogue, else the planner's own. Metrics services judge by the same, which decisions name."""
+        limit_ms = self.limits.of(model).tpot_ms
+        if limit_ms is None and model in self._asked_tpot_ns:
+            return self._asked_tpot_ns[model]
+        own_ms = limit_ms or self._model_tpot_ms.get(model)
         return self._tpot_ns if own_ms is None else round(own_ms * messages.NS_PER_MS)
 
     def _change(self, snapshot: ClusterSnapshot, plans: Sequence[ModelPlan], now_ns: int) -> Decided:

@@ -30,6 +30,8 @@ def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
     seen = {each["alert_id"]: each for each in silences if each["alert_id"]}
     for alert in sorted(found["firing"], key=lambda each: (each["id"] in silent, each["severity"] != "critical")):
         console.print(alert_line(alert, now_ms, silent=alert["id"] in silent), soft_wrap=True)
+        if alert.get("command"):  # a service of before says none
+            console.print(Text.assemble("    run: ", (alert["command"], "bold")), soft_wrap=True)
         for each in (silent.get(alert["id"]), seen.get(alert["id"])):
             if each is not None:
                 console.print(Text(f"    {silence_line(each, now_ms)}", "cyan"), soft_wrap=True)

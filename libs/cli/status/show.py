@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.text import Text
 
-from libs.cli.status.answer import CauseAnswer, ModelStatusAnswer, Status, TrafficAnswer, VerdictAnswer
+from libs.cli.status.answer import CauseAnswer, ModelStatusAnswer, SplitAnswer, Status, TrafficAnswer, VerdictAnswer
 from libs.cli.status.gauge import pressure_bar, pressure_text, span, verdict_style
 
 BAR_CELLS: Final = 16
@@ -119,7 +119,14 @@ def _best(model: ModelStatusAnswer) -> str:
     now = max(model.prefill.pressure or 0.0, model.decode.pressure or 0.0)
     if split is None or least is None or now - least < WORTH_SAYING:
         return ""
-    return f"{split.prefill} prefill + {split.decode} decode would leave a pressure of {least:.2f}"
+    return f"{split_words(split)} would leave a pressure of {least:.2f}"
+
+
+def split_words(split: SplitAnswer) -> str:
+    """3 prefill + 5 decode; 8 workers that do both."""
+    if split.prefill:
+        return f"{split.prefill} prefill + {split.decode} decode"
+    return f"{split.decode} workers that do both" if split.decode > 1 else "a worker that does both"
 
 
 def _traffic(traffic: TrafficAnswer) -> Iterator[Text]:

@@ -40,11 +40,19 @@ def _imbalances(model: str, causes: Sequence[Cause]) -> Iterator[Condition]:
     for phase in ("prefill", "decode"):
         found = [each for each in causes if each.code in IMBALANCES and PHASES[each.code] == phase]
         labels: Labels = (("model", model), ("phase", phase))
-        yield Condition(Name.IMBALANCE, labels, _grade(found), _said(found, OVER))
+        yield _condition(Name.IMBALANCE, labels, found, OVER)
 
 
 def _one(name: Name, model: str, causes: Sequence[Cause], over: str) -> Condition:
-    return Condition(name, (("model", model),), _grade(causes), _said(causes, over))
+    return _condition(name, (("model", model),), causes, over)
+
+
+def _condition(name: Name, labels: Labels, causes: Sequence[Cause], over: str) -> Condition:
+    if not causes:
+        return Condition(name, labels, Grade.CLEAR, over)
+    action = causes[0].action
+    command = action.command if action is not None else ""
+    return Condition(name, labels, Grade.FIRE, causes[0].sentence, command=command)
 
 
 def _slow_workers(model: str, causes: Sequence[Cause], followed: Collection[str]) -> Iterator[Condition]:
@@ -54,14 +62,3 @@ def _slow_workers(model: str, causes: Sequence[Cause], followed: Collection[str]
         grade = Grade.FIRE if worker in named else Grade.CLEAR
         reason = slow.sentence if slow is not None and worker in named else "its steps take no longer than its peers'"
         yield Condition(Name.SLOW_WORKER, (("model", model), ("worker", worker)), grade, reason)
-
-
-def _grade(causes: Sequence[Cause]) -> Grade:
-    return Grade.FIRE if causes else Grade.CLEAR
-
-
-def _said(causes: Sequence[Cause], over: str) -> str:
-    if not causes:
-        return over
-    action = causes[0].action
-    return causes[0].sentence + (f" Run: {action.command}" if action is not None else "")

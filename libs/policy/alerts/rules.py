@@ -106,6 +106,8 @@ class Condition:
     """None: nothing is known now, so nothing changes."""
     reason: str
     severity: Severity = "warning"
+    command: str = ""
+    """What ends it, as it is typed; empty where nothing is known that would."""
 
 
 def held_back(condition: Condition) -> Condition:

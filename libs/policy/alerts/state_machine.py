@@ -32,6 +32,8 @@ class Transition:
     started_ns: int
     ended_ns: int | None
     """None when it fires."""
+    command: str = ""
+    """What ends it, as it is typed."""
 
 
 @dataclass(slots=True)
@@ -92,7 +94,9 @@ class AlertStateMachine:
         if at_ns - track.pending_ns < rule.for_ns:
             return None
         track.fires_ns = [*(fired_ns for fired_ns in track.fires_ns if fired_ns > at_ns - FLAP_NS), at_ns]
-        track.fired = Transition(condition.name, condition.labels, condition.severity, condition.reason, at_ns, None)
+        track.fired = Transition(
+            condition.name, condition.labels, condition.severity, condition.reason, at_ns, None, condition.command
+        )
         track.pending_ns = track.clear_ns = None
         return track.fired
 

@@ -36,6 +36,13 @@ class Alert:
     """In numbers, at the last look, while it fires."""
     clearing: bool = False
     """It fires still, and what it fires for was gone at the last look."""
+    command: str = ""
+    """What ends it, as it is typed, by the last look: empty where that is not known, or is not needed any more."""
+
+    @property
+    def called(self) -> str:
+        """Reason and command in one, for whoever is called."""
+        return f"{self.reason} Run: {self.command}" if self.command else self.reason
 
 
 class AlertStore:
@@ -62,8 +69,11 @@ class AlertStore:
         for each in conditions:
             alert = self._firing.get(_id(each.name, each.labels)) if each.grade is not None else None
             clearing = each.grade is Grade.CLEAR
-            if alert is not None and (alert.now, alert.clearing) != (each.reason, clearing):
-                self._firing[alert.id] = replace(alert, now=each.reason, clearing=clearing)
+            if alert is None:
+                continue
+            known = replace(alert, now=each.reason, clearing=clearing, command=each.command)
+            if known != alert:
+                self._firing[alert.id] = known
 
     def firing(self) -> list[Alert]:
         """The longest firing first."""
@@ -88,6 +98,7 @@ class AlertStore:
             ended_unix_ms=None,
             runbook_url=f"{self.runbook_url}/{transition.name}",
             now=transition.reason,
+            command=transition.command,
         )
         if transition.ended_ns is None:
             self._firing[alert.id] = alert
@@ -98,6 +109,7 @@ class AlertStore:
                 number=alert.number,
                 state="resolved",
                 clearing=False,
+                command="",
                 ended_because=transition.reason,
                 ended_unix_ms=transition.ended_ns // MS_NS,
             )

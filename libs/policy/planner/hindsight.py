@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from libs.policy.planner.outlook import RequestOutlook, outlook
+from libs.policy.planner.outlook import RequestOutlook, outlook, served_of
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload, prompt_speed, split
 
 METHOD: Final = "closed_form"
@@ -110,19 +110,10 @@ class HindsightLoss:
     """GPU time of work that the best split would have served in time and the present one did not."""
 
 
-def loss(
-    engine: WorkerProfile,
-    work: Workload,
-    now: Split,
-    best: Split | None,
-    cause: LossCause,
-    *,
-    gpus: int,
-    lasted_ns: int,
-) -> list[HindsightLoss]:
+def loss(now: Split, best: Split | None, cause: LossCause, *, gpus: int, lasted_ns: int) -> list[HindsightLoss]:
     """What the present split lost against the best of the same workers, and that one against as many as it takes."""
-    served = outlook(engine, work, now).served
-    within = served if best is None else max(outlook(engine, work, best).served, served)
+    served = served_of(now)
+    within = served if best is None else max(served_of(best), served)
     whole = gpus * lasted_ns
     found = [
         HindsightLoss(cause, (within - served) * whole),

@@ -30,15 +30,19 @@ def outlook(engine: WorkerProfile, work: Workload, split: Split) -> RequestOutlo
     speed = prompt_speed(engine, work, split.prefill, split.mixed)
     chunk_ns = engine.chunk_tokens / engine.chunk_speed
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
-    served = min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
-    return RequestOutlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served)
+    return RequestOutlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served_of(split))
+
+
+def served_of(split: Split) -> float:
+    """Share of the work that a split does in time."""
+    return min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
 
 
 def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split) -> float:
     """Decodes alone, or as far towards the target as prompts that press fill the steps up."""
     if not work.decodes or not split.mixed:
         return 0.0
-    alone_ns = decode_step_ns(engine, work, split.mixed)
+    alone_ns = decode_step_ns(engine, float(work.decodes), float(work.kv_tokens), float(split.mixed))
     filled_ns = work.tpot_ns * (1 - IN_HAND)
     if not ride(engine, work, split.mixed) or filled_ns <= alone_ns:
         return alone_ns

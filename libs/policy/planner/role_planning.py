@@ -6,7 +6,7 @@ load, or one that dithers, moves nobody. Budgets rise before roles change: they 
 `Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as the limits' `decode_*` do.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isinf
@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
 from libs.policy.planner.pay_back import UNMEASURED, MoveEvidence
-from libs.policy.planner.splits import EVERY, Press, weigh
+from libs.policy.planner.splits import EVERY, Weighed, weigh
 from libs.policy.planner.steady import DecodePace
-from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, split
+from libs.policy.pressure.numbers import Numbers
+from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
 
 PRESSES: Final = 0.7
@@ -30,6 +31,8 @@ RAISE: Final = 0.5
 LOWER: Final = 0.2
 """Budgets rise where prompts would press so hard on prefill workers alone, and fall after `CALM_NS` below the other."""
 CALM_NS: Final = 5_000_000_000
+MAX_CANDIDATES: Final = 8
+"""Of all splits that are weighed, those that are shown."""
 LACKING_NS: Final = 2_000_000_000
 """For so long nobody decodes, before a prefill worker is made to: a worker that restarts is back sooner."""
 
@@ -75,8 +78,7 @@ class PlannedWorker(NamedTuple):
     """That it had by its start or a person's word before it was changed here: what it goes back to."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleOrder:
+class RoleOrder(NamedTuple):
     """An order to a worker."""
 
     worker_id: str
@@ -112,7 +114,7 @@ class RolePlan:
     then: Split
     """As they will; equal to `now` where no role changes."""
     candidates: Sequence[Split]
-    """All splits that were weighed, the best first."""
+    """Of those that were weighed, the best few, the best first."""
     memory: Memory
 
     @property
@@ -135,66 +137,87 @@ def assign(
     """Decide. Workers that are not movable, and those on standby, stay as they are and count for nothing; pinned ones
     stay and count. `most_moves`: workers that may change their role now. `evidence`: how old what is known is, and how
     long moves take."""
-    pool = [each for each in workers if each.movable and each.role is not Role.STANDBY]
-    prefill = [each for each in pool if each.role is Role.PREFILL]
-    mixed = [each for each in pool if each.role is Role.MIXED]
-    if not pool:
+    pool = _Pool.of(workers)
+    if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
     apart, now, weighed = _weighed(engine, work, pool, limits, was_apart=memory.apart)
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
-    lacking_since_ns = 0 if mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
+    lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
     wanted = 0 if rests else _more_mixed(now, weighed, limits)
     if apart and wanted < 0:  # what decodes now has to find room until fewer do
-        wanted = min(max(wanted, _fewest_mixed(engine, work) - len(mixed)), 0)
-    free = [each for each in pool if not each.pinned and each.id not in resting]
-    moves = _role_changes(engine, wanted, free, apart=apart)[:most_moves]
+        wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
+    moves = _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
     then = now
     if moves:
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
-        roles = len(prefill) - to_mixed, len(mixed) + to_mixed
-        then = _of(weighed, *roles) or split(engine, work, *roles, budgets=not apart)
+        roles = len(pool.prefill) - to_mixed, len(pool.mixed) + to_mixed
+        then = weighed.of(roles[0]) or split(engine, work, *roles, budgets=not apart)
         paid_ns = now_ns + evidence.pay_back_ns(_relieved(now, then))
         resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
-    calm = _is_calm(engine, work, prefill, mixed)
+    calm = _is_calm(engine, work, pool)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
-    staying = {each.id for each in mixed if not each.pinned} - {change.worker_id for change in moves}
+    going = {change.worker_id for change in moves}
     budgets = [
         change
-        for each in mixed
-        if each.id in staying
-        if (change := _budget(engine, each, calm_since_ns, now_ns, apart=apart))
+        for change in _budgets(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
+        if change.worker_id not in going
     ]
     code = _code(now, weighed, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
     left = Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns, apart)
-    return RolePlan(moves, budgets, code, now, then, weighed, left)
+    return RolePlan(moves, budgets, code, now, then, weighed.first(MAX_CANDIDATES), left)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The workers that count, by role."""
+
+    prefill: Sequence[PlannedWorker]
+    mixed: Sequence[PlannedWorker]
+    chosen: bool
+    """Whether somebody chose the budget of some."""
+
+    @classmethod
+    def of(cls, workers: Iterable[PlannedWorker]) -> "_Pool":
+        """Of those that take work."""
+        by_role: dict[Role, list[PlannedWorker]] = {Role.PREFILL: [], Role.MIXED: [], Role.STANDBY: []}
+        for each in workers:
+            if each.movable:
+                by_role[each.role].append(each)
+        mixed = by_role[Role.MIXED]
+        return cls(by_role[Role.PREFILL], mixed, any(each.keeps_budget and each.budget_tokens for each in mixed))
+
+    def __len__(self) -> int:
+        return len(self.prefill) + len(self.mixed)
 
 
 def _weighed(
-    engine: WorkerProfile, work: Workload, pool: Sequence[PlannedWorker], limits: ModelLimits, *, was_apart: bool
-) -> tuple[bool, Split, list[Split]]:
-    """(whether decodes are to be left alone, the split as it is, those that could be with the best first)."""
-    here = [each for each in pool if each.role is Role.MIXED]
-    prefill, mixed = len(pool) - len(here), len(here)
-    rides = any(each.budget_tokens for each in here)
+    engine: WorkerProfile, work: Workload, pool: _Pool, limits: ModelLimits, *, was_apart: bool
+) -> tuple[bool, Split, Weighed]:
+    """(whether decodes are to be left alone, the split as it is, those that could be)."""
+    prefill, mixed = len(pool.prefill), len(pool.mixed)
+    rides = any(each.budget_tokens for each in pool.mixed)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
+    least_prefill, least_mixed = _fewest(pool, limits)
 
-    def splits_of(*, apart: bool) -> list[Split]:
-        def press(p: int, m: int) -> Split:
-            return split(engine, pace.work_in(p, m, rides=not apart), p, m, budgets=not apart)
+    def splits_of(*, apart: bool) -> Weighed:
+        def press(p: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:
+            decodes, kv_tokens = pace.decodes_in(p, m, rides=not apart)
+            lent = 0.0 * m if apart else m
+            return pressed(engine, work, decodes, kv_tokens, prefill=p, mixed=m, lent=lent)
 
-        return sorted(_reachable(press, pool, limits), key=lambda each: each.cost)
+        return weigh(press, len(pool), limits, least_prefill=least_prefill, least_mixed=least_mixed)
 
     together = splits_of(apart=False)
-    now = _of(together, prefill, mixed) or split(engine, work, prefill, mixed)
-    chosen = any(each.keeps_budget and each.budget_tokens for each in here)
-    if chosen or not prefill or not together or (together[0].cost < PRESSES and now.cost < PRESSES):
+    now = together.of(prefill) or split(engine, work, prefill, mixed)
+    best = together.best
+    if pool.chosen or not prefill or best is None or (best.cost < PRESSES and now.cost < PRESSES):
         return False, now, together
     alone = splits_of(apart=True)
-    if alone[0].cost >= together[0].cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
+    if alone.best is None or alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
         return False, now, together
-    return True, _of(alone, prefill, mixed) or split(engine, work, prefill, mixed, budgets=False), alone
+    return True, alone.of(prefill) or split(engine, work, prefill, mixed, budgets=False), alone
 
 
 def _relieved(now: Split, then: Split) -> float:
@@ -204,21 +227,13 @@ def _relieved(now: Split, then: Split) -> float:
     return 1 - then.cost / now.cost if now.cost else 0.0
 
 
-def _of(weighed: Iterable[Split], prefill: int, mixed: int) -> Split | None:
-    return next((each for each in weighed if each.prefill == prefill and each.mixed == mixed), None)
-
-
-def _reachable(press: Press, pool: Sequence[PlannedWorker], limits: ModelLimits) -> list[Split]:
-    """Splits that limits allow and pinned workers leave."""
-    prefill = [each for each in pool if each.role is Role.PREFILL]
-    pinned_prefill = sum(each.pinned for each in prefill)
-    pinned_mixed = sum(each.pinned for each in pool) - pinned_prefill
+def _fewest(pool: _Pool, limits: ModelLimits) -> tuple[int, int]:
+    """(prefill, mixed) workers at least, as pinned ones stay what they are."""
     # Whoever started mixed workers alone is not made to split them, and can have them together again.
-    alike = any(each.keeps_budget and each.budget_tokens for each in pool) and not any(
-        each.keeps_budget for each in prefill
-    )
-    least = 0 if alike or len(pool) == 1 or not limits.prefill_max else min(len(prefill), 1)
-    return weigh(press, len(pool), limits, least_prefill=max(least, pinned_prefill), least_mixed=max(pinned_mixed, 1))
+    alike = pool.chosen and not any(each.keeps_budget for each in pool.prefill)
+    least = 0 if alike or len(pool) == 1 or not limits.prefill_max else min(len(pool.prefill), 1)
+    pinned_prefill, pinned_mixed = (sum([each.pinned for each in role]) for role in (pool.prefill, pool.mixed))
+    return max(least, pinned_prefill), max(pinned_mixed, 1)
 
 
 def _fewest_mixed(engine: WorkerProfile, work: Workload) -> int:
@@ -228,7 +243,7 @@ def _fewest_mixed(engine: WorkerProfile, work: Workload) -> int:
 
 
 def _code(
-    now: Split, weighed: Sequence[Split], limits: ModelLimits, *, moved: bool, wanted: int, budgets: bool, calm: bool
+    now: Split, weighed: Weighed, limits: ModelLimits, *, moved: bool, wanted: int, budgets: bool, calm: bool
 ) -> RoleReason:
     if moved:
         if not limits.allow(now.prefill, now.mixed):
@@ -239,53 +254,63 @@ def _code(
         return RoleReason.CALM if calm else RoleReason.PROMPTS_PRESS
     if wanted:
         return RoleReason.HELD
-    if not limits.allow(now.prefill, now.mixed) and not weighed:
+    if not limits.allow(now.prefill, now.mixed) and not len(weighed):
         return RoleReason.UNMET
     if now.cost < PRESSES:
         return RoleReason.BALANCED
-    return (
-        RoleReason.TOO_SMALL if min((each.pressure for each in weighed), default=now.pressure) > 1 else RoleReason.BEST
-    )
+    least = weighed.least_pressure() if len(weighed) else now.pressure
+    return RoleReason.TOO_SMALL if least > 1 else RoleReason.BEST
 
 
-def _more_mixed(now: Split, weighed: Sequence[Split], limits: ModelLimits) -> int:
+def _more_mixed(now: Split, weighed: Weighed, limits: ModelLimits) -> int:
     """How many workers are to go from prefill to mixed, or below 0 the other way."""
-    if not weighed:
+    best = weighed.best
+    if best is None:
         return 0
-    if limits.allow(now.prefill, now.mixed) and (now.cost < PRESSES or weighed[0].cost > now.cost * (1 - GAIN)):
+    if limits.allow(now.prefill, now.mixed) and (now.cost < PRESSES or best.cost > now.cost * (1 - GAIN)):
         return 0
     # Of splits that are as good as the best, the nearest: each move costs.
-    good = [each for each in weighed if each.cost <= weighed[0].cost * (1 + GAIN / 3)]
-    return min(good, key=lambda each: abs(each.mixed - now.mixed)).mixed - now.mixed
+    nearest = weighed.nearest(now.mixed, best.cost * (1 + GAIN / 3))
+    return nearest.mixed - now.mixed if nearest is not None else 0
 
 
-def _role_changes(engine: WorkerProfile, wanted: int, free: Sequence[PlannedWorker], *, apart: bool) -> list[RoleOrder]:
-    """Those go for whom it costs least."""
+def _role_changes(
+    engine: WorkerProfile, wanted: int, pool: _Pool, resting: Container[str], *, apart: bool
+) -> list[RoleOrder]:
+    """Those go for whom it costs least; pinned ones and such as rest stay."""
     if not wanted:
         return []
+    free = [each for each in (pool.prefill if wanted > 0 else pool.mixed) if not each.pinned and each.id not in resting]
     if wanted > 0:
-        ready = sorted((each for each in free if each.role is Role.PREFILL), key=lambda each: each.prompt_tokens)
+        ready = sorted(free, key=lambda each: each.prompt_tokens)
         return [RoleOrder(each.id, Role.MIXED, 0 if apart else engine.chunk_tokens) for each in ready[:wanted]]
-    ready = sorted((each for each in free if each.role is Role.MIXED), key=lambda each: each.kv_tokens)
+    ready = sorted(free, key=lambda each: each.kv_tokens)
     return [RoleOrder(each.id, Role.PREFILL, 0) for each in ready[:-wanted]]
 
 
-def _is_calm(
-    engine: WorkerProfile, work: Workload, prefill: Sequence[PlannedWorker], mixed: Sequence[PlannedWorker]
-) -> bool:
+def _is_calm(engine: WorkerProfile, work: Workload, pool: _Pool) -> bool:
     """Whether prompts would not press on prefill workers alone."""
-    alone = split(engine, work, len(prefill), len(mixed), budgets=False).prompt_pressure
-    return alone < (LOWER if any(each.budget_tokens for each in mixed) else RAISE)
+    alone = split(engine, work, len(pool.prefill), len(pool.mixed), budgets=False).prompt_pressure
+    return alone < (LOWER if any(each.budget_tokens for each in pool.mixed) else RAISE)
 
 
-def _budget(
-    engine: WorkerProfile, worker: PlannedWorker, calm_since_ns: int, now_ns: int, *, apart: bool
-) -> RoleOrder | None:
+def _budgets(
+    engine: WorkerProfile, mixed: Sequence[PlannedWorker], calm_since_ns: int, now_ns: int, *, apart: bool
+) -> list[RoleOrder]:
+    """Of mixed workers that are not pinned: none where decodes are left alone, one where prompts press, their own after
+    a calm."""
     if apart:
-        return RoleOrder(worker.id, Role.MIXED, 0) if worker.budget_tokens and not worker.keeps_budget else None
-    if not calm_since_ns and not worker.budget_tokens:
-        return RoleOrder(worker.id, Role.MIXED, engine.chunk_tokens)
-    lent = worker.budget_tokens != worker.own_budget_tokens and not worker.keeps_budget
-    if calm_since_ns and now_ns - calm_since_ns >= CALM_NS and lent:
-        return RoleOrder(worker.id, Role.MIXED, worker.own_budget_tokens)
-    return None
+        return [_lends(each, 0) for each in mixed if each.budget_tokens and not each.keeps_budget and not each.pinned]
+    if not calm_since_ns:
+        return [_lends(each, engine.chunk_tokens) for each in mixed if not each.budget_tokens and not each.pinned]
+    if now_ns - calm_since_ns < CALM_NS:
+        return []
+    return [
+        _lends(each, each.own_budget_tokens)
+        for each in mixed
+        if each.budget_tokens != each.own_budget_tokens and not each.keeps_budget and not each.pinned
+    ]
+
+
+def _lends(worker: PlannedWorker, budget_tokens: int) -> RoleOrder:
+    return RoleOrder(worker.id, Role.MIXED, budget_tokens)

@@ -1,40 +1,65 @@
 """The splits of a model's workers into roles that limits allow, with how each presses. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+
 from libs.policy.planner.limits import ModelLimits
-from libs.policy.pressure.splits import Split, WorkerProfile, Workload, split
+from libs.policy.pressure.numbers import Numbers
+from libs.policy.pressure.splits import Split, Splits, WorkerProfile, Workload, pressed
 
 EVERY: Final = ModelLimits()
-MOST_WEIGHED: Final = 64
-"""Splits of a model's workers that are weighed at once: of more of them some at equal distances, then those around the
-best."""
-FINER: Final = 8
-"""Times, from one round of such to the next."""
 
-Press = Callable[[int, int], Split]
-"""How (prefill, mixed) workers press."""
+Press = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
+"""(prompt, decode) pressures of (prefill, mixed) workers, [splits] each."""
+
+
+class Weighed:
+    """Splits of one number of workers, side by side, from the fewest prefill workers to the most."""
+
+    def __init__(self, splits: Splits) -> None:
+        self._splits = splits
+        self._costs = splits.costs()
+        self._order = np.argsort(self._costs, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    @property
+    def best(self) -> Split | None:
+        """Which presses least; None where there is none."""
+        return self._splits.at(int(self._order[0])) if len(self) else None
+
+    def first(self, count: int) -> Sequence[Split]:
+        """The best so many, the best of all first."""
+        return [self._splits.at(place) for place in self._order[:count].tolist()]
+
+    def of(self, prefill: int) -> Split | None:
+        """That with this number of prefill workers."""
+        place = prefill - int(self._splits.prefill[0]) if len(self) else -1
+        return self._splits.at(place) if 0 <= place < len(self) else None
+
+    def nearest(self, mixed: int, most_cost: float) -> Split | None:
+        """Of those that cost no more, the one whose mixed workers are nearest in number; of two the better."""
+        good = self._order[self._costs[self._order] <= most_cost]
+        return self._splits.at(int(good[np.abs(self._splits.mixed[good] - mixed).argmin()])) if len(good) else None
+
+    def least_pressure(self) -> float:
+        """Of the phase that is worse off, in the best of them by that; infinite where there is none."""
+        worse = np.maximum(self._splits.prompt_pressure, self._splits.decode_pressure)
+        return float(worse.min(initial=np.inf))
 
 
 def weigh(
     press: Press, workers: int, limits: ModelLimits = EVERY, *, least_prefill: int = 1, least_mixed: int = 1
-) -> list[Split]:
-    """Those that limits allow, with at least these numbers of workers by role: all up to `MOST_WEIGHED`, else the
-    best and others at distances that grow from it. Cost falls and then rises along them, so that the best is found."""
+) -> Weighed:
+    """All that limits allow, with at least these numbers of workers by role."""
     first = max(least_prefill, limits.prefill_min, workers - limits.decode_max, 0)
     last = min(workers - max(least_mixed, limits.decode_min), limits.prefill_max)
-    count = last - first + 1
-    found: dict[int, Split] = {}
-    low, high, step = first, last, max(-(-count // MOST_WEIGHED), 1)
-    while True:
-        for prefill in (*range(low, high, step), high) if low <= high else ():
-            if prefill not in found:
-                found[prefill] = press(prefill, workers - prefill)
-        if step == 1 or not found:
-            return list(found.values())
-        best = min(found.values(), key=lambda each: each.cost).prefill
-        low, high, step = max(best - step, first), min(best + step, last), max(step // FINER, 1)
+    prefill = np.arange(first, max(last + 1, first), dtype=np.float64)
+    mixed = workers - prefill
+    return Weighed(Splits(prefill, mixed, *press(prefill, mixed)))
 
 
 def splits(
@@ -45,16 +70,17 @@ def splits(
     *,
     least_prefill: int = 1,
     least_mixed: int = 1,
-) -> list[Split]:
+) -> Weighed:
     """Of work that is the same in all of them."""
 
-    def press(prefill: int, mixed: int) -> Split:
-        return split(engine, work, prefill, mixed)
+    def press(prefill: Numbers, mixed: Numbers) -> tuple[Numbers, Numbers]:
+        same = 0.0 * mixed
+        decodes, kv_tokens = work.decodes + same, work.kv_tokens + same
+        return pressed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed)
 
     return weigh(press, workers, limits, least_prefill=least_prefill, least_mixed=least_mixed)
 
 
 def best_split(engine: WorkerProfile, work: Workload, workers: int, limits: ModelLimits = EVERY) -> Split | None:
     """Of `workers` workers, at least one of each role where there are two; None where limits allow none."""
-    weighed = splits(engine, work, workers, limits, least_prefill=min(workers - 1, 1))
-    return min(weighed, key=lambda each: each.cost, default=None)
+    return splits(engine, work, workers, limits, least_prefill=min(workers - 1, 1)).best

@@ -1,21 +1,21 @@
 """A model's pressures as its roles stand, and the least that any roles would leave. Pure."""
 
 from dataclasses import dataclass
-from typing import Final
+
+import numpy as np
 
 from libs.policy.pressure.splits import (
     KV_FILL,
     Split,
+    Splits,
     WorkerProfile,
     Workload,
     decode_parts,
     most_decodes,
+    pressed,
     prompt_speed,
     split,
 )
-
-MOST_WEIGHED: Final = 128
-"""Splits that are weighed: with more workers, every second, third, ... of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,11 @@ def as_roles_stand(engine: WorkerProfile, work: Workload, standing: RoleCounts) 
 
 def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
     """Over all roles of a number of workers, decode workers computing prompts as far as TPOT allows."""
-    stride = max(workers // MOST_WEIGHED, 1)
-    tried = [split(engine, work, prefill, workers - prefill) for prefill in range(0, workers, stride)]
-    return min(tried, key=lambda each: (each.pressure, each.prefill))
+    prefill = np.arange(workers, dtype=np.float64)
+    mixed, same = workers - prefill, 0.0 * prefill
+    decodes, kv_tokens = work.decodes + same, work.kv_tokens + same
+    prompts, decodes = pressed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed)
+    return Splits(prefill, mixed, prompts, decodes).at(int(np.maximum(prompts, decodes).argmin()))
 
 
 def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:

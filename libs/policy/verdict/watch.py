@@ -1,7 +1,7 @@
 """Verdicts over time: a cause is named once it has lasted, and stays until it has been gone for a while. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from libs.policy.grade import Grade
 from libs.policy.verdict.cause import SHORTAGES, Cause, CauseCode
@@ -9,6 +9,8 @@ from libs.policy.verdict.causes import causes
 from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState
 
+ADVISED_NS = 1_000_000_000
+"""After a cause held last its advice stands for so long: it may dither about a threshold."""
 MAX_FOLLOWED = 256
 """Causes, over all models; later ones are not named."""
 
@@ -35,6 +37,8 @@ class _Track:
     named: bool = False
     clear_ns: int = 0
     """Since when it has been gone; 0: it is there."""
+    held_ns: int = 0
+    """When it was last as grave as to be named."""
 
 
 class VerdictWatch:
@@ -60,7 +64,7 @@ class VerdictWatch:
             self._hold(key, cause, now_ns)
         named = [track for track in self._tracks.values() if track.named]
         named.sort(key=lambda each: (each.cause.rank, each.pending_ns))
-        standing = [track.cause.seen(track.pending_ns) for track in named]
+        standing = [_standing(track, now_ns) for track in named]
         return self._verdict(models, standing, now_ns)
 
     def _is_small(self, model: str) -> bool:
@@ -81,7 +85,7 @@ class VerdictWatch:
         track = self._tracks.get(key)
         if track is None:
             if cause.grade is Grade.FIRE and len(self._tracks) < MAX_FOLLOWED:
-                self._tracks[key] = _Track(cause, now_ns)
+                self._tracks[key] = _Track(cause, now_ns, held_ns=now_ns)
                 track = self._tracks[key]
             else:
                 return
@@ -94,7 +98,7 @@ class VerdictWatch:
         if track.named and cause.code is not track.cause.code:  # another shortage of the model
             self._switch(track, cause, now_ns)
             return
-        track.cause, track.clear_ns = cause, 0
+        track.cause, track.clear_ns, track.held_ns = cause, 0, now_ns
         lasting_ns = self.limits.slow_for_ns if cause.code is CauseCode.SLOW_WORKER else self.limits.for_ns
         track.named = track.named or now_ns - track.pending_ns >= lasting_ns
 
@@ -109,6 +113,12 @@ class VerdictWatch:
         track.clear_ns = track.clear_ns or now_ns
         if not track.named or now_ns - track.clear_ns >= self.limits.clear_ns:
             del self._tracks[key]
+
+
+def _standing(track: _Track, now_ns: int) -> Cause:
+    """As it held last; what there was to do is no advice any more once it holds no longer."""
+    cause = track.cause.seen(track.pending_ns)
+    return cause if now_ns - track.held_ns < ADVISED_NS else replace(cause, action=None)
 
 
 def _key(cause: Cause) -> tuple[str, str]:

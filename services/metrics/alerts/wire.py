@@ -30,7 +30,7 @@ def postable(alerts: Iterable[Alert], now_ms: int, *, cluster: str, page_url: st
 
 def _postable(alert: Alert, now_ms: int, cluster: str, page_url: str) -> PostableAlert:
     ends_ms = now_ms + FIRING_FOR_MS if alert.ended_unix_ms is None else alert.ended_unix_ms
-    summary = alert.ended_because or alert.reason
+    summary = alert.ended_because or alert.called
     return PostableAlert(
         labels={"alertname": alert.name, "severity": alert.severity, "cluster": cluster, **alert.labels},
         annotations={"summary": summary, "runbook_url": alert.runbook_url},
@@ -51,7 +51,7 @@ def alert_event(alert: Alert, metrics_id: str, incarnation: int) -> AlertEvent:
         name=alert.name,
         severity=alert.severity,
         labels=alert.labels,
-        reason=alert.ended_because or alert.reason,
+        reason=alert.ended_because or alert.called,
         started_unix_ns=alert.started_unix_ms * MS_NS,
         ended_unix_ns=(alert.ended_unix_ms or 0) * MS_NS,
         runbook_url=alert.runbook_url,

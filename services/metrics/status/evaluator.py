@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
 
@@ -110,6 +110,8 @@ class VerdictEvaluator:
         if seen is None or now_ns - seen.at_ns > FRESH_NS:
             return (), frozenset()
         known = frozenset(each.model for each in seen.models if isinstance(each, ModelState))
+        if self.planner.status(now_ns).acts:  # and needs nobody to type its moves
+            return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
 
     async def look(self, now_ns: int) -> None:
@@ -186,7 +188,7 @@ class VerdictEvaluator:
             models=models,
             tpot_ms=tuple((model, tpot) for model, own in by_model.items() if (tpot := self._tpot_ms(own)) is not None),
             pools=tuple(((model, p), _pool(own, shares)) for model, each in phases.items() for p, own in each.items()),
-            tpot_target_ms=tuple((model, self._targets(model)[1] / 1e6) for model in by_model),
+            tpot_target_ms=tuple((model, self._targets(model, now_ns)[1] / 1e6) for model in by_model),
             places=tuple((model, sum(e.max_sequences for e in each["decode"])) for model, each in phases.items()),
         )
 
@@ -211,12 +213,14 @@ class VerdictEvaluator:
             age + weight * (min(age_s, MOST_AGE_S) - age),
         )
 
-    def _targets(self, model: str) -> tuple[int, int]:
+    def _targets(self, model: str, now_ns: int) -> tuple[int, int]:
+        """TTFT limit and TPOT target: that of the planner, which people may have set one, before those of requests."""
         limit_ns, tpot_ns = self.traffic.targets_ns(model)
+        tpot_ns = self.planner.tpot_ns(model, now_ns) or tpot_ns
         return limit_ns or self._defaults[0], tpot_ns or self._defaults[1]
 
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
-        limit_ns, tpot_ns = self._targets(model)
+        limit_ns, tpot_ns = self._targets(model, now_ns)
         refused = self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS)
         rate = self._arrivals.rate(model, now_ns)
         return SeenDemand(

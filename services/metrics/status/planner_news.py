@@ -17,6 +17,8 @@ HEARD_NS: Final = 5_000_000_000
 """A planner that leads tells a decision a second; after so long without any it is not heard."""
 MAX_WORKERS: Final = 4096
 """Whose roles are remembered; others' moves are listed without the role that they left."""
+MAX_MODELS: Final = 64
+"""Whose targets are remembered."""
 MAX_TEXT: Final = 500
 NS_PER_MS: Final = 1_000_000
 
@@ -59,6 +61,7 @@ class PlannerNews:
         self._heard_ns = 0
         self._moved: tuple[Decision, str] | None = None
         self._roles: dict[str, str] = {}
+        self._tpot_ns: dict[str, int] = {}
 
     def take(self, decision: Decision, now_ns: int) -> None:
         """Enter a decision that came at `now_ns`."""
@@ -74,6 +77,12 @@ class PlannerNews:
         newest = self._newest
         if newest is None or decision.decided_unix_ns >= newest.decided_unix_ns:
             self._newest, self._heard_ns = decision, now_ns
+            self._tpot_ns |= {each.model: each.tpot_ns for each in decision.targets if each.tpot_ns}
+            self._tpot_ns = dict(list(self._tpot_ns.items())[-MAX_MODELS:])
+
+    def tpot_ns(self, model: str, now_ns: int) -> int | None:
+        """What a planner that is heard judges a model by; None where none does."""
+        return self._tpot_ns.get(model) if now_ns - self._heard_ns < HEARD_NS else None
 
     def knows_role(self, worker: str, role: str) -> None:
         """What telemetry says of a worker, so that its next move is listed with the role that it leaves."""

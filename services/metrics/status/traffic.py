@@ -155,6 +155,10 @@ class TrafficLog:
             self._targets_ns[model] = found
         return found
 
+    def asked_tpot_ns(self) -> dict[str, int]:
+        """TPOT targets by model, as last known, of those whose requests name some."""
+        return {model: tpot_ns for model, (_, tpot_ns) in self._targets_ns.items() if tpot_ns}
+
     def _forget(self, now_ns: int) -> None:
         while self._requests and self._requests[0].heard_ns <= now_ns - SPAN_NS:
             self._requests.popleft()

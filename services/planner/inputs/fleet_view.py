@@ -49,6 +49,8 @@ class FleetView:
         self.roster = WorkerColumns((), "")
         self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
         """[columns, workers]: `COLUMNS` of each worker's newest word."""
+        self._columns: dict[str, Ints] = {}
+        """Of them, those that were asked for since they changed, by name."""
         self.heard_ns: Ints = np.zeros(0, np.int64)
         """When it reported something newer than before, by this process's clock; 0: never in this incarnation."""
         self.step_times: list[FittedModel | None] = []
@@ -93,6 +95,7 @@ class FleetView:
             models[new], raw[new] = self.step_times[old], self._step_bytes[old]
         self.loads, self.heard_ns, self._times, self.step_times, self._step_bytes = loads, heard, times, models, raw
         self.seen_steps = seen
+        self._columns.clear()
         self.revision += 1
 
     def take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
@@ -120,6 +123,7 @@ class FleetView:
         busy = any((times[:, PREFILL:] > 0).any() for _, _, times in windows)
         self.works = busy or bool(loads[COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any())
         self.loads[:, at[newer]] = loads[:, there][:, newer]
+        self._columns.clear()
         self.heard_ns[at[newer]] = now_ns
         for start_ns, of, times in windows:
             self._take_window(start_ns, places[of], there[of], times, now_ns)
@@ -143,8 +147,9 @@ class FleetView:
 
     def column(self, name: str) -> Ints:
         """[workers] of that name; small enough that sums of all fit."""
-        found: Ints = self.loads[COLUMNS.index(name)].astype(np.int64)
-        return found
+        if name not in self._columns:
+            self._columns[name] = self.loads[COLUMNS.index(name)].astype(np.int64)
+        return self._columns[name]
 
     def is_known(self) -> Bools:
         """Whether a worker's present incarnation has reported anything."""

@@ -106,7 +106,7 @@ class Observer:
         )
         models = []
         for model, members in roster.models.items():
-            places = members[np.isin(role[members], list(_ROLES))]
+            places = members[_has_role(role[members])]
             if len(places):
                 models.append(self._model(model, places, columns, look))
         self._engines = {name: each for name, each in self._engines.items() if name in roster.models}
@@ -143,6 +143,11 @@ class Observer:
         engine = _engine(self._view, heard)
         self._engines[model] = self._view.revision, key, engine
         return engine
+
+
+def _has_role(role: Ints) -> Bools:
+    """Whether each is the number of a `Role`; they are numbered in a row."""
+    return (role >= min(Role)) & (role <= max(Role))
 
 
 def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
@@ -244,11 +249,13 @@ def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
     """All pools, those of workers without a role that is known among them."""
     roster, pools = view.roster, []
     weighed_ns = columns.times_ns * roster.gpus[:, None]
+    depths = np.stack([view.column(name) for name in ("running", "waiting", "waiting_prefill_tokens")], axis=1)
     for model, members in roster.models.items():
-        roles = np.where(np.isin(columns.role[members], list(_ROLES)), columns.role[members], 0)
+        roles = np.where(_has_role(columns.role[members]), columns.role[members], 0)
         for role in sorted(set(roles.tolist())):
             places = members[roles == role]
             covered_ns, prefill_ns, decode_ns = weighed_ns[places].sum(axis=0).tolist()
+            running, waiting, prompt_tokens = depths[places].sum(axis=0).tolist()
             gpus = int(roster.gpus[places].sum())
             pools.append(
                 RolePool(
@@ -258,9 +265,9 @@ def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
                     gpus=gpus,
                     busy=(prefill_ns + decode_ns) / covered_ns if covered_ns else None,
                     coverage=covered_ns / (gpus * view.window_ns),
-                    running=int(view.column("running")[places].sum()),
-                    waiting=int(view.column("waiting")[places].sum()),
-                    waiting_prefill_tokens=int(view.column("waiting_prefill_tokens")[places].sum()),
+                    running=running,
+                    waiting=waiting,
+                    waiting_prefill_tokens=prompt_tokens,
                 )
             )
     whole = int(roster.gpus.sum()) * view.window_ns

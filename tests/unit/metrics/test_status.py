@@ -5,9 +5,10 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
 from libs.contracts import metric_names
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, Interval, ModelQueue
-from libs.contracts.topics import QUEUES, STEPS
+from libs.contracts.topics import DECISIONS, QUEUES, STEPS
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.wire import step_time_message
 from libs.policy.alerts.rules import Name
@@ -109,9 +110,22 @@ async def test_a_flood_of_prompts_is_named_with_the_command_that_relieves_it_and
     fired = cluster.fired()
     assert [name for name, _ in fired] == [Name.IMBALANCE]
     assert fired[0][1].startswith("Prefill-bound: pressure ")
-    assert "Run: fulcrum role gpu-2 gpu-3" in fired[0][1]
     action = cluster.status().verdict.action
-    assert cluster.alerts.book.firing()[0].now.endswith(f"Run: {action.command}")
+    assert cluster.alerts.book.firing()[0].command == action.command
+    await cluster.run(40)
+    alert = cluster.alerts.book.firing()[0]
+    assert alert.clearing and not alert.command, "what is over asks nobody to type anything"
+
+
+async def test_decodes_are_judged_by_the_target_of_the_planner_that_is_heard_so_that_both_say_the_same(cluster):
+    await cluster.run(10)
+    own = cluster.status().models[0].decode.tpot_target_ms
+    decision = Decision(decided_unix_ns=at(900), targets=[ModelTarget(model="sim", tpot_ns=20_000_000)])
+    cluster._take(DECISIONS, decision)
+    await cluster.run(10)
+    assert cluster.status().models[0].decode.tpot_target_ms == 20 != own
+    await cluster.run(60)
+    assert cluster.status().models[0].decode.tpot_target_ms == own, "it is not heard any more"
 
 
 async def test_lines_of_a_batch_job_press_on_nobody(cluster):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from libs.cli.planner.limits import set_limit
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, RoleChange
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
 from libs.policy.planner.limits import DAY_MINUTES, ModelLimits, PlannerLimits, QuietHours
 from libs.policy.planner.role_planning import LACKING_NS
@@ -33,6 +33,25 @@ def test_a_models_own_limits_are_set_and_taken_back_in_the_cli() -> None:
     assert wanted["models"]["m"]["prefill_min"] == 2
     set_limit(wanted, "none", "m")
     assert wanted == before
+
+
+def judged_by(cluster: Cluster) -> list[tuple[str, int]]:
+    cluster.state.decide(at(cluster.ms))
+    return [(each.observed.model, each.observed.work.tpot_ns // MS) for each in cluster.state.plans]
+
+
+def test_roles_are_decided_for_the_target_of_limits_else_of_requests_else_of_the_catalogue() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    (kept,) = cluster.decide(p=0.4).decisions
+    assert judged_by(cluster) == [("sim", 100)] == [(each.model, each.tpot_ns // MS) for each in kept.targets]
+    cluster.state.take_model_targets({"sim": 70.0})
+    assert judged_by(cluster) == [("sim", 70)]
+    asked = cluster.telling.loads([], at(cluster.ms))
+    asked.targets.append(ModelTarget(model="sim", tpot_ns=40 * MS))
+    cluster.state.take_loads(asked, at(cluster.ms))
+    assert judged_by(cluster) == [("sim", 40)]
+    cluster.state.set_limits(limits(every={"tpot_ms": 30}), "me", "", at(0))
+    assert judged_by(cluster) == [("sim", 30)]
 
 
 def test_a_pinned_worker_keeps_its_role_and_budget() -> None:

@@ -169,6 +169,16 @@ def test_between_the_thresholds_what_stands_goes_on_and_what_does_not_stays_away
     assert set(look_through(watch, near, range(6, 20))) == {CauseCode.PREFILL_BOUND}
 
 
+def test_advice_ends_a_second_after_its_cause_held_last_though_that_is_named_for_longer():
+    watch, calm = VerdictWatch(LIMITS), state(prompts=1.0, decodes=20)
+    for at_ms in range(0, 2_000, 100):
+        found = watch.look([state(prompts=5.0, decodes=20)], at_ms * MS)
+    assert found.causes[0].action is not None
+    assert watch.look([calm], 2_500 * MS).causes[0].action is not None, "it may dither about a threshold"
+    left = watch.look([calm], 3_500 * MS)
+    assert left.code is CauseCode.PREFILL_BOUND and left.causes[0].action is None
+
+
 def test_one_shortage_gives_way_to_another_once_that_has_lasted():
     watch = VerdictWatch(LIMITS)
     look_through(watch, state(prompts=5.0, decodes=20), (1, 2))

@@ -89,7 +89,8 @@ function decodeFacts({ decode }) {
 /** What the best split would bring, where it is not the present one. */
 function noteOf({ cluster_pressure: least, best_split: split, prefill, decode }) {
   if (least == null || !split || Math.max(prefill.pressure ?? 0, decode.pressure ?? 0) - least < WORTH_SAYING) return "";
-  return `${split.prefill} prefill + ${split.decode} decode would leave ${pressureText(least)}${least > 1 ? ": too small in any split" : ""}`;
+  const roles = split.prefill ? `${split.prefill} prefill + ${split.decode} decode` : split.decode > 1 ? `${split.decode} workers that do both` : "a worker that does both";
+  return `${roles} would leave ${pressureText(least)}${least > 1 ? ": too small in any split" : ""}`;
 }
 
 function setText(element, text) {

@@ -290,7 +290,7 @@ class SharedWindow(_message.Message):
     def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., covered_ns: _Optional[_Iterable[int]] = ..., prefill_ns: _Optional[_Iterable[int]] = ..., decode_ns: _Optional[_Iterable[int]] = ..., kv_wait_ns: _Optional[_Iterable[int]] = ..., roles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FleetLoads(_message.Message):
-    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times")
+    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +310,7 @@ class FleetLoads(_message.Message):
     POOL_FAULTS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     metrics_id: str
     incarnation: int
     told_unix_ns: int
@@ -329,7 +330,8 @@ class FleetLoads(_message.Message):
     pool_faults: bytes
     windows: _containers.RepeatedCompositeFieldContainer[LoadWindow]
     step_times: _containers.RepeatedCompositeFieldContainer[WorkerStepTime]
-    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ...) -> None: ...
+    targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelTarget]
+    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ...) -> None: ...
 
 class LoadWindow(_message.Message):
     __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns")
