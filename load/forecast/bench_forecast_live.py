@@ -312,8 +312,8 @@ def main() -> None:
         folder = Path(name)
         write_history(folder / "history.csv", args.days, args.start - args.before, args.seed)
         prefill, decode, spare = ACTING if args.acts else (PREFILL, DECODE, 0)
-        workers = ("--prefill", str(prefill), "--decode", str(decode))
-        workers += ("--spare", str(spare)) if args.acts else ("--workers-per-process", "4")
+        more = ("--spare", str(spare)) if args.acts else ("--workers-per-process", "4")
+        workers = ("--prefill", str(prefill), "--decode", str(decode), *more)
         with running_suite(folder, "--engine", "sim", "--sim-profile", PROFILE, *workers, env=env) as suite:
             run_command(suite, "planner", "mode", "auto" if args.acts else "advisory")
             found = asyncio.run(live(suite, args, folder / "history.csv"))

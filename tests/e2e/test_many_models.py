@@ -185,7 +185,9 @@ async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite:
             asking = [asyncio.create_task(ask(http, suite, name, max_tokens=400)) for name in targets]
             while not all(task.done() for task in asking):
                 models = (await http.get(f"{metrics}/v1/status")).json()["models"]
-                judged |= {each["model"]: each["decode"]["tpot_target_ms"] for each in models if each["model"] in targets}
+                judged |= {
+                    each["model"]: each["decode"]["tpot_target_ms"] for each in models if each["model"] in targets
+                }
                 await asyncio.sleep(0.05)
         for name in targets:
             forecast = (await http.get(f"{metrics}/v1/forecast", params={"model": name, "horizon": "1h"})).json()
