@@ -115,7 +115,7 @@ class MetricsSettings(HttpSettings):
     ttft_deadline_ms: int = Field(5_000, ge=1)
     """TTFT deadline that prompts' pressure is reckoned with where requests name none."""
     tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
-    """TPOT target that decodes' pressure is reckoned with where requests name none."""
+    """TPOT target that decodes' pressure is reckoned with where neither a planner nor requests name one."""
     slo_objective: float = Field(0.99, gt=0, lt=1)
     """Share of requests that are to meet their TTFT deadline, and their TPOT target; each request carries both."""
     slo_requests: int = Field(20, ge=1)

@@ -23,8 +23,8 @@ class PlannerSettings(HttpSettings):
     """auto gives workers the roles and budgets that it decides; advisory publishes what it would do and acts on
     nothing; off decides nothing."""
     tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
-    """Time per output token that roles are decided for; the gateway's own, `FULCRUM_GATEWAY_TPOT_TARGET_MS`, where
-    requests name none."""
+    """Time per output token that roles are decided for where neither limits, requests nor the catalogue name one; the
+    gateway's own is `FULCRUM_GATEWAY_TPOT_TARGET_MS`."""
     model_catalogue: bool = False
     """Whether it keeps a pool of workers to the models of the cluster's catalogue."""
     models: str = "[]"

@@ -97,6 +97,7 @@ class LabGateway:
                 time,
                 lambda: dispatcher.hopeful_tokens,
                 tpot_ns,
+                held=self._held,
                 later_ns=round(self._wrong.telemetry_ms * 1e6),
                 on_look=on_look,
             )
@@ -172,6 +173,11 @@ class LabGateway:
         every = list(keys)
         found = ((worker.id, worker.core.cached_tokens(every)) for worker in self._workers)
         return {worker_id: tokens for worker_id, tokens in found if tokens}
+
+    def _held(self) -> tuple[int, int]:
+        """Requests that wait for a place to decode alone, and tokens of their prompts."""
+        queues = self.dispatcher.queues()
+        return sum(each.decode_requests for each in queues), sum(each.decode_prompt_tokens for each in queues)
 
     def _waiting(self) -> tuple[int, int]:
         """(prompts, their tokens) that wait here and can still be in time."""

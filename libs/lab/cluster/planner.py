@@ -33,6 +33,7 @@ class LabPlanner:
         waiting_tokens: Callable[[], int],
         tpot_ns: int,
         *,
+        held: Callable[[], tuple[int, int]] = lambda: (0, 0),
         later_ns: int = 0,
         on_look: OnLook | None = None,
     ) -> None:
@@ -47,6 +48,7 @@ class LabPlanner:
         self._workers = workers
         self._time = time
         self._waiting_tokens = waiting_tokens
+        self._held = held
         self._tpot_ns = tpot_ns
         self._engine = WorkerProfile(
             shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
@@ -67,7 +69,13 @@ class LabPlanner:
         assigned = assign(self._engine, work, self._standing(), self._memory, now_ns, evidence=self._evidence)
         self._memory = assigned.memory
         if self._on_look is not None:
-            self._on_look(now_ns, replace(work, waiting_ns=self._waiting_ns), assigned)
+            held, held_tokens = self._held()
+            held_prompts = prompts_wanted(0.0, held_tokens / self._engine.chunk_speed)
+            held_kv = max(held_tokens, held * (work.kv_tokens // max(work.decodes, 1)))
+            seen = replace(
+                work, waiting_ns=self._waiting_ns, held=held, held_kv_tokens=held_kv, held_prompts=held_prompts
+            )
+            self._on_look(now_ns, seen, assigned)
         if assigned.changes:
             self._asked |= {change.worker_id: change for change in assigned.changes}
             delay_ps = (TOLD_LATER_NS + self._later_ns) * PS_PER_NS

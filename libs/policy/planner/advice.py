@@ -1,7 +1,8 @@
 """What somebody may do that the planner may not, and what it is expected to bring, as a range. Pure.
 
 The effect is the change of pressure from now: with demand as it is and with as much less and more of it as it varies,
-and with what waits now computed by then or not. The range spans what comes of those; `make bench-advice` holds it
+and with what waits now computed by then or not. Prompts that wait for places alone are computed as soon as there are
+some: by then their sequences decode, or have ended. The range spans what comes of those; `make bench-advice` holds it
 against the lab, and what came of an advice that was taken stands beside it.
 """
 
@@ -14,7 +15,7 @@ from libs.policy.planner.demand import HORIZON_NS
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import FULL
 from libs.policy.planner.splits import best_split
-from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, split
+from libs.policy.pressure.splits import Split, WorkerProfile, Workload, split
 
 DEMAND_SPREAD: Final = 0.15
 """Share by which demand is taken to vary where it has not been seen for long: a mean over five seconds does no more."""
@@ -94,6 +95,9 @@ def mean_of(looks: Sequence[tuple[Workload, Split]]) -> tuple[Workload, Split]:
             decodes=round(sum(each.decodes for each, _ in looks) / count),
             kv_tokens=round(sum(each.kv_tokens for each, _ in looks) / count),
             waiting_ns=sum(each.waiting_ns for each, _ in looks) / count,
+            held=round(sum(each.held for each, _ in looks) / count),
+            held_kv_tokens=round(sum(each.held_kv_tokens for each, _ in looks) / count),
+            held_prompts=sum(each.held_prompts for each, _ in looks) / count,
         ),
         replace(
             now,
@@ -136,13 +140,9 @@ def _add(
         f"{count} to {role}" for count, role in ((to_prefill, "prefill"), (to_decode, "decode")) if count
     )
     low, high = _relief(engine, work, now, best, spread)
-    likely = LIKELY
-    if to_decode and now.decode_pressure >= DECODE_FULL and now.prompt_pressure > now.decode_pressure:
-        # Prompts wait for places to decode, and how many more would fill is not seen: new places may do so at once.
-        low, high, likely = now.decode_pressure * (1 - spread) - now.prompt_pressure, 0.0, MAYBE
     what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
     return Advice(AdviceKind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
-                  "pressure", low, high, likely)  # fmt: skip
+                  "pressure", low, high)  # fmt: skip
 
 
 def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
@@ -191,12 +191,15 @@ def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, 
 def _changed(work: Workload, factor: float, waiting: float) -> Workload:
     """With `factor` times the demand, and the share `waiting` of what waits now."""
     queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
+    for_places = min(work.held_prompts, queued)
+    decodes, kv_tokens = work.decodes + work.held * waiting, work.kv_tokens + work.held_kv_tokens * waiting
     return replace(
         work,
-        prompts=(work.prompts - queued) * factor + queued * waiting,
-        decodes=round(work.decodes * factor),
-        kv_tokens=round(work.kv_tokens * factor),
-        waiting_ns=work.waiting_ns * waiting,
+        prompts=(work.prompts - queued) * factor + (queued - for_places) * waiting,
+        decodes=round(decodes * factor),
+        kv_tokens=round(kv_tokens * factor),
+        waiting_ns=max(work.waiting_ns - for_places * HORIZON_NS, 0.0) * waiting,
+        held=0,
     )
 
 

@@ -21,8 +21,10 @@ from libs.policy.pressure.numbers import Numbers
 from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
 
-PRESSES: Final = 0.7
-"""Below this pressure a split is good enough, whatever others would leave."""
+PROMPTS_PRESS: Final = 0.7
+DECODES_PRESS: Final = 0.85
+"""Below both pressures a split is good enough, whatever others would leave. Prompts queue long before a phase is full,
+as they come in clusters; decodes are not late before it is."""
 GAIN: Final = 0.15
 """Share of the pressure by which another split must relieve it."""
 APART_GAIN: Final = 0.05
@@ -212,12 +214,16 @@ def _weighed(
     together = splits_of(apart=False)
     now = together.of(prefill) or split(engine, work, prefill, mixed)
     best = together.best
-    if pool.chosen or not prefill or best is None or (best.cost < PRESSES and now.cost < PRESSES):
+    if pool.chosen or not prefill or best is None or not (_presses(best) or _presses(now)):
         return False, now, together
     alone = splits_of(apart=True)
     if alone.best is None or alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
         return False, now, together
     return True, alone.of(prefill) or split(engine, work, prefill, mixed, budgets=False), alone
+
+
+def _presses(split: Split) -> bool:
+    return split.prompt_pressure >= PROMPTS_PRESS or split.decode_pressure >= DECODES_PRESS
 
 
 def _relieved(now: Split, then: Split) -> float:
@@ -256,7 +262,7 @@ def _code(
         return RoleReason.HELD
     if not limits.allow(now.prefill, now.mixed) and not len(weighed):
         return RoleReason.UNMET
-    if now.cost < PRESSES:
+    if not _presses(now):
         return RoleReason.BALANCED
     least = weighed.least_pressure() if len(weighed) else now.pressure
     return RoleReason.TOO_SMALL if least > 1 else RoleReason.BEST
@@ -267,7 +273,7 @@ def _more_mixed(now: Split, weighed: Weighed, limits: ModelLimits) -> int:
     best = weighed.best
     if best is None:
         return 0
-    if limits.allow(now.prefill, now.mixed) and (now.cost < PRESSES or best.cost > now.cost * (1 - GAIN)):
+    if limits.allow(now.prefill, now.mixed) and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
         return 0
     # Of splits that are as good as the best, the nearest: each move costs.
     nearest = weighed.nearest(now.mixed, best.cost * (1 + GAIN / 3))

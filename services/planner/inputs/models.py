@@ -237,12 +237,19 @@ def _work(
     for count, tokens in map(decodes_to_come, *reported):
         decodes += count
         kv_tokens += round(tokens)
-    if at_gateways.decode_requests:
-        alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
-        kv_tokens += max(at_gateways.decode_prompt_tokens, at_gateways.decode_requests * alike)
-        decodes += at_gateways.decode_requests
     waiting_ns = waiting_tokens / engine.chunk_speed
-    return Workload(prompts_wanted(served, waiting_ns), decodes, kv_tokens, tpot_ns, waiting_ns)
+    held = at_gateways.decode_requests
+    alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
+    return Workload(
+        prompts_wanted(served, waiting_ns),
+        decodes,
+        kv_tokens,
+        tpot_ns,
+        waiting_ns,
+        held=held,
+        held_kv_tokens=max(at_gateways.decode_prompt_tokens, held * alike),
+        held_prompts=prompts_wanted(0.0, at_gateways.decode_prompt_tokens / engine.chunk_speed),
+    )
 
 
 def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:

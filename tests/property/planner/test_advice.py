@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.planner.advice import (
     DEMAND_SPREAD,
     LEAST_GB_PER_S,
-    MAYBE,
     Advice,
     AdviceKind,
     KvSpeed,
@@ -18,6 +18,7 @@ from libs.policy.planner.advice import (
 )
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import FULL, workers_needed
+from libs.policy.planner.splits import best_split
 from libs.policy.pressure.splits import WorkerProfile, Workload, split
 from libs.policy.step_time import StepTimeModel
 
@@ -56,15 +57,17 @@ def test_workers_that_are_added_relieve_by_what_was_promised_whatever_demand_and
     assert found.high - found.low <= -found.low, "no wider than the effect"
 
 
-def test_where_prompts_wait_for_places_to_decode_no_more_is_promised_than_that_places_stay_full() -> None:
-    """New places are taken by prompts that waited for them: how many of those there are is not seen."""
+def test_where_prompts_wait_for_places_to_decode_new_ones_are_promised_between_empty_of_them_and_full() -> None:
     few = replace(ENGINE, max_sequences=32)
-    full = replace(work(4.0, 64), waiting_ns=3e9)
-    now = split(few, full, 2, 2)
-    found = advice(full, 2, 2, few)[AdviceKind.ADD_WORKERS]
-    assert "to decode" in found.what and now.prompt_pressure > now.decode_pressure >= 1.0
-    assert found.low == now.decode_pressure * (1 - DEMAND_SPREAD) - now.prompt_pressure and found.high == 0.0
-    assert found.confidence == MAYBE
+    full = replace(work(4.0, 64), waiting_ns=3e9, held=60, held_kv_tokens=60_000, held_prompts=3.0)
+    now = split(few, full, 1, 2)
+    found = advice(full, 1, 2, few)[AdviceKind.ADD_WORKERS]
+    assert "to decode" in found.what
+    then = best_split(few, full, int(found.what.split()[1]) + 3)
+    assert then is not None
+    ended, joined = (64 / (32 * then.mixed) * (1 - DEMAND_SPREAD), 124 / (32 * then.mixed) * (1 + DEMAND_SPREAD))
+    assert found.low == pytest.approx(ended - now.pressure, abs=0.03)
+    assert found.high == pytest.approx(joined - now.pressure, abs=0.03)
 
 
 def test_a_chunk_that_leaves_the_device_idle_is_named_with_a_better_one() -> None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from libs.cli.main import app
-from libs.cli.status.answer import parse_status
+from libs.cli.status.answer import SplitAnswer, parse_status
 from libs.cli.status.events import merged
 from libs.cli.status.gauge import pressure_bar, span
-from libs.cli.status.show import commands, lines
+from libs.cli.status.show import commands, lines, split_words
 from libs.contracts.errors import StartupError
 from libs.launch.ready import Ready, write_ready
 from tests.status_rig import NOW_MS, answer
@@ -82,6 +82,11 @@ def test_a_span_never_says_more_than_it_is(one_ms: float, other_ms: float) -> No
     assert told(low) <= told(high)
 
 
+def test_a_split_without_prefill_workers_is_of_workers_that_do_both() -> None:
+    assert split_words(SplitAnswer(3, 5)) == "3 prefill + 5 decode"
+    assert split_words(SplitAnswer(0, 8)) == "8 workers that do both"
+
+
 def event(number: int, at_ms: int, **more: Any) -> dict[str, Any]:
     base = {"worker": "gpu-1", "role": "prefill", "actor": "", "reason": "prompts press", "planner": "planner"}
     return {"number": number, "unix_ms": at_ms, "action": "role_moved", **base, **more}
@@ -138,7 +143,11 @@ def a_service(answers: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
 def test_each_command_prints_what_the_service_answers(tmp_path: Path) -> None:
     answers = {
         "/v1/status": answer(),
-        "/v1/alerts": {"firing": [alert(1, NOW_MS)], "recent": [alert(1, NOW_MS)], "held_back": []},
+        "/v1/alerts": {
+            "firing": [alert(1, NOW_MS) | {"command": "fulcrum role gpu-4 prefill"}],
+            "recent": [alert(1, NOW_MS)],
+            "held_back": [],
+        },
         "/v1/events": [event(1, NOW_MS - 1000)],
     }
     with a_service(answers, tmp_path) as ready:
@@ -153,6 +162,7 @@ def test_each_command_prints_what_the_service_answers(tmp_path: Path) -> None:
         assert run("advice") == "fulcrum role gpu-4 gpu-6 prefill\n"
         assert json.loads(run("advice", "--json"))["commands"] == ["fulcrum role gpu-4 gpu-6 prefill"]
         assert "FulcrumImbalance sim" in run("alerts") == run("alerts", "list")
+        assert "run: fulcrum role gpu-4 prefill" in run("alerts")
         happened = [json.loads(line) for line in run("events", "--json").splitlines()]
         assert [each["kind"] for each in happened] == ["role_moved", "alert"]
 

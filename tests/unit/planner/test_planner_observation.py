@@ -133,7 +133,8 @@ def test_decodes_are_all_sequences_that_decode_or_soon_will_but_no_prompts_that_
 def test_those_that_wait_for_decode_at_gateways_are_taken_to_hold_as_much_as_others() -> None:
     decode = worker("d", "decode", load=Load(running=2, free_kv_blocks=980))
     found = look(worker("p", "prefill"), decode, waiting=ModelBacklog(decode_requests=3))
-    assert (found.work.decodes, found.work.kv_tokens) == (5, 320 + 3 * 160)
+    assert (found.work.decodes, found.work.kv_tokens) == (2, 320)
+    assert (found.work.held, found.work.held_kv_tokens) == (3, 3 * 160)
 
 
 def test_each_part_of_the_step_times_comes_from_the_worker_that_has_seen_most_of_its_kind() -> None:

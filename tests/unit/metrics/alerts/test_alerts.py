@@ -190,11 +190,13 @@ def test_thresholds_that_do_not_stand_apart_are_refused():
 
 def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over():
     store, labels = AlertStore(), (("model", "m"),)
-    store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 1.8", 1, None)])
+    (fired,) = store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 1.8", 1, None, "do this")])
+    assert fired.called == "presses 1.8 Run: do this"
     for grade, reason, clearing in ((Grade.FIRE, "presses 2.1", False), (Grade.CLEAR, "presses 0.4", True)):
-        store.follow([Condition(Name.TOO_SMALL, labels, grade, reason)])
+        store.follow([Condition(Name.TOO_SMALL, labels, grade, reason, command="" if clearing else "do that")])
+        assert [each.command for each in store.firing()] == ["" if clearing else "do that"]
         assert [(each.reason, each.now, each.clearing) for each in store.firing()] == [
             ("presses 1.8", reason, clearing)
         ]
     over = store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 0.4", 1, 2)])
-    assert not over[0].clearing
+    assert not over[0].clearing and not over[0].command
