@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from libs.contracts.errors import InvalidRequest, quoted
+from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Sampling
 from libs.model.chat import ChatMessage
 from libs.model.sampling import SamplingDefaults
@@ -85,6 +85,8 @@ class Asked:
     """Whether no token is asked for: one is generated, and dropped."""
     raw: bool = False
     """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
+    opens_answer: bool = True
+    """Whether a chat's prompt ends where its answer starts, rather than with its last message."""
 
     @property
     def guided(self) -> bool:
@@ -125,7 +127,11 @@ def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
         reasoning_effort=request.reasoning_effort,
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    return chat_asked(chat), bool(request.return_token_strs)
+    if request.add_special_tokens:
+        text = "add_special_tokens: a chat has those that its template writes"
+        raise UnsupportedField(text, param="add_special_tokens")
+    opens = request.add_generation_prompt is not False
+    return replace(chat_asked(chat), opens_answer=opens), bool(request.return_token_strs)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:

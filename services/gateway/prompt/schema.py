@@ -202,6 +202,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     prompt: str | None = None
     add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Literal[False] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning_effort: Effort | None = None
