@@ -77,6 +77,8 @@ class PartReaders:
     """Calls beyond are dropped."""
     only_calls: bool = False
     """Nothing but calls may come: text before one that was cut off is a part of it, and not shown."""
+    hides_reasoning: bool = False
+    """Reasoning is counted, and not shown."""
 
 
 class ChoiceText:
@@ -247,6 +249,8 @@ class ChoiceText:
                 text, self._stopped = self._stops.push(part.text)
                 self._add(text)
             elif part.kind is PartKind.REASONING:
+                if parts.hides_reasoning:
+                    continue
                 if self._piece.reasoning is None:
                     self._piece.reasoning = []
                 self._piece.reasoning.append(part.text)

@@ -83,6 +83,8 @@ class Asked:
     """How many of the `n` answers to each prompt are shown, the likeliest first; None: all, as they come."""
     only_prompt: bool = False
     """Whether no token is asked for: one is generated, and dropped."""
+    hides_reasoning: bool = False
+    """Whether the answer's reasoning is left out of what is shown."""
     raw: bool = False
     """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
     opens_answer: bool = True
@@ -155,6 +157,8 @@ def chat_asked(request: ChatRequest) -> Asked:
         max_tokens=newer if newer is not None else older,
         max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
     )
+    if request.include_reasoning is False:
+        asked = replace(asked, hides_reasoning=True)
     tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs
     schema = _answer_schema(request.response_format)
     constraint = constraint_of(request)

@@ -54,6 +54,10 @@ async def test_reasoning_is_no_content_and_counts_as_output(
     assert thoughts == choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Think STOP."
     for usage in (answer["usage"], closing["usage"]):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": len("Think STOP.") + 1}
+    hidden = await http.post("/v1/chat/completions", json={**body, "include_reasoning": False})
+    assert hidden.json()["usage"] == answer["usage"] and "reasoning" not in hidden.json()["choices"][0]["message"]
+    streamed = await http.post("/v1/chat/completions", json={**body, "include_reasoning": False, "stream": True})
+    assert "Paris" in streamed.text and "reasoning" not in streamed.text
 
 
 @OF_HARMONY
