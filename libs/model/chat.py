@@ -77,11 +77,14 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NOTHING,
+        opens_answer: bool = True,
     ) -> str:
-        """The prompt, ending where the model's answer starts. Raises InvalidRequest when the template refuses, or a
-        variable has the name of something that every template is given."""
+        """The prompt, ending where the model's answer starts, or with the last message.
+
+        Raises InvalidRequest when the template refuses, or a variable has the name of something that every template is
+        given."""
         flat = [{**message, "content": _text_of(message.get("content"))} for message in messages]
-        given: dict[str, Any] = {"messages": flat, "add_generation_prompt": True, **self._special_tokens}
+        given: dict[str, Any] = {"messages": flat, "add_generation_prompt": opens_answer, **self._special_tokens}
         if tools:
             given["tools"] = tools
         taken = sorted({"tools", *given} & variables.keys()) if variables else ()

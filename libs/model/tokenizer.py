@@ -58,11 +58,14 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NOTHING,
+        opens_answer: bool = True,
     ) -> str:
-        """The prompt text of a chat. Raises InvalidRequest where the model's template refuses the messages."""
+        """The prompt text of a chat, up to where the answer starts or its last message ends.
+
+        Raises InvalidRequest where the model's template refuses the messages."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
-        return self._template.render(messages, tools=tools, variables=variables)
+        return self._template.render(messages, tools=tools, variables=variables, opens_answer=opens_answer)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out."""

@@ -22,6 +22,8 @@ LOCK = HERE.parents[1] / "locks" / "clients.txt"
 NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 CLIENT_TIMEOUT_S = 600
+START_S = 300.0
+"""Of a suite: beside other work two workers import torch for minutes."""
 TOKENS = 8
 ASKED = {"model": "sim", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": TOKENS}
 BODY = json.dumps(ASKED)
@@ -156,7 +158,7 @@ def suite_on(engine: str, home: Path) -> Iterator[tuple[RunningSuite, str]]:
     """A suite on the sim or torch engine, and the model that clients ask it for."""
     model = "sim" if engine == "sim" else REAL_MODEL_NAME
     arguments = () if engine == "sim" else ("--model", str(tool_model(home)))
-    with running_suite(home, "--engine", engine, *arguments) as suite:
+    with running_suite(home, "--engine", engine, *arguments, start_s=START_S) as suite:
         yield suite, model
 
 

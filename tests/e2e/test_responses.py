@@ -135,6 +135,75 @@ async def test_a_response_goes_on_from_one_before_it(client: openai.AsyncOpenAI,
     assert by_hand.usage.input_tokens == third.usage.input_tokens
 
 
+PAIRS = {
+    "response.completed": "response.created",
+    "response.output_item.done": "response.output_item.added",
+    "response.content_part.done": "response.content_part.added",
+    "response.output_text.done": DELTAS,
+    "response.reasoning_text.done": "response.reasoning_text.delta",
+    "response.function_call_arguments.done": "response.function_call_arguments.delta",
+}
+
+
+async def test_events_of_a_stream_are_nested_and_name_the_item_that_is_open(
+    client: openai.AsyncOpenAI, worker: ScriptedWorker
+) -> None:
+    worker.script, worker.stops = spoken(THOUGHT + SAID + CALLED), True
+    stream = await client.responses.create(
+        model="sim", input="hi", tools=[TOOL], max_output_tokens=len(worker.script), stream=True
+    )
+    open_events: list[str] = []
+    item, index = "", -1
+    async for event in stream:
+        if event.type in PAIRS:
+            assert open_events.pop() == PAIRS[event.type]
+        elif event.type in PAIRS.values() and open_events[-1:] != [event.type]:
+            open_events.append(event.type)
+        if event.type == "response.output_item.added":
+            item, index = event.item.id, index + 1
+        assert getattr(event, "item_id", item) == item and getattr(event, "output_index", index) == index
+        assert getattr(event, "content_index", 0) == 0
+    assert not open_events
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_earlier_answers_are_taken_with_and_without_ids(
+    client: openai.AsyncOpenAI, worker: ScriptedWorker, named: bool
+) -> None:
+    def item(name: str, **fields: Any) -> dict[str, Any]:
+        return {**fields, **({"id": name, "status": "completed"} if named else {})}
+
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Acknowledged."}]}
+    history: Any = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Remember 729."}]},
+        item("rs_1", type="reasoning", summary=[], encrypted_content=None),
+        item("msg_1", **said),
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which number?"}]},
+    ]
+    await client.responses.create(model="sim", input=history, max_output_tokens=2)
+    assert all(text in prompt(worker) for text in ("Remember 729.", "Acknowledged.", "Which number?"))
+
+
+@pytest.mark.parametrize("size", [1, 8, 20])
+async def test_a_required_call_that_is_cut_off_is_no_text(
+    client: openai.AsyncOpenAI, worker: ScriptedWorker, size: int
+) -> None:
+    worker.script = spoken(CALLED.removeprefix("<|end|><|start|>assistant"))
+    found = await client.responses.create(
+        model="sim", input="hi", tools=[TOOL], tool_choice="required", max_output_tokens=size
+    )
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert found.output_text == ""
+
+
+async def test_vllms_constraints_are_taken(client: openai.AsyncOpenAI, worker: ScriptedWorker) -> None:
+    grammar = {"structured_outputs": {"choice": ["yes", "no"]}}
+    await client.responses.create(model="sim", input="hi", max_output_tokens=2, extra_body=grammar)
+    assert "yes" in worker.submits[-1].sampling.guide
+    await client.responses.create(model="sim", input="hi", max_output_tokens=2, extra_body={"ignore_eos": True})
+    assert worker.submits[-1].sampling.ignore_eos
+
+
 async def test_a_response_can_be_got_and_deleted_and_is_not_kept_where_that_is_not_wanted(
     client: openai.AsyncOpenAI,
 ) -> None:
@@ -175,6 +244,8 @@ async def test_a_response_that_fails_in_mid_stream_says_so_in_its_last_event(
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": []}}}}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}}, "structured_outputs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

@@ -75,6 +75,10 @@ class PartReaders:
     """From a call's name and its place among the answer's calls."""
     max_calls: int
     """Calls beyond are dropped."""
+    only_calls: bool = False
+    """Nothing but calls may come: text before one that was cut off is a part of it, and not shown."""
+    hides_reasoning: bool = False
+    """Reasoning is counted, and not shown."""
 
 
 class ChoiceText:
@@ -240,9 +244,13 @@ class ChoiceText:
             if self._stopped:
                 return
             if part.kind is PartKind.CONTENT:
+                if parts.only_calls:
+                    continue
                 text, self._stopped = self._stops.push(part.text)
                 self._add(text)
             elif part.kind is PartKind.REASONING:
+                if parts.hides_reasoning:
+                    continue
                 if self._piece.reasoning is None:
                     self._piece.reasoning = []
                 self._piece.reasoning.append(part.text)

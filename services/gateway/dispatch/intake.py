@@ -190,6 +190,8 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
         reasons=shape.reasons,
         new_call_id=_call_ids(shape.calls, asked),
         max_calls=MAX_CALLS if tools is None or tools.parallel else 1,
+        only_calls=tools is not None and tools.required,
+        hides_reasoning=asked.hides_reasoning,
     )
 
 

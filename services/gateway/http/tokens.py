@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import FulcrumError, InvalidRequest
@@ -22,12 +22,12 @@ from services.gateway.prompt.parse import parse_detokenize, parse_tokenize
 
 
 class Tokenized(Struct):
-    """Tokens of a text or a chat; `token_strs` where asked for."""
+    """Tokens of a text or a chat; `token_strs` is null where it was not asked for."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None = None
 
 
 class Detokenized(Struct):
@@ -48,7 +48,7 @@ class TokenRoutes:
         asked, shows = parse_tokenize(body)
         model = self._catalog.need(asked.model, allowed)
         (tokens,) = await self._intake.tokens(asked, model)
-        strings = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens] if shows else UNSET
+        strings = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens] if shows else None
         return Tokenized(len(tokens), model.info.max_context_tokens, tokens, strings)
 
     async def detokenize(self, body: bytes, allowed: AbstractSet[str]) -> Detokenized:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from libs.contracts.errors import InvalidRequest, quoted
+from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Sampling
 from libs.model.chat import ChatMessage
 from libs.model.sampling import SamplingDefaults
@@ -83,8 +83,12 @@ class Asked:
     """How many of the `n` answers to each prompt are shown, the likeliest first; None: all, as they come."""
     only_prompt: bool = False
     """Whether no token is asked for: one is generated, and dropped."""
+    hides_reasoning: bool = False
+    """Whether the answer's reasoning is left out of what is shown."""
     raw: bool = False
     """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
+    opens_answer: bool = True
+    """Whether a chat's prompt ends where its answer starts, rather than with its last message."""
 
     @property
     def guided(self) -> bool:
@@ -125,7 +129,11 @@ def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
         reasoning_effort=request.reasoning_effort,
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    return chat_asked(chat), bool(request.return_token_strs)
+    if request.add_special_tokens:
+        text = "add_special_tokens: a chat has those that its template writes"
+        raise UnsupportedField(text, param="add_special_tokens")
+    opens = request.add_generation_prompt is not False
+    return replace(chat_asked(chat), opens_answer=opens), bool(request.return_token_strs)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
@@ -149,6 +157,8 @@ def chat_asked(request: ChatRequest) -> Asked:
         max_tokens=newer if newer is not None else older,
         max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
     )
+    if request.include_reasoning is False:
+        asked = replace(asked, hides_reasoning=True)
     tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs
     schema = _answer_schema(request.response_format)
     constraint = constraint_of(request)

@@ -182,7 +182,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 
 
 class ChatRequest(Common, kw_only=True):
-    """Body of POST /v1/chat/completions. `chat_template_kwargs`, variables of the model's chat template, is vLLM's."""
+    """Body of POST /v1/chat/completions. `chat_template_kwargs`, variables of the model's chat template, and
+    `include_reasoning`, which is true, are vLLM's."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None
@@ -194,6 +195,7 @@ class ChatRequest(Common, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -202,6 +204,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     prompt: str | None = None
     add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Literal[False] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning_effort: Effort | None = None

@@ -84,10 +84,12 @@ def check_chat(asked: Asked, model: ServedModel) -> None:
 
 def _render(asked: Asked, model: ServedModel) -> str:
     if not (asked.tools or asked.effort or asked.template_variables):
-        return model.tokenizer.render_chat(asked.messages)
+        return model.tokenizer.render_chat(asked.messages, opens_answer=asked.opens_answer)
     tools = asked.tools.tools if asked.tools else ()
     variables = {**_efforts(asked, model), **asked.template_variables}
-    return model.tokenizer.render_chat(asked.messages, tools=tools, variables=variables)
+    return model.tokenizer.render_chat(
+        asked.messages, tools=tools, variables=variables, opens_answer=asked.opens_answer
+    )
 
 
 def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:

@@ -69,9 +69,10 @@ def response_asked(request: ResponseRequest, earlier: Items, response_id: str, c
     asked = replace(
         chat_asked(_chat(request, turns)),
         max_tokens_field="max_output_tokens",
-        schema_field="text.format",
         for_response=True,
     )
+    if request.structured_outputs is None:
+        asked = replace(asked, schema_field="text.format")
     store = request.store is not False
     return ResponseAsked(asked, items, _shown(request, asked, response_id, created_s, store), store)
 
@@ -100,6 +101,8 @@ def _chat(request: ResponseRequest, turns: Sequence[Message]) -> ChatRequest:
         repetition_penalty=request.repetition_penalty,
         seed=request.seed,
         stop=request.stop,
+        ignore_eos=request.ignore_eos,
+        structured_outputs=request.structured_outputs,
         logprobs=bool(top) or LOGPROBS in (request.include or ()) or None,
         top_logprobs=top or None,
         tools=[_tool(each) for each in request.tools] if request.tools else None,

@@ -15,6 +15,7 @@ from services.gateway.prompt.schema import (
     Seed,
     Stop,
     Stops,
+    StructuredOutputs,
     Temperature,
     TopK,
     TopLogprobs,
@@ -75,8 +76,8 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`top_k`, `min_p`, `repetition_penalty`, `seed`, `stop` and `chat_template_kwargs` are extensions; `user`,
-    `safety_identifier` and `prompt_cache_key` change nothing."""
+    """`top_k`, `min_p`, `repetition_penalty`, `seed`, `stop`, `ignore_eos`, `structured_outputs` and
+    `chat_template_kwargs` are extensions; `user`, `safety_identifier` and `prompt_cache_key` change nothing."""
 
     model: str
     input: str | list[dict[str, Any]]
@@ -94,6 +95,8 @@ class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     stop: Stop | Stops | None = None
+    ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None

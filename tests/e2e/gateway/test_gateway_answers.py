@@ -54,6 +54,10 @@ async def test_reasoning_is_no_content_and_counts_as_output(
     assert thoughts == choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Think STOP."
     for usage in (answer["usage"], closing["usage"]):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": len("Think STOP.") + 1}
+    hidden = await http.post("/v1/chat/completions", json={**body, "include_reasoning": False})
+    assert hidden.json()["usage"] == answer["usage"] and "reasoning" not in hidden.json()["choices"][0]["message"]
+    streamed = await http.post("/v1/chat/completions", json={**body, "include_reasoning": False, "stream": True})
+    assert "Paris" in streamed.text and "reasoning" not in streamed.text
 
 
 @OF_HARMONY
@@ -128,6 +132,17 @@ async def test_calls_of_kimi_have_its_own_ids_counted_on_from_turn_to_turn(
     body["messages"] = [*CHAT["messages"], {"role": "assistant", "tool_calls": calls}, *results]
     (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
     assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.f:2", "functions.f:3"]
+
+
+@pytest.mark.parametrize("tokens", [3, 14, 22])
+async def test_a_required_call_that_is_cut_off_before_its_name_is_no_content(
+    http: httpx.AsyncClient, worker: ScriptedWorker, tokens: int
+) -> None:
+    worker.script = list(b'<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    body = {**CHAT, "max_tokens": tokens, "tools": [TOOL], "tool_choice": "required"}
+    (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
+    assert (choice["message"]["content"] or "", choice["finish_reason"]) == ("", "length")
+    assert "tool_calls" not in choice["message"]
 
 
 async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:

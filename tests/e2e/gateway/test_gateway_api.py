@@ -233,6 +233,8 @@ async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
         "tokens": [104, 195, 169],
         "token_strs": ["h", "\ufffd", "\ufffd"],
     }
+    plain = (await http.post("/tokenize", json={"model": "sim", "prompt": "x"})).json()
+    assert plain["token_strs"] is None
     assert (await http.post("/detokenize", json={"model": "sim", "tokens": [104, 195, 169, 257]})).json() == {
         "prompt": "h\u00e9"
     }
@@ -240,6 +242,12 @@ async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
     shown = (await http.post("/tokenize", json={**chat, "tools": [TOOL]})).json()
     answer = (await http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1, "tools": [TOOL]})).json()
     assert shown["count"] == len(shown["tokens"]) == answer["usage"]["prompt_tokens"]
+    ended = (await http.post("/tokenize", json={**chat, "add_generation_prompt": False})).json()["tokens"]
+    opened = (await http.post("/tokenize", json={**chat, "add_generation_prompt": True})).json()["tokens"]
+    assert opened[: len(ended)] == ended and len(opened) > len(ended)
+
+
+TALK = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +257,8 @@ async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
         ("/tokenize", {"model": "sim", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
         ("/tokenize", {"model": "no", "prompt": "x"}, "model"),
         ("/tokenize", {"model": "sim", "prompt": "x", "sense": 1}, "sense"),
+        ("/tokenize", {**TALK, "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {**TALK, "add_special_tokens": True}, "add_special_tokens"),
         ("/detokenize", {"model": "sim", "tokens": [260]}, "tokens"),
         ("/detokenize", {"model": "sim", "tokens": [-1]}, "tokens[0]"),
     ],

@@ -224,6 +224,7 @@ def asked(body: bytes) -> Asked:
         (b'{"model":"sim","prompt":[1]}', [[1] * 100], ContextTooLong, "prompt"),
         (b'{"model":"sim","prompt":[1],"max_tokens":91}', [[1] * 10], ContextTooLong, "max_tokens"),
         (b'{"model":"sim","prompt":[1],"logit_bias":{"260":1}}', [[1]], InvalidRequest, "logit_bias"),
+        (b'{"model":"sim","prompt":[1],"stop_token_ids":[260]}', [[1]], InvalidRequest, "stop_token_ids"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_by_its_field(
