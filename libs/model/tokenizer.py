@@ -36,6 +36,8 @@ class Tokenizer:
         self._lead = self._find_lead()
         self.special_tokens = {token_id: str(token.content) for token_id, token in self._added.items() if token.special}
         """Texts by id, of tokens that no text is encoded to by chance."""
+        self.added_tokens = {token_id: str(token.content) for token_id, token in self._added.items()}
+        """Texts by id, of all outside the vocabulary of text: special ones, and tags such as `<tool_call>`."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. `add_special_tokens`: as the model wants raw text to begin and end; a rendered chat has them."""

@@ -29,8 +29,11 @@ def guide_of(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """`special`: ids of special tokens by text. `schema`: None where only calls will do, or where the answer keeps to
-    `rule`, what follows a rule's name. `thinks`: the reasoning was opened by the prompt."""
+    """`special`: ids by text of tokens that stand outside the vocabulary of text; models write their tags by them.
+
+    `schema`: None where only calls will do, or where the answer keeps to `rule`, what follows a rule's name. `thinks`:
+    the reasoning was opened by the prompt.
+    """
     write = _Writer(special)
     choices = []
     body = json_rule(schema) if schema is not None else rule

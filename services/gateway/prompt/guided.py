@@ -42,7 +42,7 @@ def answer_guide(asked: Asked, model: ServedModel, prompt: list[int]) -> str:
     called = tools is not None and tools.required
     return guide_of(
         shape,
-        {text: token_id for token_id, text in tokenizer.special_tokens.items()},
+        {text: token_id for token_id, text in tokenizer.added_tokens.items()},
         schema=None if called else asked.schema,
         rule="" if called else asked.rule,
         tools=[(name, schema) for name, schema, _ in tools.callable()] if tools else (),

@@ -43,6 +43,11 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, str]]] = {
     "hermes": ("<tool_call>", (), ("", "")),
     "qwen3": ("<tool_call> </think>", (), ("", "")),
     "hermes, special tags": ("<tool_call>", ("<tool_call>", "</tool_call>"), ("", "")),
+    "qwen3, tags that are ordinary tokens": (
+        "<tool_call> </think>",
+        ("~<tool_call>", "~</tool_call>", "~<think>", "~</think>"),
+        ("", ""),
+    ),
     "llama": ("", (), ("", "llama3-json")),
     "mistral": ("[TOOL_CALLS]", ("[TOOL_CALLS]",), ("", "")),
     "mistral by name": ("[TOOL_CALLS] [/THINK]", ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"), ("", "")),
@@ -58,7 +63,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, str]]] = {
     "seed oss": ("<seed:tool_call> </seed:think>", (), ("", "")),
     "harmony": ("", MARKERS, ("", "")),
 }
-"""What a template says, special tokens, formats by hand."""
+"""What a template says, special tokens (with ~: ordinary ones, as Qwen's tags are), formats by hand."""
 
 
 class Family:
@@ -66,10 +71,13 @@ class Family:
 
     def __init__(self, sign: str, special: tuple[str, ...], names: tuple[str, str]) -> None:
         inner = sim_tokenizer()
-        inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+        for text in special:
+            (inner.add_tokens if text.startswith("~") else inner.add_special_tokens)(
+                [AddedToken(text.removeprefix("~"), special=not text.startswith("~"), normalized=False)]
+            )
         self.tokenizer = Tokenizer(inner, ChatTemplate(f"{{{{ tools }}}}{sign}", {}))
         self.format: AnswerFormat = answer_format(self.tokenizer, names)
-        self.special = {text: token_id for token_id, text in self.tokenizer.special_tokens.items()}
+        self.special = {text: token_id for token_id, text in self.tokenizer.added_tokens.items()}
         size = inner.get_vocab_size()
         self.guides = Guides(LLTokenizer(inner.to_str(), n_vocab=size, eos_token=[SIM_EOS]))
 

@@ -1,11 +1,8 @@
 """Answers in each family's published format, token by token: a real vocabulary cuts them, with the family's markers as
-one token each or as text, and no cut changes what a client sees.
+one token each or as text, and no cut changes what a client sees. Vocabulary and cuts are SmolLM2's; those of some
+families are in tests/e2e/test_family_tokenizers.py."""
 
-The texts are written after each family's chat template and model card. Vocabulary and cuts are SmolLM2's: no other
-tokenizer is on this machine.
-"""
-
-from dataclasses import dataclass
+import json
 from itertools import groupby
 
 import pytest
@@ -14,186 +11,19 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from libs.model.chat import ChatTemplate
 from libs.model.tokenizer import Tokenizer
+from libs.testing import golden
 from libs.testing.engines.real_model import real_model_folder
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, MistralCalls
+from services.gateway.answers.calls import MistralCalls
 from services.gateway.answers.families import answer_format
-from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls
-from services.gateway.answers.parts import PartKind
-from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.tagged import TaggedParser
+from tests.answer_rig import HARMONY, STREAMS, TOOLS, Stream, shown
 
 pytestmark = pytest.mark.system
-
-TOOLS = {
-    "get_weather": {
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "metric": {"type": "boolean"}}
-    },
-    "search": {"properties": {"query": {"type": "string"}}},
-    "now": {},
-}
-HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
-Shown = list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Stream:
-    """An answer and what a client sees of it."""
-
-    sign: str
-    """What the family's template says of its format."""
-    marks: tuple[str, ...]
-    """Its tags, each of which its vocabulary has as a token."""
-    text: str
-    shown: Shown
-    thinks: str = ""
-    """The tag with which its prompt ends, where that opens the reasoning."""
-
-
-def calls(*found: tuple[str, str]) -> Shown:
-    """Name and arguments of each."""
-    return [part for name, arguments in found for part in (("CALL", name), ("ARGUMENTS", arguments))]
-
-
-HERMES_SIGN = "<tool_call>"
-WEATHER = '{"city": "München", "days": 3, "metric": true}'
-SEARCH = '{"query": "a \\"quoted\\" </tool_call> \\u00e9 \\\\"}'
-STREAMS: dict[str, Stream] = {
-    "gpt-oss": Stream(
-        "", HARMONY,
-        "<|channel|>analysis<|message|>See 天気.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
-        f"<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER}"
-        f"<|call|>",
-        [("REASONING", "See 天気.I look."), *calls(("get_weather", WEATHER))],
-    ),
-    "Qwen3": Stream(
-        f"{HERMES_SIGN} </think>", ("<think>", "</think>", *HermesCall.opens, *HermesCall.specials),
-        f'<think>\nStädte → two.\n</think>\n\n<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n'
-        f'</tool_call>\n<tool_call>\n{{"name": "search", "arguments": {SEARCH}}}\n</tool_call>',
-        [("REASONING", "Städte → two."), *calls(("get_weather", WEATHER), ("search", SEARCH))],
-    ),
-    "Qwen3, thinking opened by the prompt": Stream(
-        f"{HERMES_SIGN} </think>", ("<think>", "</think>", *HermesCall.opens, *HermesCall.specials),
-        'Which?\n</think>\n\nLet me see.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-        [("REASONING", "Which?"), ("CONTENT", "Let me see."), *calls(("now", "{}"))],
-        thinks="<think>\n",
-    ),
-    "Hermes 3": Stream(
-        HERMES_SIGN, (*HermesCall.opens, *HermesCall.specials),
-        f'<tool_call>\n{{"arguments": {WEATHER}, "name": "get_weather"}}\n</tool_call>',
-        calls(("get_weather", WEATHER)),
-    ),
-    "Llama 3.1": Stream(
-        '"name": function name, "parameters":', ("<|python_tag|>",),
-        f'{{"name": "get_weather", "parameters": {WEATHER}}}', calls(("get_weather", WEATHER)),
-    ),
-    "Llama 3.3, two calls after its tag": Stream(
-        '"name": function name, "parameters":', ("<|python_tag|>",),
-        f'<|python_tag|>{{"name": "search", "parameters": {SEARCH}}}; {{"name": "now", "parameters": {{}}}}',
-        calls(("search", SEARCH), ("now", "{}")),
-    ),
-    "Mistral 7B v0.3": Stream(
-        "[TOOL_CALLS]", MistralCalls.opens,
-        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER}}}, '
-        f'{{"arguments": {SEARCH}, "name": "search"}}]',
-        calls(("get_weather", WEATHER), ("search", SEARCH)),
-    ),
-    "Mistral Small 3.2": Stream(
-        "[TOOL_CALLS]", ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-        f"I look.[TOOL_CALLS]get_weather[CALL_ID]aB3dE6gH9[ARGS]{WEATHER}[TOOL_CALLS]now[CALL_ID]Z9y8X7w6V[ARGS]{{}}",
-        [("CONTENT", "I look."), *calls(("get_weather", WEATHER), ("now", "{}"))],
-    ),
-    "Magistral": Stream(
-        "[TOOL_CALLS] [/THINK]", ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
-        f"[THINK]Météo ?[/THINK][TOOL_CALLS]get_weather[ARGS]{WEATHER}",
-        [("REASONING", "Météo ?"), *calls(("get_weather", WEATHER))],
-    ),
-    "DeepSeek V3": Stream(
-        "<｜tool▁calls▁begin｜> ```json", (*DeepSeekCalls.opens, *DeepSeekCalls.specials),
-        "Ich sehe nach.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-        f"{WEATHER}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{{}}\n```"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        [("CONTENT", "Ich sehe nach."), *calls(("get_weather", WEATHER), ("now", "{}"))],
-    ),
-    "DeepSeek V3.1, thinking": Stream(
-        "<｜tool▁calls▁begin｜> </think>", ("<think>", "</think>", *DeepSeekCalls.opens, *DeepSeekCalls.specials),
-        f"Two.</think>One moment.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{WEATHER}"
-        f"<｜tool▁call▁end｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{SEARCH}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        [
-            ("REASONING", "Two."), ("CONTENT", "One moment."),
-            *calls(("get_weather", WEATHER), ("search", SEARCH)),
-        ],
-        thinks="<think>",
-    ),
-    "Kimi K2": Stream(
-        "<|tool_calls_section_begin|>", (*KimiCalls.opens, *KimiCalls.specials),
-        "I look. <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-        f"{WEATHER}<|tool_call_end|><|tool_call_begin|>functions.search:1<|tool_call_argument_begin|>{SEARCH}"
-        "<|tool_call_end|><|tool_calls_section_end|>",
-        [("CONTENT", "I look."), *calls(("get_weather", WEATHER), ("search", SEARCH))],
-    ),
-    "Qwen3-Coder": Stream(
-        "<tool_call> <function=", (*QwenCoderCalls.opens, *QwenCoderCalls.specials),
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nMünchen\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-        "<parameter=metric>\ntrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=search>\n"
-        '<parameter=query>\ndef f(a):\n    return a < 3 and "</x>"\n</parameter>\n</function>\n</tool_call>',
-        calls(
-            ("get_weather", WEATHER),
-            ("search", '{"query": "def f(a):\\n    return a < 3 and \\"</x>\\""}'),
-        ),
-    ),
-    "GLM 4.5": Stream(
-        "<tool_call> <arg_key> </think>", ("<think>", "</think>", *GlmCalls.opens, *GlmCalls.specials),
-        "<think>查一下</think>I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>München"
-        "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>metric</arg_key>\n<arg_value>true</arg_value>\n"
-        "</tool_call>\n<tool_call>now\n</tool_call>",
-        [("REASONING", "查一下"), ("CONTENT", "I look."), *calls(("get_weather", WEATHER), ("now", "{}"))],
-    ),
-    "GLM 4.6, on one line": Stream(
-        "<tool_call> <arg_key>", (*GlmCalls.opens, *GlmCalls.specials),
-        "<tool_call>search<arg_key>query</arg_key><arg_value>1 < 2</arg_value></tool_call>",
-        calls(("search", '{"query": "1 < 2"}')),
-    ),
-    "MiniMax M2": Stream(
-        "<minimax:tool_call> </think>", ("<think>", "</think>", *MiniMaxCalls.opens, *MiniMaxCalls.specials),
-        'Both.\n</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">München'
-        '</parameter>\n'
-        '<parameter name="days">3</parameter>\n<parameter name="metric">true</parameter>\n</invoke>\n'
-        '<invoke name="search">\n<parameter name="query">x > y</parameter>\n</invoke>\n</minimax:tool_call>',
-        [("REASONING", "Both."), *calls(("get_weather", WEATHER), ("search", '{"query": "x > y"}'))],
-        thinks="<think>\n",
-    ),
-    "Seed-OSS": Stream(
-        "<seed:tool_call> </seed:think>",
-        ("<seed:think>", "</seed:think>", *SeedCalls.opens, *SeedCalls.specials),
-        "<seed:think>Hm.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>München</parameter>\n"
-        "<parameter=days>3</parameter>\n<parameter=metric>true</parameter>\n</function>\n</seed:tool_call>",
-        [("REASONING", "Hm."), *calls(("get_weather", WEATHER))],
-    ),
-    "SmolLM3, no call": Stream(
-        f"{HERMES_SIGN} </think>", ("<think>", "</think>"),
-        "<think>\nEasy.\n</think>\nIt is 4 — <b>four</b>.",
-        [("REASONING", "Easy."), ("CONTENT", "It is 4 — <b>four</b>.")],
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> str:
     return (real_model_folder() / "tokenizer.json").read_text(encoding="utf-8")
-
-
-def shown(tokenizer: Tokenizer, stream: Stream, tokens: list[int]) -> Shown:
-    """Parts that follow each other joined, calls apart."""
-    parser = answer_format(tokenizer).parser(TOOLS, stream.thinks)
-    assert parser is not None
-    reader = AnswerReader(parser, tokenizer.decoder(), tokenizer.special_tokens)
-    parts = [part for token in tokens for part in reader.token(token)] + reader.end()
-    numbered = [
-        (part.kind, number if part.kind is PartKind.CALL else -1, part.text) for number, part in enumerate(parts)
-    ]
-    return [
-        (kind.name, "".join(text for _, _, text in same))
-        for (kind, _), same in groupby(numbered, lambda each: each[:2])
-    ]
 
 
 @pytest.mark.parametrize("special", [True, False], ids=["special", "ordinary"])
@@ -208,7 +38,7 @@ def test_a_published_answer_is_read_from_its_tokens(vocabulary: str, stream: Str
     tokens = tokenizer.encode(stream.text, add_special_tokens=False)
     marked = [token for token in tokens if token >= inner.get_vocab_size() - len(marks)]
     assert len(marked) == sum(stream.text.count(text) for text in stream.marks), "a token each"
-    assert shown(tokenizer, stream, tokens) == stream.shown
+    assert shown(tokenizer, answer_format(tokenizer), stream, tokens) == stream.shown
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
@@ -217,4 +47,18 @@ def test_a_published_answer_whose_markers_are_many_tokens_is_read_the_same(vocab
         pytest.skip("its markers are known by their ids alone")
     tokenizer = Tokenizer(InnerTokenizer.from_str(vocabulary), ChatTemplate(f"{{{{ tools }}}}{stream.sign}", {}))
     tokens = tokenizer.encode(stream.text, add_special_tokens=False)
-    assert shown(tokenizer, stream, tokens) == stream.shown
+    assert shown(tokenizer, answer_format(tokenizer), stream, tokens) == stream.shown
+
+
+RECORDED = json.loads((golden.FOLDER / "mistral_streams.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("pieces", RECORDED.values(), ids=RECORDED.keys())
+def test_calls_are_read_as_mistrals_own_tokenizers_cut_them(pieces: list[list[str]]) -> None:
+    """Recorded with mistral-common 1.13.1, which has these tokenizers: the encoding of an answer with two calls."""
+    parser = TaggedParser(None, MistralCalls, TOOLS, thinks=False)
+    parts = [
+        part for kind, text in pieces for part in (parser.special(text) if kind == "special" else parser.text(text))
+    ] + parser.end()
+    texts = ["".join(part.text for part in same) for _, same in groupby(parts, lambda part: part.kind)]
+    assert texts == ["get_weather", '{"city": "München", "days": 3}', "now", "{}"]
