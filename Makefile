@@ -138,12 +138,20 @@ bench-batch-yield: setup-dev ## what a batch job costs people: online TTFT with 
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 
-lint: setup-dev ## the part of check that runs nothing
+lint: setup-dev ## the part of check that runs nothing: types, imports, Python's pitfalls (ruff has bandit's rules), secrets
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m libs.contracts.generate --check
+	$(BIN)/python -m pytest tests/unit/runtime/test_no_secrets.py
+
+# By hand: it asks PyPI's or, with ARGS="-s osv", OSV's service of advisories. A package that it does not know is an error.
+PIP_AUDIT = pip-audit@2.10.1
+audit: setup-dev ## locked packages against known advisories (needs a service of advisories on the network)
+	for lock in control torch vllm dev; do \
+	  $(BIN)/uvx $(PIP_AUDIT) --strict --no-deps --disable-pip --progress-spinner off -r locks/$$lock.txt $(ARGS) || exit; \
+	done
 
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
 	@$(BIN)/python -m load.engine.bench_kv $(ARGS)
