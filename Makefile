@@ -67,6 +67,13 @@ $(TOOLS)/helm:
 test-chart: setup-dev $(if $(shell command -v helm),,$(TOOLS)/helm) ## the Helm chart: lint, every profile, wrong values (needs helm, or Go to build it)
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest tests/kube/test_chart.py $(ARGS)
 
+# Caddy is one too: the proxy that docs/security.md puts in front of a suite.
+CADDY = github.com/caddyserver/caddy/v2/cmd/caddy@v2.10.0
+$(TOOLS)/caddy:
+	GOBIN=$(TOOLS) go install $(CADDY)
+test-https: setup-dev $(if $(shell command -v caddy),,$(TOOLS)/caddy) ## HTTPS by Caddy in front of a whole suite (needs caddy, or Go to build it)
+	$(BIN)/python -m pytest --tier all tests/e2e/gateway/test_https_proxy.py $(ARGS)
+
 test-kube: setup-dev test-chart ## actuator and chart on the Kubernetes cluster of KUBECONFIG, in namespaces of their own
 	@[ -n "$$KUBECONFIG" ] || { echo "name a cluster to test on in KUBECONFIG" >&2; exit 2; }
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m kube tests/contract/test_actuator_contract.py tests/kube $(ARGS)
