@@ -67,6 +67,13 @@ $(TOOLS)/helm:
 test-chart: setup-dev $(if $(shell command -v helm),,$(TOOLS)/helm) ## the Helm chart: lint, every profile, wrong values (needs helm, or Go to build it)
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest tests/kube/test_chart.py $(ARGS)
 
+# Caddy is one too: the proxy that docs/security.md puts in front of a suite.
+CADDY = github.com/caddyserver/caddy/v2/cmd/caddy@v2.10.0
+$(TOOLS)/caddy:
+	GOBIN=$(TOOLS) go install $(CADDY)
+test-https: setup-dev $(if $(shell command -v caddy),,$(TOOLS)/caddy) ## HTTPS by Caddy in front of a whole suite (needs caddy, or Go to build it)
+	$(BIN)/python -m pytest --tier all tests/e2e/gateway/test_https_proxy.py $(ARGS)
+
 test-kube: setup-dev test-chart ## actuator and chart on the Kubernetes cluster of KUBECONFIG, in namespaces of their own
 	@[ -n "$$KUBECONFIG" ] || { echo "name a cluster to test on in KUBECONFIG" >&2; exit 2; }
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m kube tests/contract/test_actuator_contract.py tests/kube $(ARGS)
@@ -138,12 +145,20 @@ bench-batch-yield: setup-dev ## what a batch job costs people: online TTFT with 
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 
-lint: setup-dev ## the part of check that runs nothing
+lint: setup-dev ## the part of check that runs nothing: types, imports, Python's pitfalls (ruff has bandit's rules), secrets
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m libs.contracts.generate --check
+	$(BIN)/python -m pytest tests/unit/runtime/test_no_secrets.py
+
+# By hand: it asks PyPI's or, with ARGS="-s osv", OSV's service of advisories. A package that it does not know is an error.
+PIP_AUDIT = pip-audit@2.10.1
+audit: setup-dev ## locked packages against known advisories (needs a service of advisories on the network)
+	for lock in control torch vllm dev; do \
+	  $(BIN)/uvx $(PIP_AUDIT) --strict --no-deps --disable-pip --progress-spinner off -r locks/$$lock.txt $(ARGS) || exit; \
+	done
 
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
 	@$(BIN)/python -m load.engine.bench_kv $(ARGS)

@@ -1,7 +1,14 @@
-"""Time, injected. Unix nanoseconds that never step back within a process: wall time at start plus monotonic time."""
+"""Time, injected. Unix nanoseconds that never step back within a process: monotonic time, held to the wall clock."""
 
+import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
+
+STEP_NS: Final = 500_000_000
+"""Less than this between a process's time and the wall clock is left alone."""
+SLEW: Final = 8
+"""Where the wall clock was set back, time runs slower by one part in so many until the two agree."""
 
 
 class Clock(Protocol):
@@ -13,11 +20,40 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The real clock, anchored once so that a corrected wall clock cannot make a step negative."""
+    """The real clock. A step of the wall clock never makes a duration negative.
 
-    def __init__(self) -> None:
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
+    Monotonic time stands still while the machine sleeps, and a wall clock may be corrected by hours: keys would then
+    end, and services that were started later would stamp events, by another time than this process's. So time that the
+    wall clock is ahead by is passed at once, as after a sleep; where it was set back time runs slower until both agree.
+    """
+
+    def __init__(
+        self, wall_ns: Callable[[], int] = time.time_ns, steady_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._steady_ns = steady_ns
+        self._offset_ns = wall_ns() - steady_ns()
+        self._slewed_to_ns: int | None = None
+        """Monotonic time up to which the offset has been slewed; None: the wall clock is not behind."""
+        self._anchoring = threading.Lock()
 
     def now_ns(self) -> int:
         """Unix time in nanoseconds, never decreasing."""
-        return self._offset_ns + time.monotonic_ns()
+        steady_ns, wall_ns = self._steady_ns(), self._wall_ns()
+        now_ns = self._offset_ns + steady_ns
+        if self._slewed_to_ns is None and -STEP_NS < wall_ns - now_ns < STEP_NS:
+            return now_ns
+        return self._anchor()
+
+    def _anchor(self) -> int:
+        """Towards the wall clock; the time then. One thread at a time: each must see what another has set."""
+        with self._anchoring:
+            steady_ns, wall_ns = self._steady_ns(), self._wall_ns()
+            ahead_ns = self._offset_ns + steady_ns - wall_ns
+            if ahead_ns <= -STEP_NS:
+                self._offset_ns -= ahead_ns
+            elif ahead_ns > 0 and self._slewed_to_ns is not None:
+                self._offset_ns -= min((steady_ns - self._slewed_to_ns) // SLEW, ahead_ns)
+            behind = ahead_ns >= STEP_NS or (self._slewed_to_ns is not None and ahead_ns > 0)
+            self._slewed_to_ns = steady_ns if behind else None
+            return self._offset_ns + steady_ns

@@ -33,7 +33,11 @@ async def serve_worker(service: Service[SettingsT]) -> None:
     """Run a worker and its companions, or another node's share in one, until the service is stopped."""
     settings = service.settings
     if settings.pool:
-        await serve_pool(service, lambda own, info, engine, tenancy: _ports(own, service, info, engine, tenancy))
+        await serve_pool(
+            service,
+            lambda own, info, engine, tenancy: _ports(own, service, info, engine, tenancy),
+            _bus(settings, service),
+        )
         return
     model = load_model_info(settings.model_path, settings.model or None)
     if settings.parallel.node_rank:
@@ -83,13 +87,17 @@ def _ports(
         step_times=LayeredStepTimes(
             (FileStepTimes(cache_dir() / "step-times"), RedisStepTimes(settings.redis, settings.cluster))
         ),
-        bus=KafkaBus(
-            brokers_of(settings),
-            settings.cluster,
-            client_id=settings.id,
-            on_failure=service.tasks.fail,
-            buffer_records=settings.kafka_buffer_records,
-        ),
+        bus=_bus(settings, service),
         model=model,
         tenancy=tenancy,
+    )
+
+
+def _bus(settings: WorkerSettings, service: Service[SettingsT]) -> KafkaBus:
+    return KafkaBus(
+        brokers_of(settings),
+        settings.cluster,
+        client_id=settings.id,
+        on_failure=service.tasks.fail,
+        buffer_records=settings.kafka_buffer_records,
     )

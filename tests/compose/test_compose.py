@@ -105,3 +105,67 @@ async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
         return (await cluster.occupancy()).get("coverage", 0) > 0.99
 
     await eventually("occupancy covers all workers again", covered)
+
+
+TLS = "compose/tls.yaml"
+
+
+async def served_certificate(cluster: ComposeCluster, service: str) -> str:
+    """Fingerprint of what a worker shows on a new connection."""
+    ask = (
+        "import ssl; from libs.runtime.net.authority import describe; from pathlib import Path; import socket, hashlib;"
+        "t = Path('/tls'); c = ssl.create_default_context(cafile=t / 'ca.pem');"
+        "c.load_cert_chain(t / 'worker.pem'); c.set_alpn_protocols(['h2']);"
+        f"s = c.wrap_socket(socket.create_connection(('{service}', 9000), 5), server_hostname='{service}');"
+        "print(hashlib.sha256(s.getpeercert(True)).hexdigest())"
+    )
+    return (await cluster.compose("exec", "-T", service, "python", "-c", ask)).split()[-1]
+
+
+async def test_no_request_fails_while_certificates_are_rotated_and_a_release_is_replaced() -> None:
+    """By hand, as docs/security.md and docs/deploy.md say; streams are let end before the only gateway is replaced."""
+
+    async def certify(cluster: ComposeCluster) -> None:
+        await cluster.compose("run", "--rm", "-T", "certificates", "init")
+
+    async with running_cluster(PROFILE, overlays=(TLS,), before=certify) as cluster:
+        kind = cluster.kind
+        tell("healthy, with certificates")
+        async with running_load(cluster.gateway, kind.model) as load:
+            await load.answers(SOME)
+            for options in ((), ("--authority",), ("--authority",)):
+                shown = {name: await served_certificate(cluster, name) for name in (kind.prefill, kind.decode)}
+                tell(f"rotate {' '.join(options)}")
+                await cluster.compose("run", "--rm", "-T", "certificates", "rotate", *options)
+                for name, before in shown.items():
+
+                    async def changed(name: str = name, before: str = before) -> bool:
+                        return await served_certificate(cluster, name) != before
+
+                    await eventually(f"{name} shows its new certificate", changed)
+                await load.answers(SOME)
+                assert load.failed == []
+            await replace_each(cluster, load)
+            tell(f"{load.answered} answers, none failed")
+
+
+async def replace_each(cluster: ComposeCluster, load: ComposeLoad) -> None:
+    """Workers, then the gateway, then the rest, by an image of another name."""
+    kind, tag = cluster.kind, f"next-{cluster.project}"
+    images = {"fulcrum/control", "fulcrum/torch"} if PROFILE == "cpu" else {"fulcrum/control"}
+    names = {f"{image}:{tag}" for image in images}
+    try:
+        for image in images:
+            subprocess.run(("docker", "tag", f"{image}:dev", f"{image}:{tag}"), check=True)
+        for service in (kind.prefill, kind.decode, kind.gateway, "planner", "metrics"):
+            if service == kind.gateway:
+                await load.end_streams()
+            tell(f"{service}: replace")
+            await cluster.upgrade(service, tag)
+            await load.answers(SOME)
+            load.streaming = True
+            assert load.failed == []
+            assert names & set((await cluster.compose("ps", "--format", "{{.Image}}", service)).split())
+    finally:
+        await cluster.compose("down", "--timeout", "40")
+        subprocess.run(("docker", "rmi", *names), check=False, capture_output=True)

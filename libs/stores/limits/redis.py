@@ -1,5 +1,7 @@
 """Use of tenants' limits in Redis, by its clock: a hash of slots for each kind, a hash of gateways for requests
-at once. The arithmetic is that of `libs.policy.limits`, where it is tested; here it runs where no two interleave."""
+at once. The arithmetic is that of `libs.policy.limits`, where it is tested; here it runs where no two interleave.
+
+That clock may be set back: what is written for a later time than now can be is moved to the latest that can."""
 
 from functools import partial
 from typing import Final
@@ -19,6 +21,11 @@ local second = math.floor(tonumber(now[1]) / width)
 local found, seconds, used = redis.call('HGETALL', KEYS[1]), {}, 0
 for at = 1, #found, 2 do
   local own = tonumber(found[at])
+  if own > second then
+    redis.call('HDEL', KEYS[1], found[at])
+    redis.call('HINCRBY', KEYS[1], second, found[at + 1])
+    own = second
+  end
   if own <= second - tonumber(ARGV[1]) then
     redis.call('HDEL', KEYS[1], found[at])
   else
@@ -78,6 +85,9 @@ for at = 1, #found, 2 do
     redis.call('HDEL', KEYS[1], found[at])
   elseif found[at] ~= ARGV[1] then
     others = others + tonumber(count)
+    if tonumber(ends) > now_ms + tonumber(ARGV[5]) then
+      redis.call('HSET', KEYS[1], found[at], count .. ':' .. (now_ms + tonumber(ARGV[5])))
+    end
   end
 end
 local running, want = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -94,7 +104,11 @@ _BEAT: Final = """
 local now = redis.call('TIME')
 local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms)
-redis.call('ZADD', KEYS[1], now_ms + tonumber(ARGV[2]), ARGV[1])
+local latest = now_ms + tonumber(ARGV[2])
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], latest, '+inf')) do
+  redis.call('ZADD', KEYS[1], latest, name)
+end
+redis.call('ZADD', KEYS[1], latest, ARGV[1])
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[2]) * 2)
 return redis.call('ZCARD', KEYS[1])
 """

@@ -12,15 +12,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from aiokafka.protocol.admin import CreateAclsRequest
+
+from libs.bus.clients import open_admin
+from libs.bus.security import Brokers
 from libs.runtime.net.authority import issue
 from libs.runtime.net.ports import held_port
 from libs.testing.servers.kafka_install import DEPLOY, kafka_jars
-from libs.testing.servers.server import Server
+from libs.testing.servers.server import Server, ServerFailed
 from libs.testing.servers.stores import JVM, RedisUnavailable, folder_of_store, format_kafka, listens, running
 
 USER: Final = "fulcrum"
 STRANGER: Final = "stranger"
 """Known, and allowed nothing."""
+BROKER: Final = "broker"
+"""What Kafka's broker calls itself: the one user that no rule binds."""
 REDIS_RULES: Final = ("~fulcrum:*", "&fulcrum:*", "+@all", "-@admin", "-@dangerous", "+info", "+keys")
 """What docs/security.md grants the suite's user."""
 _KAFKA: Final = string.Template("""
@@ -30,13 +36,13 @@ listener.security.protocol.map=SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT
 inter.broker.listener.name=SASL_SSL
 sasl.enabled.mechanisms=SCRAM-SHA-512
 sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
-listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="$user" password="$password";
+listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="$broker" password="$password";
 ssl.keystore.type=PEM
 ssl.keystore.location=$folder/worker.pem
 ssl.truststore.type=PEM
 ssl.truststore.location=$folder/ca.pem
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users=User:$user;User:ANONYMOUS
+super.users=User:$broker;User:ANONYMOUS
 """)  # noqa: E501 (Kafka has these in one line)
 
 
@@ -49,7 +55,7 @@ class SecuredServer:
     ca: Path
     """Authority of its certificate."""
     password: str
-    """Of USER and of STRANGER."""
+    """Of USER and of STRANGER, and of Kafka's BROKER."""
     server: Server
 
 
@@ -63,14 +69,31 @@ def secured_kafka() -> Iterator[SecuredServer]:
         values = {"port": port, "controller_port": controller_port, "folder": folder, "data": folder / "data"}
         base = string.Template((DEPLOY / "server.properties").read_text()).substitute(values)
         properties = folder / "server.properties"
-        properties.write_text(base + _KAFKA.substitute(values, user=USER, password=password))
+        properties.write_text(base + _KAFKA.substitute(values, broker=BROKER, password=password))
         java = (*JVM, "-cp", f"{jars}/*")
-        users = [f"SCRAM-SHA-512=[name={name},password={password}]" for name in (USER, STRANGER)]
+        users = [f"SCRAM-SHA-512=[name={name},password={password}]" for name in (BROKER, USER, STRANGER)]
         format_kafka(java, properties, users=users)
         command = (*java, "kafka.Kafka", str(properties))
         server = Server("secured Kafka", command, log=folder / "log", ready=lambda _: listens(port))
         with running(server):
             yield SecuredServer(f"127.0.0.1:{port}", folder / "ca.pem", password, server)
+
+
+_TOPIC, _GROUP, _TRANSACTIONAL_ID = 2, 3, 5
+_PREFIXED, _ALL, _ALLOW = 4, 2, 3
+# Of Kafka's protocol: kinds of resources, how their names are matched, operations, permissions.
+
+
+async def grant_kafka(brokers: Brokers, prefix: str) -> None:
+    """What docs/security.md grants the suite's user, and no more: all operations on topics, groups and transactional
+    ids that begin with `prefix`. `brokers`: as BROKER."""
+    async with open_admin(brokers, "acls") as admin:
+        for kind in (_TOPIC, _GROUP, _TRANSACTIONAL_ID):
+            rule = CreateAclsRequest(kind, prefix, _PREFIXED, f"User:{USER}", "*", _ALL, _ALLOW)
+            answer = await admin._send_request(rule)  # aiokafka knows the message and has no call for it
+            ((code, message),) = answer.creation_responses
+            if code:
+                raise ServerFailed(f"Kafka took no rule: {message}")
 
 
 @contextlib.contextmanager

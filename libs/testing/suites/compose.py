@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +40,21 @@ KINDS = {
 class ComposeCluster:
     """What a test does to it: the verbs of `docker compose`, and the services' REST."""
 
-    def __init__(self, kind: Kind, environment: Mapping[str, str], project: str) -> None:
+    def __init__(self, kind: Kind, environment: Mapping[str, str], project: str, overlays: Sequence[str] = ()) -> None:
         self.kind = kind
         self.project = project
-        self._environment = environment
+        self._environment = dict(environment)
+        self._files = [word for file in ("compose.yaml", *overlays) for word in ("-f", file)] if overlays else []
         self.gateway, self.planner, self.metrics = (
             f"http://127.0.0.1:{environment[f'FULCRUM_{name}_PORT']}" for name in ("GATEWAY", "PLANNER", "METRICS")
         )
 
     async def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> str:
         """Run one command; its output. Fails the test with that output on an error."""
-        command = ("docker", "compose", "-p", self.project, "--profile", self.kind.profile, *arguments)
+        command = (
+            *("docker", "compose", "-p", self.project, *self._files, "--profile", self.kind.profile),
+            *arguments,
+        )
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=ROOT,
@@ -76,6 +80,11 @@ class ComposeCluster:
         """SIGKILL its containers, then have them back."""
         await self.compose("kill", "-s", "KILL", service)
         await self.compose("up", "-d", "--no-build", "--no-recreate", "--no-deps", service)
+
+    async def upgrade(self, service: str, tag: str) -> None:
+        """Replace its containers by those of another image, and wait until they are healthy."""
+        self._environment["FULCRUM_TAG"] = tag
+        await self.compose("up", "-d", "--no-build", "--no-deps", "--wait", service)
 
     async def workers(self) -> list[dict[str, Any]]:
         """As the planner lists them; none while it is away."""
@@ -117,12 +126,18 @@ def _ports() -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def running_cluster(profile: str) -> AsyncIterator[ComposeCluster]:
-    """Build, start, wait until all is healthy; at the end take down containers, networks and volumes."""
+async def running_cluster(
+    profile: str, *, overlays: Sequence[str] = (), before: Callable[[ComposeCluster], Awaitable[object]] | None = None
+) -> AsyncIterator[ComposeCluster]:
+    """Build, start, wait until all is healthy; at the end take down containers, networks and volumes. `overlays`:
+    further files; `before`: what is done between building and starting."""
     # Roles stand still: tests of scaling read it from the number of workers in each role.
     environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8), "FULCRUM_PLANNER_MODE": "advisory"}
-    cluster = ComposeCluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}")
+    cluster = ComposeCluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}", overlays)
     try:
+        if before is not None:
+            await cluster.compose("build", timeout_s=UP_S)
+            await before(cluster)
         await cluster.compose("up", "--build", "--wait", "-d", timeout_s=UP_S)
         yield cluster
     except BaseException:

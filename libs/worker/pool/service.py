@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from libs.bus.port import Bus
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -18,6 +19,8 @@ from libs.runtime.service import Service
 from libs.runtime.tasks import end
 from libs.runtime.transport import SystemTransport
 from libs.stores.registry.redis import RedisRegistry
+from libs.worker.admin.server import OK
+from libs.worker.admin.trail import Record, audit_changes
 from libs.worker.pool.member import MakePorts, PoolMember
 from libs.worker.settings import WorkerSettings
 
@@ -27,8 +30,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
     """Describe and AssignModel; the rest is asked of the worker that serves a model, at its own address."""
 
-    def __init__(self, member: PoolMember) -> None:
+    def __init__(self, member: PoolMember, record: Record) -> None:
         self._member = member
+        self._record = record
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
         """The worker as it is registered."""
@@ -38,28 +42,43 @@ class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
         self, request: pb.AssignModelRequest, context: Context
     ) -> pb.AssignModelResponse:
         """Compare-and-set on the epoch; answered before the model is there."""
+        asked = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
         try:
-            return self._member.assign(request)
+            assigned = self._member.assign(request)
         except FulcrumError as error:
+            self._record(request.actor, "AssignModel", asked, error.http_status)
             await abort_with(context, error)
             raise
+        self._record(request.actor, "AssignModel", asked, OK)
+        return assigned
 
 
 SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
-async def serve_pool(service: Service[SettingsT], make_ports: MakePorts) -> None:
-    """Run a worker of the pool and its companions until the service is stopped, then let answers end."""
+async def serve_pool(service: Service[SettingsT], make_ports: MakePorts, bus: Bus) -> None:
+    """Run a worker of the pool and its companions until the service is stopped, then let answers end. `bus`: for the
+    audit trail, whichever model a worker has."""
     settings = service.settings
     names = (settings.id, *settings.companions)
     async with AsyncExitStack() as stack:
         registry = RedisRegistry(settings.redis, settings.cluster)
         stack.push_async_callback(registry.close)
+        stack.push_async_callback(bus.close)
+        await bus.start()
         # Before anybody can ask for a model: what the first one took would be expected of all others.
         await asyncio.to_thread(import_heavy, settings.engine)
         sim_gpu = SimGpu() if settings.gpu_share < 1 else None
         members = [
-            await _open(stack, service, settings.model_copy(update={"id": name}), registry, make_ports, sim_gpu=sim_gpu)
+            await _open(
+                stack,
+                service,
+                settings.model_copy(update={"id": name}),
+                registry,
+                make_ports,
+                record=audit_changes(bus, service.clock, name),
+                sim_gpu=sim_gpu,
+            )
             for name in names
         ]
         await asyncio.gather(*(member.announced.wait() for member in members))
@@ -76,6 +95,7 @@ async def _open(
     registry: RedisRegistry,
     make_ports: MakePorts,
     *,
+    record: Record,
     sim_gpu: SimGpu | None,
 ) -> PoolMember:
     def engine(own: WorkerSettings, model: str, size_bytes: int) -> Engine:
@@ -87,7 +107,8 @@ async def _open(
         settings, registry, service.clock, service.tasks, make_engine=engine, make_ports=make_ports, transport=transport
     )
     server, port = transport.server(settings.listen_address())
-    pb_grpc.add_WorkerAdminServiceServicer_to_server(PoolAdminServicer(member), server)  # type: ignore[no-untyped-call]
+    servicer = PoolAdminServicer(member, record)
+    pb_grpc.add_WorkerAdminServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     member.address = settings.advertised_address(port)
     await server.start()
     stack.push_async_callback(server.stop, None)

@@ -4,8 +4,10 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from redis.asyncio import Redis
 
-from libs.stores.limits.port import Ledger, LedgerDown
+from libs.contracts import keys
+from libs.stores.limits.port import HOLD_S, Ledger, LedgerDown
 from libs.stores.limits.redis import RedisLedger
 from libs.testing.memory.limits import MemoryLedger
 
@@ -75,3 +77,40 @@ async def test_gpu_time_leaves_a_day_later_and_is_said_to(ledger: Ledger) -> Non
     refused = await ledger.take("a", "gpu_ms", 1_000, want=1, least=1)
     assert not refused.granted and 23 * 3600 < refused.wait_s <= 25 * 3600
     assert (await ledger.take("a", "tokens", 1_000, want=1, least=1)).granted == 1
+
+
+@pytest.fixture(params=["embedded", "real"])
+async def redis_ledger(request: pytest.FixtureRequest, cluster: str) -> AsyncIterator[tuple[RedisLedger, Redis]]:
+    url = request.getfixturevalue(f"{request.param}_redis_server").url
+    found, client = RedisLedger(url, cluster), Redis.from_url(url)
+    yield found, client
+    await client.aclose()
+    await found.close()
+
+
+async def test_nobody_is_shut_out_for_longer_than_the_window_where_the_clock_of_redis_was_set_back(
+    redis_ledger: tuple[RedisLedger, Redis], cluster: str
+) -> None:
+    ledger, client = redis_ledger
+    later = int(time.time()) + 3600
+    await client.hset(keys.limit_use(cluster, "a", "tokens"), str(later), "8")
+    await client.hset(keys.limit_use(cluster, "a", "tokens"), str(later - 1), "2")
+    refused = await ledger.take("a", "tokens", 10, want=1, least=1)
+    assert not refused.granted and 55 < refused.wait_s <= 61, "what was used counts as used now"
+    assert (await ledger.take("a", "tokens", 12, want=5, least=1)).granted == 2
+    await ledger.add("a", "tokens", -12)
+    assert (await ledger.take("a", "tokens", 10, want=10, least=10)).granted == 10
+
+
+async def test_gateways_that_have_ended_are_forgotten_in_time_where_the_clock_of_redis_was_set_back(
+    redis_ledger: tuple[RedisLedger, Redis], cluster: str
+) -> None:
+    ledger, client = redis_ledger
+    later_ms = (int(time.time()) + 3600) * 1000
+    await client.hset(keys.limit_open(cluster, "a"), "g1", f"3:{later_ms}")
+    await client.zadd(keys.limit_gateways(cluster), {"g1": later_ms})
+    assert await ledger.hold("a", "g2", 5, running=0, want=5) == 2, "it may live: its places are kept at first"
+    assert await ledger.beat("g2") == 2
+    held = (await client.hget(keys.limit_open(cluster, "a"), "g1") or b"").decode()
+    ends_ms = [int(held.partition(":")[2]), await client.zscore(keys.limit_gateways(cluster), "g1")]
+    assert all(each - time.time() * 1000 <= HOLD_S * 1000 for each in ends_ms if each is not None), ends_ms

@@ -23,7 +23,15 @@ from libs.runtime.settings import CommonSettings
 from libs.stores.limits.port import LedgerDown
 from libs.stores.limits.redis import RedisLedger
 from libs.testing.servers.kafka_install import KafkaUnavailable
-from libs.testing.servers.secured import STRANGER, USER, SecuredServer, secured_kafka, secured_redis
+from libs.testing.servers.secured import (
+    BROKER,
+    STRANGER,
+    USER,
+    SecuredServer,
+    grant_kafka,
+    secured_kafka,
+    secured_redis,
+)
 from libs.testing.servers.stores import RedisUnavailable
 from tests.conftest import _unavailable
 
@@ -38,6 +46,8 @@ def kafka() -> Iterator[SecuredServer]:
     except KafkaUnavailable as error:
         _unavailable(error)
     else:
+        broker = brokers_of(kafka_settings(server, kafka_user=BROKER))
+        asyncio.run(grant_kafka(broker, "fulcrum.test-"))
         yield server
         context.__exit__(None, None, None)
 
@@ -121,6 +131,23 @@ async def test_a_known_user_without_rights_writes_nothing(kafka: SecuredServer, 
     with pytest.raises(BrokerUnavailable):
         await stranger.send(BATCH_SHARES, Share(share_id="forged"))
     await owner.close()
+
+
+@pytest.mark.kafka
+async def test_the_suites_user_reaches_no_topic_of_another_cluster(kafka: SecuredServer) -> None:
+    """It is no super user: the tests above pass by rules for `fulcrum.CLUSTER.` alone."""
+    brokers, broker = brokers_of(kafka_settings(kafka)), brokers_of(kafka_settings(kafka, kafka_user=BROKER))
+    owner = KafkaBus(broker, "other", "owner")
+    await owner.start()
+    owner.publish(BATCH_SHARES, Share(share_id="private"))
+    await owner.close()
+    work = KafkaWork(brokers, "other", "c")
+    with pytest.raises(BrokerUnavailable):
+        await work.send(BATCH_SHARES, Share(share_id="forged"))
+    async with open_admin(broker, "all") as admin:
+        assert BATCH_SHARES.name("other") in await admin.list_topics()
+    async with open_admin(brokers, "own") as admin:
+        assert not [name for name in await admin.list_topics() if name.startswith("fulcrum.other.")]
 
 
 def redis_url(redis: SecuredServer, user: str = USER, password: str = "", scheme: str = "rediss") -> str:

@@ -1,8 +1,10 @@
 """A worker of a pool is assigned one model after another, over real gRPC, and keeps those it leaves asleep."""
 
+import grpc.aio
 import pytest
 
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
+from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     ROLE_MIXED,
     ROLE_STANDBY,
@@ -11,8 +13,14 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,
     Worker,
 )
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.model.builtin import BUILTIN_SIM
+from libs.runtime.clock import SystemClock
 from libs.testing.memory.store import MemoryStore
+from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.pool import GB, LocalPoolMember, local_pool_member
+from libs.worker.admin.trail import audit_changes
+from libs.worker.pool.service import PoolAdminServicer
 
 
 def asleep(worker: Worker) -> list[str]:
@@ -106,3 +114,33 @@ async def test_assignments_are_compare_and_set_and_one_at_a_time() -> None:
         await local.until(WORKER_STATE_READY, "a")
         with pytest.raises(InvalidRequest, match="already"):
             local.assign("a")
+
+
+class _Context:
+    """Of a call, as far as an error needs it."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:
+        raise grpc.aio.AbortError(code, details)
+
+
+async def test_who_assigned_which_model_is_in_the_audit_trail_refused_attempts_too() -> None:
+    bus = RecordingBus()
+    async with local_pool_member("w", MemoryStore()) as local:
+        servicer = PoolAdminServicer(local.member, audit_changes(bus, SystemClock(), "w"))
+        request = pb.AssignModelRequest(
+            expected_epoch=local.member.epoch,
+            model="a",
+            source=BUILTIN_SIM,
+            size_bytes=GB,
+            actor="key_1",
+            reason="busy",
+        )
+        await servicer.AssignModel(request, _Context())  # type: ignore[arg-type]
+        with pytest.raises(grpc.aio.AbortError):
+            await servicer.AssignModel(request, _Context())  # type: ignore[arg-type]
+    events = [each for each in bus.published if isinstance(each, AuditEvent)]
+    assert [(each.actor, each.action, each.status) for each in events] == [
+        ("key_1", "AssignModel w", 200),
+        ("key_1", "AssignModel w", StaleRole("").http_status),
+    ]
+    assert events[0].detail == f"a at epoch {request.expected_epoch}: busy"

@@ -317,3 +317,27 @@ def test_the_log_of_events_is_bounded():
         log.add(moved(number, "x" * 10_000))
     kept = log.newest(10 * MAX_EVENTS)
     assert (len(kept), kept[0].number, len(kept[0].reason)) == (MAX_EVENTS, MAX_EVENTS + 10, 500)
+
+
+def test_time_that_a_machine_slept_for_is_idle_time_and_stops_nothing(live):
+    two_workers(live)
+    hour_ms = 3_600_000
+    live.take(
+        step_batch(4, (400, hour_ms), [], worker="prefill-0", role="prefill", gpus=4),
+        step_batch(4, (400, hour_ms), []),
+        now_ms=hour_ms,
+    )
+    live.tick(hour_ms)
+    for number in range(5, 9):
+        start = hour_ms + 100 * (number - 5)
+        live.take(
+            step_batch(number, (start, start + 100), [step(start, start + 50, prefill=8)],
+                       worker="prefill-0", role="prefill", gpus=4),
+            step_batch(number, (start, start + 100), [step(start, start + 25, decode=1)]),
+            now_ms=start + 100,
+        )  # fmt: skip
+        live.tick(start + 100)
+    found = live.history(span_ms=(hour_ms, hour_ms + 400))
+    assert (found.gpu_ns.prefill, found.gpu_ns.decode) == ([4 * 50 * MS] * 4, [25 * MS] * 4)
+    assert found.gpu_ns.idle == [(4 * 50 + 75) * MS] * 4
+    assert (found.gpus, found.coverage) == ([5] * 4, [1.0] * 4)

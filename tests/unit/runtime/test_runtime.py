@@ -195,6 +195,47 @@ def test_the_system_clock_never_steps_back() -> None:
     assert times == sorted(times)
 
 
+class Machine:
+    """Wall clock and monotonic clock of a machine, in seconds."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.steady_s = 1_800_000_000.0, 50.0
+        self.clock = SystemClock(lambda: int(self.wall_s * 1e9), lambda: int(self.steady_s * 1e9))
+
+    def passes(self, passed_s: float, *, step_s: float = 0.0) -> float:
+        """Time goes on, and the wall clock by `step_s` more; how far the clock came, in seconds."""
+        before_ns = self.clock.now_ns()
+        self.wall_s, self.steady_s = self.wall_s + passed_s + step_s, self.steady_s + passed_s
+        return (self.clock.now_ns() - before_ns) / 1e9
+
+    @property
+    def ahead_s(self) -> float:
+        return self.clock.now_ns() / 1e9 - self.wall_s
+
+
+def test_the_clock_is_right_at_once_after_the_machine_has_slept_or_the_wall_clock_was_put_forward() -> None:
+    machine = Machine()
+    assert machine.passes(1.0) == pytest.approx(1.0)
+    assert machine.passes(0.0, step_s=3600.0) == pytest.approx(3600.0)
+    assert machine.passes(1.0) == pytest.approx(1.0) and machine.ahead_s == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_wall_clock_that_was_set_back_makes_time_slower_until_they_agree_and_never_negative() -> None:
+    machine = Machine()
+    assert machine.passes(0.1, step_s=-10.0) == pytest.approx(0.1)
+    passed = [machine.passes(0.5) for _ in range(159)]
+    assert all(each == pytest.approx(0.5 * 7 / 8) for each in passed)
+    assert 0 < machine.ahead_s < 0.1
+    assert sum(machine.passes(0.5) for _ in range(2)) == pytest.approx(1.0, abs=0.07)
+    assert machine.ahead_s == pytest.approx(0.0, abs=1e-3) and machine.passes(1.0) == pytest.approx(1.0)
+
+
+def test_small_corrections_of_the_wall_clock_change_nothing() -> None:
+    machine = Machine()
+    for step_s in (0.2, -0.4, 0.4, -0.2):
+        assert machine.passes(1.0, step_s=step_s) == pytest.approx(1.0)
+
+
 def test_a_manual_clock_moves_by_hand() -> None:
     clock = ManualClock(5)
     clock.advance_ms(1.5)
