@@ -106,7 +106,7 @@ class VerdictWatch:
         """To another code once that has held for as long as a new cause has to."""
         track.clear_ns = track.clear_ns or now_ns
         if now_ns - track.clear_ns >= self.limits.for_ns:
-            track.cause, track.pending_ns, track.clear_ns = cause, track.clear_ns, 0
+            track.cause, track.pending_ns, track.clear_ns, track.held_ns = cause, track.clear_ns, 0, now_ns
 
     def _clear(self, key: tuple[str, str], now_ns: int) -> None:
         track = self._tracks[key]
