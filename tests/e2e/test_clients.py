@@ -54,7 +54,7 @@ def test_a_named_tool_is_called_and_a_schema_filled_whole_and_in_a_stream(suite:
         "model": model,
         "messages": [{"role": "user", "content": "Which city has the Eiffel Tower?"}],
         "temperature": 0,
-        "max_tokens": 60,
+        "max_tokens": 400,
     }
     named = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "population"}}}
     kept = {
