@@ -2,8 +2,8 @@
 
     fast   tests/unit and tests/property, less tests/unit/torch and what is marked `system`, `torch` or `slow`
     test   fast, the rest of those folders, tests/contract over the embedded stores, and SHOWN: what `pytest` runs
-    rest   all that `test` leaves
-    all    test and rest
+    rest   all that `test` leaves, less what is marked `packages`
+    all    every test
 
 A path on the command line asks for all that it holds, unless a tier is named too.
 """
@@ -34,6 +34,7 @@ TIERS = ("fast", "test", "rest", "all")
 MAX_WORKERS = 8
 NEVER_FAST = ("system", "torch", "slow")
 NEVER_TEST = ("kafka", "redis", "alone")
+ONLY_IN_ALL = "packages"
 """What needs Java, a Redis of the machine's own, or the machine to itself."""
 
 SYSTEM_CALLS = {
@@ -47,7 +48,9 @@ SYSTEM_CALLS = {
 
 
 def tier_of(path: str, marks: Collection[str]) -> str:
-    """fast, test or rest; `path` as in a test's id."""
+    """fast, test, rest or all; `path` as in a test's id."""
+    if ONLY_IN_ALL in marks:
+        return "all"
     by_folder = path.startswith(FAST_FOLDERS) and not path.startswith(SLOW_TO_IMPORT)
     if by_folder and not any(mark in marks for mark in (*NEVER_FAST, *NEVER_TEST)):
         return "fast"

@@ -14,7 +14,7 @@ from libs.testing.suites.suite import RunningSuite
 from load.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 
 # Beside other work the real model takes minutes for what clients wait a minute for.
-pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.packages, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", params=["sim", pytest.param("torch", marks=pytest.mark.torch)])

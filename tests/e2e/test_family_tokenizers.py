@@ -21,7 +21,7 @@ from services.gateway.answers.families import AnswerFormat, answer_format
 from services.gateway.answers.guide import guide_of
 from tests.answer_rig import STREAMS, Stream, shown
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 BY_HAND = {"Llama 3.1": ("", "llama3-json")}
 """Formats that are set: its package's template takes no tools."""

@@ -62,6 +62,7 @@ def test_marked():
         ("tests/e2e/up/test_shapes_stay.py::test_b", ("suite",), "test"),
         ("tests/e2e/page/test_dashboard.py::test_b", ("suite",), "rest"),
         ("tests/faults/gateway/test_half_open.py::test_b", ("alone",), "rest"),
+        ("tests/e2e/test_clients.py::test_b", ("alone", "packages"), "all"),
     ],
 )
 def test_a_tests_tier_is_its_folders_less_what_its_marks_forbid(path: str, marks: tuple[str, ...], tier: str) -> None:
@@ -71,7 +72,8 @@ def test_a_tests_tier_is_its_folders_less_what_its_marks_forbid(path: str, marks
 @pytest.mark.parametrize("tier", ["fast", "test", "rest"])
 def test_what_runs_by_test_and_by_rest_is_everything_once(tier: str) -> None:
     assert [held_in("test", tier), held_in("rest", tier)].count(True) == 1
-    assert held_in("all", tier)
+    assert held_in("all", tier) and held_in("all", "all")
+    assert not held_in("test", "all") and not held_in("rest", "all")
     assert [asked for asked in TIERS if held_in(asked, "fast")] == ["fast", "test", "all"]
 
 
