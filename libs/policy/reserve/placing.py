@@ -250,7 +250,7 @@ class _Pool:
         model = self.known.get(order.model)
         if model is None:
             return DRAIN_S
-        if self.held[model.name] <= model.least:
+        if model.least and self.held[model.name] <= model.least:
             return NEVER_S
         return order.switch_s + self._turn_s(model) + DRAIN_S
 
@@ -261,7 +261,7 @@ class _Pool:
         model = self.known.get(worker.model)
         if model is None:
             return worker.left_s
-        if self.held[model.name] <= model.least:
+        if model.least and self.held[model.name] <= model.least:
             return NEVER_S
         if worker.stage is WorkerStage.LOADING:
             return worker.left_s + (self._turn_s(model) + DRAIN_S if model.is_busy else SETTLE_S)
