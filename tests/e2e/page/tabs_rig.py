@@ -60,7 +60,8 @@ def plan(folder: Path) -> dict[str, Any]:
 def model(name: str, state: str, **more: Any) -> CatalogueModel:
     """One that nobody uses now."""
     plain: dict[str, Any] = {
-        "source": "builtin:sim", "size_bytes": 16 * 10**9, "workers": [], "priority": 0, "floor": 0, "pinned": False,
+        "source": "builtin:sim", "parent": "", "size_bytes": 16 * 10**9,
+        "workers": [], "priority": 0, "floor": 0, "pinned": False,
         "reservations": [], "ttft_ms": None, "tpot_ms": None, "load_s": 4.5, "wake_s": 1.1, "load_measured": True,
         "last_use": None, "next_use_s": None, "in_flight": 0, "waiting": 0, "expected_wait_s": 0.0, "error": "",
     }  # fmt: skip
@@ -79,6 +80,7 @@ def catalogue() -> dict[str, Any]:
     ]
     answer = CatalogueAnswer(
         models, 2, 2, 1, 1, 2, 60.0, 37, 1, Outcomes(1.4, 1, 2, 2), {"600": Outcomes(2.2, 2, 3, 4), "3600": None},
+        0, {"600": None, "3600": None},
         [EvictionAnswer("pool-2", "chat-8b", "nobody uses it; asked again soon with 40%")], {"load": 9}, 9, 30.0,
     )  # fmt: skip
     return asdict(answer)
