@@ -112,19 +112,13 @@ class ModelDesk:
         if expected is None:
             yield 0.0
             return
-        use = self._uses.setdefault(name, _Use())
-        use.arrivals += 1
-        use.last_ms = round(self._now_ms())
-        use.in_flight += 1
         wait_s = 0.0
-        try:
+        with self._in_flight(name) as use:
             if not self._served(name):
                 use.cold_ms = use.last_ms
                 self._news.set()
                 wait_s = self._admit(name, expected, use)
             yield wait_s
-        finally:
-            use.in_flight -= 1
 
     @contextmanager
     def _counted(self, adapter: str) -> Iterator[None]:
@@ -132,12 +126,18 @@ class ModelDesk:
         if adapter not in self._found.entries:
             yield
             return
-        use = self._uses.setdefault(adapter, _Use())
+        with self._in_flight(adapter):
+            yield
+
+    @contextmanager
+    def _in_flight(self, name: str) -> Iterator[_Use]:
+        """The use of a model or an adapter that has one arrival more, and one in flight until this ends."""
+        use = self._uses.setdefault(name, _Use())
         use.arrivals += 1
         use.last_ms = round(self._now_ms())
         use.in_flight += 1
         try:
-            yield
+            yield use
         finally:
             use.in_flight -= 1
 
@@ -165,16 +165,12 @@ class ModelDesk:
         if name not in self._found.entries:
             yield
             return
-        use = self._uses.setdefault(name, _Use())
-        use.arrivals += 1
-        use.last_ms = round(self._now_ms())
-        use.in_flight += 1
-        use.lines_in_flight += 1
-        try:
-            yield
-        finally:
-            use.in_flight -= 1
-            use.lines_in_flight -= 1
+        with self._in_flight(name) as use:
+            use.lines_in_flight += 1
+            try:
+                yield
+            finally:
+                use.lines_in_flight -= 1
 
     @contextmanager
     def wakes(self, name: str) -> Iterator[None]:
