@@ -7,7 +7,6 @@ the end one JSON line.
 import argparse
 import asyncio
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from libs.testing.engines.real_model import real_model_folder, write_random_llama
+from libs.testing.engines.real_model import random_model_folder, real_model_folder
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 WAIT_S = 900.0
@@ -41,7 +40,8 @@ def main() -> None:
 
 def run(folder: Path, switches: int) -> dict[str, Any]:
     """What came of `switches` switches between three models."""
-    sources = [real_model_folder(), *(_random(folder, f"random-{layers}", layers) for layers in (2, 3))]
+    random = (random_model_folder(folder / f"random-{layers}", num_hidden_layers=layers) for layers in (2, 3))
+    sources = [real_model_folder(), *random]
     env = {
         "FULCRUM_CACHE": str(folder / "cache"),
         "FULCRUM_PLANNER_MODE": "auto",
@@ -52,16 +52,6 @@ def run(folder: Path, switches: int) -> dict[str, Any]:
     models = [word for source in sources for word in ("--model", str(source))]
     with running_suite(folder, "--engine", "torch", "--pool", "1", *models, env=env) as suite:
         return asyncio.run(_switch(suite, [source.name for source in sources], switches))
-
-
-def _random(folder: Path, name: str, layers: int) -> Path:
-    """Random weights under SmolLM2's tokenizer."""
-    real, made = real_model_folder(), folder / name
-    made.mkdir()
-    vocabulary = json.loads((real / "config.json").read_text())["vocab_size"]
-    for file in real.glob("*.json"):
-        shutil.copy(file, made / file.name)
-    return write_random_llama(made, num_hidden_layers=layers, vocab_size=vocabulary)
 
 
 async def _switch(suite: RunningSuite, names: list[str], switches: int) -> dict[str, Any]:

@@ -1,15 +1,12 @@
 """Two models on one worker of a pool: each switch ends one EngineCore and starts another."""
 
-import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from libs.testing.engines.real_model import real_model_folder, write_random_llama
+from libs.testing.engines.real_model import random_model_folder, real_model_folder
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -20,21 +17,12 @@ WAIT_S = 800.0
 SWITCHES = 3
 
 
-def random_model(folder: Path) -> Path:
-    """Random weights under SmolLM2's tokenizer."""
-    real, made = real_model_folder(), folder / RANDOM
-    made.mkdir()
-    for file in real.glob("*.json"):
-        shutil.copy(file, made / file.name)
-    vocabulary = json.loads((real / "config.json").read_text())["vocab_size"]
-    # vLLM has no attention on CPUs for heads that are smaller.
-    return write_random_llama(made, num_hidden_layers=2, hidden_size=128, num_attention_heads=2, vocab_size=vocabulary)
-
-
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     folder = tmp_path_factory.mktemp("suite")
-    models = ("--model", str(real_model_folder()), "--model", str(random_model(folder)))
+    # vLLM has no attention on CPUs for heads that are smaller.
+    random = random_model_folder(folder / RANDOM, hidden_size=128, num_attention_heads=2)
+    models = ("--model", str(real_model_folder()), "--model", str(random))
     settings = {
         "FULCRUM_CACHE": str(folder / "cache"),
         "FULCRUM_WORKER_VLLM_ARGUMENTS": '{"max_model_len": 512}',

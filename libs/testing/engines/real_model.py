@@ -1,5 +1,7 @@
 """Models that tests and benches run: the real one, and small ones with random weights."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +38,14 @@ def real_model_folder() -> Path:
     if done.returncode:
         raise RuntimeError(f"conversion failed: {done.stderr.strip()}")
     return folder
+
+
+def random_model_folder(folder: Path, **shape: Any) -> Path:
+    """A llama of random weights under the real model's tokenizer, in `folder`, which is made; `shape` as in
+    `write_random_llama`."""
+    real = real_model_folder()
+    folder.mkdir()
+    for file in real.glob("*.json"):
+        shutil.copy(file, folder / file.name)
+    vocabulary = json.loads((real / "config.json").read_text())["vocab_size"]
+    return write_random_llama(folder, vocab_size=vocabulary, **shape)
