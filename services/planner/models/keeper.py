@@ -109,11 +109,16 @@ class ModelKeeper:
     adapter_follower: UseFollower = field(init=False)
     chances: Mapping[str, Chances] = field(default_factory=dict)
     adapter_chances: Mapping[str, Chances] = field(default_factory=dict)
+    adapters: Mapping[str, ModelEntry] = field(init=False)
+    """Entries of the catalogue that are LoRA adapters of a model, by name."""
+    _models: Mapping[str, ModelEntry] = field(init=False)
+    """The other entries."""
     _chances_ns: int = 0
 
     def __post_init__(self) -> None:
         self.follower = UseFollower(window_s=self.knobs.window_s)
         self.adapter_follower = UseFollower(window_s=self.knobs.window_s)
+        self._sort()
 
     # ------------------------------------------------------------ what comes in
 
@@ -165,6 +170,12 @@ class ModelKeeper:
         for gone in self._failures.keys() - found.entries.keys():
             del self._failures[gone]
         self.found = found
+        self._sort()
+
+    def _sort(self) -> None:
+        entries = self.found.entries.items()
+        self.adapters = {name: entry for name, entry in entries if entry.parent}
+        self._models = {name: entry for name, entry in entries if not entry.parent}
 
     def forget(self, name: str) -> None:
         """A model that somebody has removed."""
@@ -180,20 +191,11 @@ class ModelKeeper:
 
     def look(self, now_ns: int) -> None:
         """Let what was seen of use sink in."""
-        self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self._of_their_own})
+        self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self._models})
         if self.adapters:
             self.adapter_follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.adapters})
 
     # ------------------------------------------------------------ what is known
-
-    @property
-    def adapters(self) -> Mapping[str, ModelEntry]:
-        """Entries of the catalogue that are LoRA adapters of a model, by name."""
-        return {name: entry for name, entry in self.found.entries.items() if entry.parent}
-
-    @property
-    def _of_their_own(self) -> Mapping[str, ModelEntry]:
-        return {name: entry for name, entry in self.found.entries.items() if not entry.parent}
 
     def alone(self, name: str) -> tuple[int, int]:
         """(requests in flight, those that wait) of a model without its adapters', or of one adapter."""
@@ -247,7 +249,7 @@ class ModelKeeper:
     def decide(self, now_ns: int) -> list[Call]:
         """Orders to workers of the pool now; workers are taken to do it, until they show otherwise."""
         self.look(now_ns)
-        entries = self._of_their_own
+        entries = self._models
         loads = {name: self.load_s(entry) for name, entry in entries.items()}
         horizon_s = max(self.knobs.turn_s, 4 * max(loads.values(), default=1.0))
         if now_ns - self._chances_ns >= CHANCES_NS or loads.keys() != self.chances.keys():
