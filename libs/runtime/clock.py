@@ -8,7 +8,7 @@ from typing import Final, Protocol
 STEP_NS: Final = 500_000_000
 """Less than this between a process's time and the wall clock is left alone."""
 SLEW: Final = 8
-"""Where the wall clock was set back, time runs slower by one part in so many until the two agree."""
+"""After the wall clock was set back, time runs slower by 1/SLEW until the two agree."""
 
 
 class Clock(Protocol):

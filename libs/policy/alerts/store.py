@@ -41,7 +41,7 @@ class Alert:
 
     @property
     def called(self) -> str:
-        """Reason and command in one, for whoever is called."""
+        """Reason and command in one line, for webhooks and topics."""
         return f"{self.reason} Run: {self.command}" if self.command else self.reason
 
 

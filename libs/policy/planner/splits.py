@@ -32,7 +32,7 @@ class Weighed:
         return self._splits.at(int(self._order[0])) if len(self) else None
 
     def first(self, count: int) -> Sequence[Split]:
-        """The best so many, the best of all first."""
+        """The `count` splits that press least, in that order."""
         return [self._splits.at(place) for place in self._order[:count].tolist()]
 
     def of(self, prefill: int) -> Split | None:

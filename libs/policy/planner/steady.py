@@ -63,7 +63,7 @@ class DecodePace:
 
 
 def _decodes(work: Workload, tokens_per_ns: float, step_ns: N) -> tuple[N, N]:
-    """That make so many tokens in steps that take so long."""
+    """(sequences, their KV tokens) that make `tokens_per_ns` in steps of `step_ns`."""
     decodes = least(most(tokens_per_ns * step_ns, work.decodes / MOST_CHANGE), work.decodes * MOST_CHANGE)
     return most(rounded(decodes), 1.0), rounded(work.kv_tokens * (decodes / work.decodes))
 

@@ -190,7 +190,7 @@ def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[f
 
 
 def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
-    """Sequences that one worker decodes within the target, each of so many tokens; at least one. `largest_batch`, of
+    """Sequences that one worker decodes within the target, each of `context_tokens`; at least one. `largest_batch`, of
     which this is the closed form, searches."""
     if not tpot_ns:
         return context_tokens * 0 + engine.max_sequences

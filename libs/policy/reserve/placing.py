@@ -185,6 +185,10 @@ class _Pool:
         """Whether taking one worker from it would hold somebody's answer up."""
         return model.is_busy and self.held[model.name] <= max(model.most, 1)
 
+    def _is_kept(self, model: PlacedModel) -> bool:
+        """Whether no worker that has it may go to another."""
+        return model.least > 0 and self.held[model.name] <= model.least
+
     def _turn_s(self, model: PlacedModel) -> float:
         return max(self._turn_least_s, PAY_BACK * model.load_s)
 
@@ -217,7 +221,7 @@ class _Pool:
         for model in line:
             free = [each for each in every if fits(model, each[2])]
             if not free:
-                # Without any worker one is expected back at any moment: whoever asks waits as long as requests may.
+                # A pool without workers may get one back at any moment: requests wait as long as they may.
                 waits[model.name] = NEVER_S if self._workers else model.load_s
                 continue
             # Who only might ask stands behind those who do.
@@ -250,7 +254,7 @@ class _Pool:
         model = self.known.get(order.model)
         if model is None:
             return DRAIN_S
-        if model.least and self.held[model.name] <= model.least:
+        if self._is_kept(model):
             return NEVER_S
         return order.switch_s + self._turn_s(model) + DRAIN_S
 
@@ -261,7 +265,7 @@ class _Pool:
         model = self.known.get(worker.model)
         if model is None:
             return worker.left_s
-        if model.least and self.held[model.name] <= model.least:
+        if self._is_kept(model):
             return NEVER_S
         if worker.stage is WorkerStage.LOADING:
             return worker.left_s + (self._turn_s(model) + DRAIN_S if model.is_busy else SETTLE_S)

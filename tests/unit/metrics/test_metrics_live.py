@@ -338,7 +338,7 @@ def test_time_that_a_machine_slept_for_is_idle_time_and_stops_nothing(live):
         )  # fmt: skip
         live.tick(start + 100)
     rounds = 0
-    while live.state.history.written_to_ns < at(hour_ms + 400):  # it writes so many windows in a round
+    while live.state.history.written_to_ns < at(hour_ms + 400):  # a round writes a bounded number of windows
         live.tick(hour_ms + 400)
         rounds += 1
     assert rounds < 200
