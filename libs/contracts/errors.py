@@ -376,6 +376,12 @@ class AnswerFailed(FulcrumError):
     code = "answer_failed"
 
 
+class SleepFailed(FulcrumError):
+    """A model could not be put to sleep: its engine is to be closed."""
+
+    code = "sleep_failed"
+
+
 class StartupError(FulcrumError):
     """A service cannot start; the message is the one line that its user sees."""
 

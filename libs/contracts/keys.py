@@ -108,6 +108,11 @@ def limit_gateways(cluster: str) -> str:
     return f"fulcrum:{cluster}:limit-gateways"
 
 
+def tenant_places(cluster: str) -> str:
+    """Hash of what tenants have and want of places to decode, by gateway: UNTIL:JSON, in Unix ms."""
+    return f"fulcrum:{cluster}:tenant-places"
+
+
 def responses(cluster: str, tenant: str, part: str) -> str:
     """Of a tenant's kept responses: values (a hash by id), ends (a sorted set of ids by Unix ms), bytes (all sizes)."""
     return f"fulcrum:{cluster}:responses:{tenant}:{part}"

@@ -45,6 +45,7 @@ CLUSTER_PREFILL_DECODE_RATIO: Final = "fulcrum_cluster_prefill_decode_ratio"
 CLUSTER_GPUS: Final = "fulcrum_cluster_gpus"
 
 KV_TRANSFER_BYTES_TOTAL: Final = "fulcrum_kv_transfer_bytes_total"
+KV_LINK_BYTES_PER_SECOND: Final = "fulcrum_kv_link_bytes_per_second"
 TELEMETRY_BATCHES_TOTAL: Final = "fulcrum_telemetry_batches_total"
 TELEMETRY_AGE_SECONDS: Final = "fulcrum_telemetry_age_seconds"
 TELEMETRY_JUMPS_TOTAL: Final = "fulcrum_telemetry_jumps_total"

@@ -1,6 +1,6 @@
 """Arrivals at one gateway, counted as they come and as their answers grow. No clock, no I/O."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -48,6 +48,8 @@ class ArrivalCounter:
         self._book = RowBook()
         self._open: dict[AdmittedChoice, _Open] = {}
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
+        self.queue_full: Counter[DemandKey] = Counter()
+        """Refused arrivals that a full queue turned away, by row."""
         self.retries = 0
         """Arrivals that were known as retries of a refused one."""
 
@@ -74,14 +76,19 @@ class ArrivalCounter:
         for answer in answers:
             self._open[answer] = _Open(row)
 
-    def refused(self, key: DemandKey, choices: int, mark: bytes, now_ns: int, *, known: bool = False) -> None:
-        """There was no room for it. Without a mark each counts; `known`: it had been admitted, and counts already."""
+    def refused(
+        self, key: DemandKey, choices: int, mark: bytes, now_ns: int, *, known: bool = False, full: bool = False
+    ) -> None:
+        """There was no room for it. Without a mark each counts; `known`: it had been admitted, and counts already;
+        `full`: in a queue."""
         before = self._refused.pop(mark, None) if mark else None
         if before is not None and now_ns - before.at_ns <= REMEMBER_NS:
             self.retries += 1
             known = known or before.known
         elif not known:
-            self._book.add(key, Counts(requests=choices, refused=choices))
+            row = self._book.add(key, Counts(requests=choices, refused=choices))
+            if full:
+                self.queue_full[row] += choices
         if mark:
             self._refused[mark] = _Refused(now_ns, known)
             if len(self._refused) > MAX_REFUSED:

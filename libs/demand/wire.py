@@ -13,11 +13,23 @@ MAX_NAME_CHARS: Final = 200
 
 
 def totals_message(
-    gateway: GatewayKey, at_ns: int, rows: Mapping[DemandKey, Counts], *, last: bool = False
+    gateway: GatewayKey,
+    at_ns: int,
+    rows: Mapping[DemandKey, Counts],
+    queue_full: Mapping[DemandKey, int] | None = None,
+    *,
+    last: bool = False,
 ) -> DemandTotals:
-    """What a gateway says."""
+    """What a gateway says. queue_full: of the refused, by row."""
+    full = queue_full or {}
     counts = [
-        DemandCount(model=key.model, service_class=key.service_class, tenant=key.tenant, **row._asdict())
+        DemandCount(
+            model=key.model,
+            service_class=key.service_class,
+            tenant=key.tenant,
+            queue_full=full.get(key, 0),
+            **row._asdict(),
+        )
         for key, row in rows.items()
     ]
     return DemandTotals(gateway_id=gateway[0], incarnation=gateway[1], told_unix_ns=at_ns, counts=counts, last=last)

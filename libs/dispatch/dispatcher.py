@@ -16,7 +16,7 @@ from libs.dispatch.attempts import Attempts
 from libs.dispatch.experience import Experience
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
 from libs.dispatch.hand_overs import HandOvers
-from libs.dispatch.places import TenantPlaces
+from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
 from libs.dispatch.ports import ColdModels, Link, Links, OneForAll, QueuedDemand, Tenancy
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import Suspects, poison_error
@@ -135,6 +135,15 @@ class Dispatcher:
         """What waits, by model and phase, and what came."""
         return self._arrivals.queues(self._queue, self._links)
 
+    def places_here(self) -> dict[str, ModelPlaces]:
+        """What other gateways are to know of tenants' places here."""
+        return self.places.report(self._queue.by_tenant(), rooms(self._links.views()), self._clock.now_ns())
+
+    def places_elsewhere(self, others: Others) -> None:
+        """What other gateways have of them; see `TenantPlaces.hear`."""
+        self.places.hear(others)
+        self._turn_soon()
+
     @property
     def live(self) -> int:
         """Choices that have not ended, waiting ones included."""
@@ -155,19 +164,21 @@ class Dispatcher:
         """Whether `check_room` and `submit` are to know which request comes: while the queue is full, or has been."""
         return self._queue.wants_keys
 
-    def check_room(self, count: int, key: bytes = b"") -> None:
-        """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops. `key`:
-        by which the request is known when it comes again as it was asked to."""
+    def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:
+        """Raises QueueFull when the queue cannot take `count` more choices, of the tenant if it is given, and NoWorkers
+        when this gateway stops. `key`: by which the request is known when it comes again as it was asked to."""
         if self.draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
-        self._queue.check_room(count, self._clock.now_ns(), key)
+        now_ns = self._clock.now_ns()
+        self._queue.check_room(count, now_ns, key)
+        if tenant is not None:
+            self._queue.check_tenant(tenant, count, now_ns)
 
     def submit(self, generations: Sequence[Generation], key: bytes = b"") -> None:
         """Take the choices of one request, all or none; raises as `check_room` does, for its tenant too, and
         PoisonRequest."""
-        self.check_room(len(generations), key)
-        if generations and not generations[0].batch:
-            self._queue.check_tenant(generations[0].context.tenant, len(generations), self._clock.now_ns())
+        people = bool(generations) and not generations[0].batch
+        self.check_room(len(generations), key, generations[0].context.tenant if people else None)
         self.suspects.admit(generations)
         self._queue.kept(key)
         for generation in generations:
@@ -231,10 +242,17 @@ class Dispatcher:
         if len(self._queue) or self._hand_overs:
             self._bind()
         now_ns, demands = self._clock.now_ns(), dict[str, QueuedDemand]()
+        contested = self.places.contested(self._queue.by_tenant())
+        free = rooms(self._links.views()) if contested else {}
+        self._make_room(contested, free, now_ns)
         for link in self._links.links:
-            if link.model not in demands:
-                demands[link.model] = self._queue.demand(link.model, now_ns)
-            link.set_demand(demands[link.model])
+            model = link.model
+            if model not in demands:
+                demands[model] = self._queue.demand(model, now_ns)
+                if model in contested:
+                    asked = demands[model], contested[model], free.get(model, 0)
+                    demands[model] = self.places.asked(model, *asked, now_ns)
+            link.set_demand(demands[model])
 
     def _bind(self) -> None:
         """Send what waits to where there is room."""
@@ -250,12 +268,9 @@ class Dispatcher:
                 waiting = self._bind_suspects(waiting, links, now_ns)
                 views = self._links.views()
             self._bind_these(waiting, views, links, now_ns)
-            self._make_room(now_ns)
 
-    def _make_room(self, now_ns: int) -> None:
+    def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
         """Have running choices of tenants above their share of a model's places give way to others that wait."""
-        contested = self.places.contested(self._queue.by_tenant())
-        free = rooms(self._links.views()) if contested else {}
         for model, waiting in contested.items():
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
                 self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.dispatch.ports import Tenancy
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.gateway import Borrowed, LabGateway
 from libs.lab.cluster.host.shape import WorkerShape
@@ -81,6 +82,8 @@ class Experiment:
     allowed_tokens: int = 0
     """Output tokens that clients allow where the trace does not say; 0: as many as come, which is an oracle."""
     stepwise: bool = False
+    tenants: Tenancy | None = None
+    """Who share queue and places, with the live dispatcher; None: all requests are alike."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -233,7 +236,7 @@ def run(
         refused=experiment.refused,
         wrong=experiment.wrong,
     )
-    gateway = _gateway(policy, cluster, round(experiment.lookup_ms * 1e6), experiment.wrong)
+    gateway = _gateway(policy, cluster, experiment)
     with _seldom_collecting():
         result = Run(experiment.trace, setup, gateway).run(on_progress)
     check(result)
@@ -292,7 +295,7 @@ def _typical(experiment: Experiment) -> Slo:
     return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)
 
 
-def _gateway(policy: Policy, cluster: RivalSetting, lookup_ns: int, wrong: Wrong) -> MakeGateway:
+def _gateway(policy: Policy, cluster: RivalSetting, experiment: Experiment) -> MakeGateway:
     rival = policy.rival
     mover = rival.mover(cluster) if rival is not None and policy.ours else None
     borrowed = Borrowed(mover, cluster.slo) if mover is not None else None
@@ -307,9 +310,10 @@ def _gateway(policy: Policy, cluster: RivalSetting, lookup_ns: int, wrong: Wrong
             planned=policy.planned,
             borrowed=borrowed,
             late_last=policy.late_last,
-            wrong=wrong,
+            wrong=experiment.wrong,
             on_look=policy.on_look,
-            lookup_ns=lookup_ns,
+            lookup_ns=round(experiment.lookup_ms * 1e6),
+            tenants=experiment.tenants,
         )
     return lambda workers, virtual: PushGateway(
         workers,

@@ -8,11 +8,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import resource
+import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,6 +23,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
+from load.gateway.inside_attacks import Inside, Saw, forged_frames, redis_values, topic_values
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
 RATE_RPS: Final = 5.0
@@ -47,6 +52,7 @@ class Target:
     headers: Mapping[str, str]
     statuses: dict[str, int] = field(default_factory=dict)
     victim_file: str = ""
+    inside: Inside | None = None
 
     def saw(self, status: object) -> None:
         """Count an answer, or what came in its place."""
@@ -213,6 +219,16 @@ async def guesses(target: Target) -> None:
         await many(16, one)
 
 
+def from_inside(attack: Callable[[Inside, Saw], Awaitable[None]]) -> Attack:
+    """An attack on the suite's inner ports."""
+
+    async def attacks(target: Target) -> None:
+        assert target.inside is not None
+        await attack(target.inside, target.saw)
+
+    return attacks
+
+
 ATTACKS: Final[Mapping[str, Attack]] = {
     "10,000 connections": connections,
     "500 slow writers": slow_writers,
@@ -224,7 +240,46 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "nonsense": nonsense,
     "another tenant's ids": others_things,
     "guessed keys": guesses,
+    "forged frames and handles": from_inside(forged_frames),
+    "values in topics": from_inside(topic_values),
+    "values in Redis": from_inside(redis_values),
+    "a prompt that kills workers": asks(4, prompt=PROMPT_MARK, max_tokens=TOKENS),
 }
+
+
+class Attacker:
+    """One attack in a process of its own, from its start until the context ends: an attacker's clients and another
+    tenant's do not share an event loop."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        made = multiprocessing.get_context("spawn")
+        self._news, theirs = made.Pipe(duplex=False)
+        self._process = made.Process(target=_attack, args=(name, target, theirs), daemon=True)
+        self.statuses: dict[str, int] = {}
+        """What came of it, once it has ended."""
+
+    def __enter__(self) -> "Attacker":
+        self._process.start()
+        self._news.recv()  # it begins
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self.statuses = self._news.recv()
+        self._process.join()
+
+
+def _attack(name: str, target: Target, news: Connection) -> None:
+    """Attack until a signal ends it; say when it begins, and what came of it."""
+
+    async def until_ended() -> None:
+        attacking = asyncio.ensure_future(ATTACKS[name](target))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, attacking.cancel)
+        news.send("begins")
+        await asyncio.gather(attacking, return_exceptions=True)
+
+    asyncio.run(until_ended())
+    news.send(target.statuses)
 
 
 async def goodput(suite: RunningSuite, headers: Mapping[str, str], seconds: float) -> float:
@@ -258,15 +313,16 @@ async def attacked(
         line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
         made = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": line})
     found: dict[str, dict[str, Any]] = {"none": {"goodput": await goodput(suite, headers["modest"], seconds)}}
-    for name, attack in ((name, attack) for name, attack in ATTACKS.items() if only in name):
-        target = Target(str(parts.hostname), int(parts.port or 0), headers["attacker"], victim_file=made.json()["id"])
-        attacking = asyncio.ensure_future(attack(target))
-        await asyncio.sleep(1.0)
-        share = await goodput(suite, headers["modest"], seconds)
-        attacking.cancel()
-        await asyncio.gather(attacking, return_exceptions=True)
-        found[name] = {"goodput": share, "answers": target.statuses}
-        print(f"{name:28} goodput {share:.3f}   {target.statuses}", flush=True)
+    for name in (name for name in ATTACKS if only in name):
+        target = Target(
+            str(parts.hostname), int(parts.port or 0), headers["attacker"], victim_file=made.json()["id"],
+            inside=Inside(suite.ready["kafka"], suite.ready["redis"], suite.ready["cluster"]),
+        )  # fmt: skip
+        with Attacker(name, target) as attacker:
+            await asyncio.sleep(1.0)
+            share = await goodput(suite, headers["modest"], seconds)
+        found[name] = {"goodput": share, "answers": attacker.statuses}
+        print(f"{name:28} goodput {share:.3f}   {attacker.statuses}", flush=True)
         await asyncio.sleep(2.0)
     return found
 
@@ -277,13 +333,15 @@ def main() -> None:
     parser.add_argument("--open", action="store_true", help="without keys and limits")
     parser.add_argument("--no-limits", action="store_true", help="with keys, and no limits of the attacker's")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each attack")
+    parser.add_argument("--prefill", type=int, default=1, help="workers; of three, a prompt that kills two leaves one")
     parser.add_argument("--only", default="", help="attacks with this in their name")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
-        env = {"FULCRUM_CACHE": f"{folder}/cache"}
-        with running_suite(Path(folder), "--engine", "sim", "--decode", "2", env=env) as suite:
+        env = mortal_env(Path(folder)) | {"FULCRUM_CACHE": f"{folder}/cache"}
+        shape = ("--prefill", str(arguments.prefill), "--decode", "2")
+        with running_suite(Path(folder), "--engine", "sim", *shape, env=env) as suite:
             keys = {"modest": "", "attacker": ""}
             if not arguments.open:
                 for tenant in keys:

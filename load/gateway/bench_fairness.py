@@ -2,17 +2,21 @@
 
 Two tenants share a cluster of simulated GPUs. One asks for less than its half of what the cluster serves; the other for
 its half, then for ten times as much. Compared is the first one's TTFT, beside a queue that knows no tenants. The
-cluster, the dispatcher and the queue are the live code (libs/lab).
+cluster, the dispatcher and the queue are the live code (libs/lab). With `--places N` a worker decodes N sequences at
+once, so that places to decode are short in place of prompts.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import structlog
 
-from libs.lab.experiment import Experiment, run
+from libs.dispatch.ports import OneForAll
+from libs.lab.cluster.books import LabAnswer
+from libs.lab.experiment import MAX_SEQUENCES, Experiment, run
 from libs.lab.hardware import by_name
 from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
@@ -28,15 +32,22 @@ SECONDS: Final = 80.0
 WARM_UP_S: Final = 20.0
 WANTED: Final = 0.9
 MAX_RATE: Final = 40
+MODEST_CLASS: Final = "modest"
 MODEST: Final = 0.4
 """Of what the cluster serves, that the first tenant asks for; its fair share is half."""
 FLOODS: Final = (0.5, 5.0)
 """Likewise the second: its share, and ten times it."""
 
 
-def trace(rate_rps: float, tenant: str, seed: int) -> Trace:
+class KnownTenants(OneForAll):
+    """Knows tenants, as a gateway with keys does."""
+
+    told_apart = True
+
+
+def trace(rate_rps: float, tenant: str, seed: int, seconds: float = SECONDS) -> Trace:
     """Chats of one tenant's."""
-    made = generate(f"gamma:cv=1,rate={rate_rps},seconds={SECONDS},isl=1500,osl=150,spread=0.5", seed=seed)
+    made = generate(f"gamma:cv=1,rate={rate_rps},seconds={seconds},isl=1500,osl=150,spread=0.5", seed=seed)
     return replace(made, requests=[replace(each, tenant=tenant) for each in made.requests])
 
 
@@ -46,14 +57,30 @@ def merged(one: Trace, other: Trace) -> Trace:
     return replace(one, requests=[replace(each, number=place) for place, each in enumerate(every)])
 
 
-def ttft_ms(requests: Trace, modest: str, policy: str) -> tuple[float, float, float]:
-    """TTFT p50 and p99 of the modest tenant in ms, and the share of its requests that were answered."""
-    experiment = Experiment(requests, by_name(HARDWARE), WORKERS, SLO, overtime_s=1.0)
-    _, result = run(experiment, policy_named(policy, WORKERS))
-    own = [
-        each for each in result.answers
-        if each.request.service_class == modest and each.request.arrival_ns > WARM_UP_S * 1e9
-    ]  # fmt: skip
+def pair(rates_rps: tuple[float, float], names: tuple[str, str], seed: int = 1, seconds: float = SECONDS) -> Trace:
+    """A modest tenant, whose requests are of class "modest", and a flood."""
+    modest, flood = (
+        trace(rate_rps, name, seed + place, seconds)
+        for place, (rate_rps, name) in enumerate(zip(rates_rps, names, strict=True))
+    )
+    return merged(
+        replace(modest, requests=[replace(each, service_class=MODEST_CLASS) for each in modest.requests]), flood
+    )
+
+
+def ttft_ms(traces: Sequence[Trace], policy: str, max_sequences: int = MAX_SEQUENCES) -> tuple[float, float, float]:
+    """TTFT p50 and p99 in ms of the modest tenant's requests of all traces, and the share that was answered."""
+    own: list[LabAnswer] = []
+    for requests in traces:
+        experiment = Experiment(
+            requests, by_name(HARDWARE), WORKERS, SLO, overtime_s=1.0, max_sequences=max_sequences,
+            tenants=KnownTenants(),
+        )  # fmt: skip
+        _, result = run(experiment, policy_named(policy, WORKERS))
+        own += [
+            each for each in result.answers
+            if each.request.service_class == MODEST_CLASS and each.request.arrival_ns > WARM_UP_S * 1e9
+        ]  # fmt: skip
     waits = sorted((each.first_ps - each.arrival_ps) / 1e9 for each in own if each.first_ps)
     if not waits:
         return float("nan"), float("nan"), 0.0
@@ -80,21 +107,22 @@ def main() -> None:
     """Print a table, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--capacity", type=float, default=0.0, help="requests a second; 0: found first")
-    capacity = parser.parse_args().capacity or capacity_rps()
+    parser.add_argument("--modest", type=float, default=MODEST, help="of it, that the first tenant asks for")
+    parser.add_argument("--places", type=int, default=MAX_SEQUENCES, help="sequences that a worker decodes at once")
+    parser.add_argument("--seeds", type=int, default=1, help="traces that are taken together")
+    arguments = parser.parse_args()
+    capacity = arguments.capacity or capacity_rps()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     found: dict[str, dict[str, float]] = {}
     for queue, policy in POLICIES.items():
         for flood in FLOODS:
             names = ("modest", "flood") if queue == "by tenant" else ("all", "all")
-            modest, other = (
-                trace(rate * capacity, name, seed)
-                for seed, (rate, name) in enumerate(((MODEST, names[0]), (flood, names[1])), start=1)
-            )
-            modest = replace(modest, requests=[replace(each, service_class="modest") for each in modest.requests])
-            p50, p99, answered = ttft_ms(merged(modest, other), "modest", policy)
+            rates_rps = arguments.modest * capacity, flood * capacity
+            traces = [pair(rates_rps, names, seed) for seed in range(1, 10 * arguments.seeds, 10)]
+            p50, p99, answered = ttft_ms(traces, policy, arguments.places)
             found[f"{queue}, {flood:g}x"] = {"p50_ms": p50, "p99_ms": p99, "answered": answered}
             print(f"{queue:12} other asks {flood:3g} of capacity: TTFT p50 {p50:7.0f} ms, p99 {p99:7.0f} ms, "
-                  f"{answered:.1%} answered")  # fmt: skip
+                  f"{answered:.1%} answered", flush=True)  # fmt: skip
     print(json.dumps({"capacity_rps": capacity, **found}))
 
 

@@ -46,9 +46,11 @@ from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.gpu_charge import GpuCharge
 from services.gateway.dispatch.intake import Intake, RequestLimits
+from services.gateway.dispatch.intake_rounds import IntakeRounds
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
 from services.gateway.dispatch.recorder import Recorder
+from services.gateway.dispatch.shared_places import SharedPlaces
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 from services.gateway.http.cors import cross_origin
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
@@ -146,6 +148,7 @@ async def open_gateway(
             max_body_bytes=settings.max_body_bytes,
             models=desk,
             limits=limiter,
+            rounds=IntakeRounds(ports.keys),
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
@@ -169,8 +172,8 @@ async def open_gateway(
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        served = _guarded(app, settings, ports, clock)
-        async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
+        http = transport.http(_guarded(app, settings, ports, clock), sock, tasks=tasks, drain_s=CLOSE_S)
+        async with http as url, _sharing_places(dispatcher, ports, settings.id, tasks), AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
@@ -278,6 +281,20 @@ def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwne
     limiter = TenantLimiter(ports.keys, ports.limits, clock, gateway_id)
     tasks.spawn("limits", limiter.run())
     return limiter
+
+
+@asynccontextmanager
+async def _sharing_places(
+    dispatcher: Dispatcher, ports: GatewayPorts, gateway_id: str, tasks: TaskOwner
+) -> AsyncIterator[None]:
+    """Report tenants' places to other gateways until the context ends; without keys or limits, report nothing."""
+    if ports.keys is None or ports.limits is None:
+        yield
+        return
+    places = SharedPlaces(dispatcher, ports.limits, ports.keys, gateway_id)
+    tasks.spawn("places", places.run())
+    yield
+    await places.leave()
 
 
 def _desk(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Bounds, Dispatcher
 from libs.dispatch.generation import Ending, Generation, RequestTimes
+from libs.dispatch.ports import Tenancy
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import LabAnswer
@@ -63,11 +64,13 @@ class LabGateway:
         late_last: bool = True,
         wrong: Wrong | None = None,
         on_look: OnLook | None = None,
+        tenants: Tenancy | None = None,
     ) -> None:
         """`tpot_ns`: what requests want. `planned`: whether a planner assigns roles, which else stand still, or move as
         a rival would have them. `on_look`: called with each of its decisions.
         `late_last`: whether the dispatcher knows by when they want their first token.
-        `lookup_ns`: from a request's arrival until the block index has answered, where there is a choice of workers."""
+        `lookup_ns`: from a request's arrival until the block index has answered, where there is a choice of workers.
+        `tenants`: who share queue and places; None: nobody is held back for another."""
         self._tpot_ns = tpot_ns
         self._late_last = late_last
         self._wrong = wrong or Wrong()
@@ -83,6 +86,7 @@ class LabGateway:
             ended=self._ended,
             suspects=Suspects(time, SUSPECTED_S, self._quiet),
             bounds=Bounds(max_waiting, patience, max_reroutes=8),
+            tenants=tenants,
         )
         for worker in workers:
             self._links.add(LabLink(worker, self.dispatcher, time, tpot_ns))

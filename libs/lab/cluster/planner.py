@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
-from libs.policy.planner.demand import decodes_to_come, prompts_wanted
+from libs.policy.planner.demand import decodes_to_come, workload
 from libs.policy.planner.pay_back import MoveEvidence
 from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, assign
 from libs.policy.pressure.splits import WorkerProfile, Workload
@@ -37,8 +36,9 @@ class LabPlanner:
         later_ns: int = 0,
         on_look: OnLook | None = None,
     ) -> None:
-        """`waiting_tokens`: of prompts in the gateway that can still be in time. `later_ns`: by which what is seen is
-        older than usual. `on_look`: called with each decision."""
+        """`waiting_tokens`: of prompts in the gateway that can still be in time. `held`: requests there that wait for a
+        place to decode, and tokens of their prompts. `later_ns`: by which what is seen is older than usual. `on_look`:
+        called with each decision."""
         self._on_look = on_look
         self._later_ns = later_ns
         self._asked: dict[str, RoleOrder] = {}
@@ -54,7 +54,6 @@ class LabPlanner:
             shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
         )
         self._memory = Memory()
-        self._waiting_ns = 0.0
         self._computed_ns: deque[float] = deque(maxlen=WINDOW)
 
     def start(self) -> None:
@@ -69,13 +68,7 @@ class LabPlanner:
         assigned = assign(self._engine, work, self._standing(), self._memory, now_ns, evidence=self._evidence)
         self._memory = assigned.memory
         if self._on_look is not None:
-            held, held_tokens = self._held()
-            held_prompts = prompts_wanted(0.0, held_tokens / self._engine.chunk_speed)
-            held_kv = max(held_tokens, held * (work.kv_tokens // max(work.decodes, 1)))
-            seen = replace(
-                work, waiting_ns=self._waiting_ns, held=held, held_kv_tokens=held_kv, held_prompts=held_prompts
-            )
-            self._on_look(now_ns, seen, assigned)
+            self._on_look(now_ns, work, assigned)
         if assigned.changes:
             self._asked |= {change.worker_id: change for change in assigned.changes}
             delay_ps = (TOLD_LATER_NS + self._later_ns) * PS_PER_NS
@@ -125,7 +118,14 @@ class LabPlanner:
                 kv_tokens += round(tokens)
         self._computed_ns.append(computed_ns)
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
-        waiting_tokens += self._waiting_tokens()
-        self._waiting_ns = waiting_tokens / self._engine.chunk_speed
-        prompts = prompts_wanted(served, self._waiting_ns)
-        return Workload(prompts, decodes, kv_tokens, self._tpot_ns)
+        held, held_prompt_tokens = self._held()
+        return workload(
+            self._engine,
+            served=served,
+            waiting_tokens=waiting_tokens + self._waiting_tokens(),
+            decodes=decodes,
+            kv_tokens=kv_tokens,
+            held=held,
+            held_prompt_tokens=held_prompt_tokens,
+            tpot_ns=self._tpot_ns,
+        )

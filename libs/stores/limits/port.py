@@ -26,7 +26,8 @@ class Grant:
 
 
 class Ledger(Protocol):
-    """Use of tenants' limits in the last minute or day, and requests that run. Raises LedgerDown."""
+    """Use of tenants' limits in the last minute or day, requests that run, and what gateways say of their tenants.
+    Raises LedgerDown."""
 
     async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
         """Use up to `want` units as far as the limit allows, or none where that is under `least`."""
@@ -45,6 +46,11 @@ class Ledger(Protocol):
         """Say that the gateway lives, for HOLD_S; how many do."""
         ...
 
+    async def exchange(self, gateway_id: str, report: bytes) -> Mapping[str, bytes]:
+        """Leave for the other gateways what tenants have at this one, for REPORT_HOLD_S; empty: nothing. What others
+        left, by gateway; what takes more than MAX_REPORT_BYTES with its gateway's name is dropped."""
+        ...
+
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         ...
@@ -52,3 +58,7 @@ class Ledger(Protocol):
 
 HOLD_S = 5.0
 """After this a gateway that has not renewed what it holds has lost it."""
+REPORT_HOLD_S = 1.0
+"""After this a gateway that has said nothing of its tenants is gone: others' answers give way to what it reported."""
+MAX_REPORT_BYTES = 256 * 1024
+"""About 5,000 tenants of one gateway."""

@@ -3,12 +3,13 @@ at once. The arithmetic is that of `libs.policy.limits`, where it is tested; her
 
 That clock may be set back: what is written for a later time than now can be is moved to the latest that can."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from libs.contracts import keys
 from libs.runtime.redis import in_time, make_redis
-from libs.stores.limits.port import HOLD_S, SPANS, Grant, Kind, LedgerDown
+from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 SOCKET_TIMEOUT_MS: Final = 200
 CALL_TIMEOUT_S: Final = 0.3
@@ -112,6 +113,28 @@ redis.call('ZADD', KEYS[1], latest, ARGV[1])
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[2]) * 2)
 return redis.call('ZCARD', KEYS[1])
 """
+_EXCHANGE: Final = """
+local now = redis.call('TIME')
+local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+local latest, found, others = now_ms + tonumber(ARGV[3]), redis.call('HGETALL', KEYS[1]), {}
+for at = 1, #found, 2 do
+  local ends, report = string.match(found[at + 1], '^(%d+):(.*)$')
+  local long = #found[at] + #found[at + 1] > tonumber(ARGV[4])
+  if long or not ends or tonumber(ends) <= now_ms or tonumber(ends) > latest then
+    redis.call('HDEL', KEYS[1], found[at])
+  elseif found[at] ~= ARGV[1] then
+    others[#others + 1] = found[at]
+    others[#others + 1] = report
+  end
+end
+if ARGV[2] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+else
+  redis.call('HSET', KEYS[1], ARGV[1], latest .. ':' .. ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[3]) * 2)
+end
+return others
+"""
 
 
 _bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=LedgerDown)
@@ -132,6 +155,7 @@ class RedisLedger:
         self._add = self._redis.register_script(_ADD)
         self._hold = self._redis.register_script(_HOLD)
         self._beat = self._redis.register_script(_BEAT)
+        self._exchange = self._redis.register_script(_EXCHANGE)
 
     async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
         """One round trip, as all of these."""
@@ -152,6 +176,13 @@ class RedisLedger:
         """Itself included."""
         args: list[str | int] = [gateway_id, round(HOLD_S * 1000)]
         return int(await _bounded(self._beat(keys=[keys.limit_gateways(self._cluster)], args=args)))
+
+    async def exchange(self, gateway_id: str, report: bytes) -> Mapping[str, bytes]:
+        """What was left until later than can be, before the clock was set back, is dropped: it comes again soon."""
+        args: list[str | int | bytes] = [gateway_id, report, round(REPORT_HOLD_S * 1000), MAX_REPORT_BYTES]
+        found = await _bounded(self._exchange(keys=[keys.tenant_places(self._cluster)], args=args))
+        named = zip(found[::2], found[1::2], strict=True)
+        return {bytes(name).decode(errors="replace"): bytes(each) for name, each in named}
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""

@@ -1,10 +1,10 @@
 """The ledger of limits in memory, by the pure arithmetic that Redis repeats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from libs.policy.limits.lease import held
 from libs.policy.limits.window import MinuteWindow
-from libs.stores.limits.port import HOLD_S, SPANS, Grant, Kind, LedgerDown
+from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 
 class MemoryLedger:
@@ -15,6 +15,7 @@ class MemoryLedger:
         self._windows: dict[tuple[str, Kind], MinuteWindow] = {}
         self._held: dict[str, dict[str, tuple[int, float]]] = {}
         self._gateways: dict[str, float] = {}
+        self._reports: dict[str, tuple[bytes, float]] = {}
         self.away = False
         self.calls = 0
 
@@ -44,6 +45,14 @@ class MemoryLedger:
         self._check()
         self._gateways[gateway_id] = self._now_s() + HOLD_S
         return sum(ends_s > self._now_s() for ends_s in self._gateways.values())
+
+    async def exchange(self, gateway_id: str, report: bytes) -> Mapping[str, bytes]:
+        """As the port says."""
+        self._check()
+        now_s = self._now_s()
+        self._reports[gateway_id] = report, now_s + REPORT_HOLD_S if report else now_s
+        found = {name: each for name, (each, ends_s) in self._reports.items() if name != gateway_id and ends_s > now_s}
+        return {name: each for name, each in found.items() if len(name) + len(each) < MAX_REPORT_BYTES}
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -8,7 +8,7 @@ from typing import Final
 import xxhash
 
 from libs.bus.port import Bus
-from libs.contracts.errors import FulcrumError, RateLimited
+from libs.contracts.errors import FulcrumError, QueueFull, RateLimited
 from libs.contracts.topics import DEMAND
 from libs.demand.arrivals import ArrivalCounter
 from libs.demand.counts import OTHER, DemandKey
@@ -48,7 +48,8 @@ class DemandTeller:
         if self._left or (self._bus.stats().buffered > MAX_UNSENT and not last):
             return
         self._left = last
-        self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), self.counter.rows(), last=last))
+        rows, full = self.counter.rows(), self.counter.queue_full
+        self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
 
     def visit(self, tenant: str, service_class: str) -> "Visit":
         """An arrival whose body is still to be read."""
@@ -90,7 +91,9 @@ class Visit:
     def failed(self, error: FulcrumError) -> None:
         """It was answered with an error; one for want of room is demand all the same."""
         if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # which more room would not help
-            self._counter.refused(self._key, self.choices, self._mark, self._clock.now_ns(), known=self._admitted)
+            full = isinstance(error, QueueFull)
+            now_ns = self._clock.now_ns()
+            self._counter.refused(self._key, self.choices, self._mark, now_ns, known=self._admitted, full=full)
 
     @property
     def _key(self) -> DemandKey:

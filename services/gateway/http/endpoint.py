@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Dispatcher
 from libs.keys.gate import caller_of
@@ -20,6 +21,7 @@ from libs.runtime.tasks import TaskOwner
 from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.dispatch.demand import DemandTeller, Visit
 from services.gateway.dispatch.intake import Arrival, Intake
+from services.gateway.dispatch.intake_rounds import IntakeRounds
 from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone, read_body
@@ -29,7 +31,7 @@ from services.gateway.http.stalls import Patience, Stalled, Stalls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import ServedModel
-from services.gateway.prompt.headers import read_headers
+from services.gateway.prompt.headers import Headers, read_headers
 from services.gateway.prompt.parse import Asked
 
 WAIT_HEADER = "x-fulcrum-expected-wait-ms"
@@ -112,8 +114,9 @@ class CompletionEndpoint:
         max_body_bytes: int,
         models: ModelDesk | None = None,
         limits: TenantLimiter | None = None,
+        rounds: IntakeRounds | None = None,
     ) -> None:
-        """limits: that tenants are held to; None: there are none."""
+        """limits: that tenants are held to; None: there are none. rounds: which all routes share; None: its own."""
         self._route = route
         self._reader = reader
         self._intake = intake
@@ -126,6 +129,7 @@ class CompletionEndpoint:
         self._max_body_bytes = max_body_bytes
         self._models = models
         self._limits = limits
+        self._rounds = rounds or IntakeRounds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, with OpenAI's error shape where it fails before its answer began."""
@@ -141,6 +145,7 @@ class CompletionEndpoint:
             request_id = headers.request_id or request_id
             check_json(raw)
             visit = self._demand.visit(headers.tenant, headers.service_class)
+            await self._rounds.turn(headers.tenant)
             self._stalls.check_room()
             if self._limits is not None:
                 allowance = await self._limits.admit(headers.tenant)
@@ -190,7 +195,7 @@ class CompletionEndpoint:
         with (
             nullcontext(0.0) if self._models is None else self._models.asked(model.routed, model.adapter_name) as wait_s
         ):
-            self._dispatcher.check_room(asked.choices, key)  # before the work of tokenising
+            await self._check_room(asked.choices, key, arrival.headers)  # before the work of making choices
             news = News()
             choices = await self._intake.choices(asked, model, arrival, news.changed)
             await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: asked.n]))
@@ -212,6 +217,14 @@ class CompletionEndpoint:
                 arrival.allowance.output(sum(len(choice.generation.output) for choice in choices))
                 for choice in choices:
                     self._dispatcher.cancel(choice.generation, error)
+
+    async def _check_room(self, choices: int, key: bytes, headers: Headers) -> None:
+        """Raises as the dispatcher does; returns in the request's turn to have its choices made."""
+        tenant = None if headers.service_class == BATCH_CLASS else headers.tenant
+        self._dispatcher.check_room(choices, key, tenant)
+        if choices > 1:
+            await self._rounds.turn(headers.tenant, choices)
+            self._dispatcher.check_room(choices, key, tenant)
 
 
 def request_key(tenant: str, body: bytes) -> bytes:

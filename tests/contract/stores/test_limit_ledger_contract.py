@@ -1,5 +1,6 @@
 """What every ledger of tenants' limits keeps to: in memory, over the embedded Redis, and a real one."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -7,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.contracts import keys
-from libs.stores.limits.port import HOLD_S, Ledger, LedgerDown
+from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, Ledger, LedgerDown
 from libs.stores.limits.redis import RedisLedger
 from libs.testing.memory.limits import MemoryLedger
 
@@ -51,6 +52,30 @@ async def test_gateways_hold_no_more_places_than_there_are_beside_what_runs(ledg
     assert await ledger.hold("a", "g2", 5, running=2, want=9) == 4
     assert await ledger.hold("a", "g1", 2, running=1, want=9) == 1
     assert await ledger.hold("b", "g1", 2, running=0, want=9) == 2
+
+
+async def test_a_gateway_finds_what_others_left_last_and_not_its_own(ledger: Ledger) -> None:
+    assert await ledger.exchange("g1", b'{"a": "\xc3\xa9:1"}') == {}
+    assert await ledger.exchange("g2", b"two") == {"g1": b'{"a": "\xc3\xa9:1"}'}
+    assert await ledger.exchange("g1", b"one") == {"g2": b"two"}
+    assert await ledger.exchange("g3", b"three") == {"g1": b"one", "g2": b"two"}
+    assert await ledger.exchange("g2", b"") == {"g1": b"one", "g3": b"three"}
+    assert await ledger.exchange("g1", b"one") == {"g3": b"three"}
+
+
+async def test_a_report_is_forgotten_soon_after_its_gateway_has_gone(ledger: Ledger) -> None:
+    """Other gateways' answers give way to what it reported."""
+    await ledger.exchange("g1", b"one")
+    await asyncio.sleep(REPORT_HOLD_S / 2)
+    assert await ledger.exchange("g2", b"") == {"g1": b"one"}
+    await asyncio.sleep(REPORT_HOLD_S / 2 + 0.1)
+    assert await ledger.exchange("g2", b"") == {}
+
+
+async def test_a_report_that_is_too_long_to_be_one_is_dropped(ledger: Ledger) -> None:
+    await ledger.exchange("g1", b"a" * MAX_REPORT_BYTES)
+    await ledger.exchange("g2", b"a" * (MAX_REPORT_BYTES - 20))
+    assert list(await ledger.exchange("g3", b"")) == ["g2"]
 
 
 async def test_gateways_that_live_are_counted(ledger: Ledger) -> None:
@@ -114,3 +139,13 @@ async def test_gateways_that_have_ended_are_forgotten_in_time_where_the_clock_of
     held = (await client.hget(keys.limit_open(cluster, "a"), "g1") or b"").decode()
     ends_ms = [int(held.partition(":")[2]), await client.zscore(keys.limit_gateways(cluster), "g1")]
     assert all(each - time.time() * 1000 <= HOLD_S * 1000 for each in ends_ms if each is not None), ends_ms
+
+
+async def test_a_gateways_name_that_is_no_text_stops_nobody(
+    redis_ledger: tuple[RedisLedger, Redis], cluster: str
+) -> None:
+    ledger, client = redis_ledger
+    soon_ms = round((time.time() + REPORT_HOLD_S / 2) * 1000)
+    await client.hset(keys.tenant_places(cluster), mapping={b"\xff\xfe": b"%d:{}" % soon_ms})  # type: ignore[dict-item]
+    await ledger.exchange("g1", b"one")
+    assert await ledger.exchange("g2", b"") == {"\ufffd\ufffd": b"{}", "g1": b"one"}

@@ -1,16 +1,23 @@
 """Tenants share the places to decode by weight while they wait, and leave none of them idle."""
 
+from collections.abc import Mapping
+from math import ceil
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.policy.gateway.places import (
+    GatewayPart,
+    GatewayYield,
     PlaceAllowance,
     PlaceDemand,
+    PlaceShare,
+    phase_at,
     place_shares,
     places_to_yield,
     queue_room,
+    yields_by_gateway,
 )
 
 demands = st.dictionaries(
@@ -89,6 +96,66 @@ def test_what_gave_way_goes_to_those_it_gave_way_to(asked: dict[str, PlaceDemand
     assert all(after[tenant].running >= share.least for tenant, share in shares.items())
 
 
+def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand]) -> dict[str, int]:
+    """What `places_to_yield` gives, by a turn for each place."""
+    shares = place_shares(places, demands)
+    running = {tenant: demands[tenant].running for tenant in shares}
+    yields: dict[str, int] = {}
+    for bounds in ({t: share.most for t, share in shares.items()}, {t: share.least for t, share in shares.items()}):
+        lacking = sum(max(bound - demands[tenant].running, 0) for tenant, bound in bounds.items())
+        over = {tenant for tenant, bound in bounds.items() if running[tenant] > bound}
+        for _ in range(lacking - free - sum(yields.values())):
+            if not over:
+                break
+            most_over = max(over, key=lambda t: ((running[t] - bounds[t]) / demands[t].weight, t))
+            yields[most_over] = yields.get(most_over, 0) + 1
+            running[most_over] -= 1
+            if running[most_over] == bounds[most_over]:
+                over.remove(most_over)
+    return yields
+
+
+@settings(max_examples=500)
+@given(demands, st.integers(0, 12), st.integers(-40, 40))
+def test_who_gives_way_is_the_furthest_above_for_its_weight_one_by_one(
+    asked: dict[str, PlaceDemand], free: int, more: int
+) -> None:
+    """Also where there are fewer places than are held, or more."""
+    places = max(places_of(asked, free) + more, 0)
+    assert places_to_yield(places, free, asked) == yielded_one_by_one(places, free, asked)
+
+
+def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, PlaceShare]:
+    """What `place_shares` gives, by a round for each level at which tenants have all that they want."""
+    shares: dict[str, PlaceShare] = {}
+    open_to = {tenant: demand for tenant, demand in demands.items() if demand.wanted}
+    left = places
+    while open_to:
+        weights = sum(demand.weight for demand in open_to.values())
+        content = [t for t, demand in open_to.items() if demand.wanted * weights <= left * demand.weight]
+        if not content:
+            for tenant, demand in open_to.items():
+                part = left * demand.weight
+                shares[tenant] = PlaceShare(part // weights, ceil(part / weights))
+            break
+        for tenant in content:
+            wanted = open_to.pop(tenant).wanted
+            shares[tenant] = PlaceShare(wanted, wanted)
+            left -= wanted
+    return shares
+
+
+@given(demands, st.integers(0, 200))
+def test_shares_are_those_of_a_level_that_rises(asked: dict[str, PlaceDemand], places: int) -> None:
+    assert place_shares(places, asked) == shares_level_by_level(places, asked)
+
+
+def test_counts_take_no_longer_where_they_are_large() -> None:
+    """A turn for each place would take minutes."""
+    asked = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
+    assert places_to_yield(10**9, 0, asked) == {"x": 10**9 // 2}
+
+
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40), st.integers(0, 4), st.randoms())
 def test_a_tenant_that_holds_everything_leaves_others_their_places(
     weights: list[int], places: int, flooded: int, chance: Random
@@ -125,3 +192,67 @@ def test_a_tenant_alone_may_wait_in_its_part_of_the_queue_and_no_more(weight: in
     room = queue_room(most, own, own, weight)
     part = most * weight // (weight + 1)
     assert room == 0 if own >= part else own + room in (part - 1, part)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 60), st.integers(0, 2**62))
+def test_gateways_parts_add_up_to_the_whole(held: list[int], total: int, now_ns: int) -> None:
+    everywhere, total = sum(held), min(total, sum(held))
+    parts = [GatewayPart(sum(held[:place]), here).of(total, everywhere, phase_at(now_ns))
+             for place, here in enumerate(held)]  # fmt: skip
+    assert sum(parts) == total
+    assert all(part <= here for part, here in zip(parts, held, strict=True))
+
+
+@st.composite
+def yielding(draw: st.DrawFn) -> GatewayYield:
+    running = draw(st.integers(0, 20))
+    return GatewayYield(running, draw(st.integers(0, running)), draw(st.integers(0, 20)))
+
+
+@given(st.lists(yielding(), min_size=1, max_size=6), st.integers(0, 60))
+def test_as_many_give_way_over_all_gateways_as_are_lacking(gateways: list[GatewayYield], count: int) -> None:
+    """As far as they can, whatever gave way where before."""
+    parts = yields_by_gateway(count, gateways)
+    assert sum(parts) == min(count, sum(each.able for each in gateways))
+    assert all(0 <= part <= each.able for part, each in zip(parts, gateways, strict=True))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(0, 60), st.data())
+def test_a_gateways_part_stays_the_same_while_others_give_up_theirs(
+    able: list[int], count: int, data: st.DataObject
+) -> None:
+    """Whether it has heard of that or not."""
+    parts = yields_by_gateway(count, [GatewayYield(each, each, 0) for each in able])
+    gave = [data.draw(st.integers(0, part)) for part in parts]
+    after = [GatewayYield(each - gives, each - gives, gives) for each, gives in zip(able, gave, strict=True)]
+    left = min(count, sum(able)) - sum(gave)
+    assert yields_by_gateway(left, after) == [part - gives for part, gives in zip(parts, gave, strict=True)]
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(0, 2**60))
+def test_a_gateway_with_little_gets_what_is_left_over_in_its_turn(held: list[int], start_ns: int) -> None:
+    """One place at a time is due: each gateway gets it as often as is its part, so nobody waits there for ever."""
+    everywhere, seconds = sum(held), 2000
+    for place, here in enumerate(held):
+        part = GatewayPart(sum(held[:place]), here)
+        got = sum(part.of(1, everywhere, phase_at(start_ns + second * 10**9)) for second in range(seconds))
+        assert abs(got / seconds - here / everywhere) < 0.01
+
+
+@given(demands, demands, st.integers(0, 2**62))
+def test_two_gateways_give_out_what_one_would(
+    one: dict[str, PlaceDemand], two: dict[str, PlaceDemand], now_ns: int
+) -> None:
+    """Where each sees what the other has."""
+    nobody, phase = PlaceDemand(0, 0), phase_at(now_ns)
+    asked = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
+             for t in one.keys() | two.keys()}  # fmt: skip
+    free = sum(each.waiting for each in asked.values())
+    places = places_of(asked, free)
+    whole = PlaceAllowance(places, free, asked).asked({t: each.waiting for t, each in asked.items()})
+    parts = 0
+    for first, here, before in ((True, one, {}), (False, two, one)):
+        of = {t: GatewayPart(before.get(t, nobody).waiting, here.get(t, nobody).waiting) for t in asked}
+        found = PlaceAllowance(places, free, asked, of, phase)
+        parts += found.asked({t: each.waiting for t, each in here.items()})
+        assert first or parts == whole

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from libs.demand.arrivals import REMEMBER_NS, ArrivalCounter
 from libs.demand.counts import MAX_CLASSES, OTHER, Counts, DemandKey, RowBook
+from libs.demand.wire import totals_message
 
 KEY = DemandKey("m", "online", "acme")
 
@@ -46,6 +47,17 @@ def test_a_refused_arrival_that_is_tried_again_and_let_in_counts_once() -> None:
     counter.admitted(KEY, [FakeAnswer()], 100, b"same body", 4)
     assert total(counter) == Counts(requests=1, known_requests=1, prompt_tokens=100, refused=1)
     assert counter.retries == 3
+
+
+def test_what_a_full_queue_turned_away_is_counted_apart_each_once() -> None:
+    counter = ArrivalCounter()
+    counter.refused(KEY, 4, b"", 0, full=True)
+    counter.refused(KEY, 2, b"", 1)
+    for at_ns in range(2, 5):
+        counter.refused(KEY, 1, b"again", at_ns, full=True)
+    assert total(counter).refused == 7
+    (row,) = totals_message(("g", 1), 5, counter.rows(), counter.queue_full).counts
+    assert (row.refused, row.queue_full) == (7, 5)
 
 
 def test_one_that_was_let_in_and_sent_away_later_counts_its_prompt_once_when_it_comes_again() -> None:

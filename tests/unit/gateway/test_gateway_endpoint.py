@@ -1,9 +1,12 @@
-"""What a hot route counts when it fails in a way that nobody foresaw."""
+"""What a hot route does before an answer begins: whom it refuses, how early, and what it counts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from libs.dispatch.ports import OneForAll
+from libs.dispatch.waiting import WaitingQueue
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock
 from services.gateway.dispatch.demand import DemandTeller
@@ -11,7 +14,23 @@ from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader
 from services.gateway.http.formats import CompletionFormat
 from services.gateway.http.stalls import Stalls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.parse import Asked
+from services.gateway.prompt.parse import Asked, parse_completion
+
+
+class Known(OneForAll):
+    """Tenants that are told apart."""
+
+    told_apart = True
+
+
+def counted(metrics: GatewayMetrics) -> dict[str, float]:
+    """Answers by status."""
+    return {
+        sample.labels["status"]: sample.value
+        for metric in metrics.responses.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
 
 
 async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
@@ -33,10 +52,31 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a bug"):
         await endpoint({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive, send)
-    counted = {
-        sample.labels["status"]: sample.value
-        for metric in metrics.responses.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total")
-    }
-    assert counted == {"500": 1.0}
+    assert counted(metrics) == {"500": 1.0}
+
+
+async def test_a_tenant_without_room_is_refused_before_any_of_its_choices_is_made() -> None:
+    """A refusal has to cost less than a request, or whoever asks in vain takes the gateway's time from others."""
+    queue, sent, metrics, unused = WaitingQueue(128, Known()), [], GatewayMetrics(), None
+
+    def check_room(count: int, _key: bytes, tenant: str | None) -> None:
+        assert tenant is not None
+        queue.check_tenant(tenant, count, 0)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"model": "m", "prompt": "a", "n": 128}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    model = SimpleNamespace(routed="m", adapter_name="")
+    endpoint = CompletionEndpoint(
+        "/v1/completions", reader=CompletionReader(parse_completion, CompletionFormat),
+        intake=SimpleNamespace(model=lambda *_: model),  # type: ignore[arg-type]  # it makes no choices
+        dispatcher=SimpleNamespace(check_room=check_room, wants_keys=False),  # type: ignore[arg-type]
+        metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1, 1024), max_body_bytes=1024,
+        demand=DemandTeller(unused, "gateway-1", ManualClock()),  # type: ignore[arg-type]
+    )  # fmt: skip
+    await endpoint({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive, send)
+    assert counted(metrics) == {"429": 1.0}
+    assert b"others need room too" in sent[-1]["body"]

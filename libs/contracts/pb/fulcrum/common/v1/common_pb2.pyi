@@ -83,7 +83,7 @@ class Capabilities(_message.Message):
     def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., kv_once: _Optional[bool] = ...) -> None: ...
 
 class Compute(_message.Message):
-    __slots__ = ("layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes", "peak_flops_per_s", "peak_bytes_per_s")
+    __slots__ = ("layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes", "peak_flops_per_s", "peak_bytes_per_s", "kv_window_token_bytes", "kv_window_tokens", "kv_state_bytes")
     LAYER_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     HEAD_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,9 @@ class Compute(_message.Message):
     KV_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEAK_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PEAK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    KV_WINDOW_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     layer_parameters: int
     head_parameters: int
     parameter_bytes: int
@@ -98,10 +101,13 @@ class Compute(_message.Message):
     kv_token_bytes: int
     peak_flops_per_s: float
     peak_bytes_per_s: float
-    def __init__(self, layer_parameters: _Optional[int] = ..., head_parameters: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention_width: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., peak_flops_per_s: _Optional[float] = ..., peak_bytes_per_s: _Optional[float] = ...) -> None: ...
+    kv_window_token_bytes: int
+    kv_window_tokens: int
+    kv_state_bytes: int
+    def __init__(self, layer_parameters: _Optional[int] = ..., head_parameters: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention_width: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., peak_flops_per_s: _Optional[float] = ..., peak_bytes_per_s: _Optional[float] = ..., kv_window_token_bytes: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., kv_state_bytes: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change", "protocol", "oldest_protocol", "pool", "gpu_uuids", "gpu_share")
+    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change", "protocol", "oldest_protocol", "pool", "gpu_uuids", "gpu_share", "group")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +128,7 @@ class Worker(_message.Message):
     POOL_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     GPU_SHARE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     node: str
@@ -142,7 +149,8 @@ class Worker(_message.Message):
     pool: PoolWorker
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     gpu_share: float
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ..., protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., pool: _Optional[_Union[PoolWorker, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_share: _Optional[float] = ...) -> None: ...
+    group: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ..., protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., pool: _Optional[_Union[PoolWorker, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_share: _Optional[float] = ..., group: _Optional[str] = ...) -> None: ...
 
 class PoolWorker(_message.Message):
     __slots__ = ("address", "since_unix_ns", "asleep", "memory_bytes", "host_memory_bytes", "load_bytes_per_s", "wake_bytes_per_s", "overhead_s", "expected_ns", "last")

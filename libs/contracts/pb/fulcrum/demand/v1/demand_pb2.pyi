@@ -21,7 +21,7 @@ class DemandTotals(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[DemandCount, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class DemandCount(_message.Message):
-    __slots__ = ("model", "service_class", "tenant", "requests", "known_requests", "prompt_tokens", "cached_tokens", "output_tokens", "ended", "refused")
+    __slots__ = ("model", "service_class", "tenant", "requests", "known_requests", "prompt_tokens", "cached_tokens", "output_tokens", "ended", "refused", "queue_full")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class DemandCount(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FULL_FIELD_NUMBER: _ClassVar[int]
     model: str
     service_class: str
     tenant: str
@@ -42,7 +43,8 @@ class DemandCount(_message.Message):
     output_tokens: int
     ended: int
     refused: int
-    def __init__(self, model: _Optional[str] = ..., service_class: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[int] = ..., known_requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ended: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+    queue_full: int
+    def __init__(self, model: _Optional[str] = ..., service_class: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[int] = ..., known_requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ended: _Optional[int] = ..., refused: _Optional[int] = ..., queue_full: _Optional[int] = ...) -> None: ...
 
 class CapacityPlan(_message.Message):
     __slots__ = ("metrics_id", "model", "made_unix_ns", "start_unix_s", "step_s", "confidence", "spare_workers", "prefill", "decode")

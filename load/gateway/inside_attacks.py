@@ -1,0 +1,115 @@
+"""Attacks of who reaches a suite's inner ports, or knows of a prompt that kills workers: forged frames and KV handles,
+values in topics and in Redis that nobody of the suite wrote, and that prompt, again and again."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc.aio
+
+from libs.bus.clients import open_producer
+from libs.bus.codec import SCHEMA_HEADER
+from libs.contracts import keys
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.topics import ALL
+from libs.runtime.redis import make_redis
+
+PAUSE_S: Final = 0.005
+"""After each value and each call: whoever fills a disk or a network needs no nonsense for it."""
+CALL_S: Final = 1.0
+LASTS_MS: Final = 3000
+"""For which a forged report of a gateway's counts."""
+HANDLE_BYTES: Final = 16
+_SERVICES: Final = "fulcrum.worker.v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Where the inner ports of a suite are."""
+
+    kafka: str
+    redis: str
+    cluster: str
+
+
+Saw = Callable[[object], None]
+"""Counts an answer, or what came in its place."""
+
+
+def nonsense(chance: random.Random) -> bytes:
+    """Bytes that are no value, and now and then the beginning of one."""
+    return chance.choice((b"", b"\x0a\x04", b'{"a": [', b"\x00")) + chance.randbytes(chance.randrange(400))
+
+
+async def forged_frames(inside: Inside, saw: Saw) -> None:
+    """Streams of a gateway's and of a worker's, with frames that are none and handles that nobody gave out."""
+    chance = random.Random(1)
+    redis: Any = make_redis(inside.redis, timeout_ms=1000)
+    found = [await redis.hget(keys.worker(inside.cluster, bytes(each).decode()), "worker")
+             for each in await redis.smembers(keys.workers(inside.cluster))]  # fmt: skip
+    await redis.aclose()
+    addresses = [Worker.FromString(bytes(each)).address for each in found if each]
+
+    def pulls() -> Iterator[bytes]:
+        handle = pb.PullOpen(handle=chance.randbytes(HANDLE_BYTES), incarnation=1)
+        yield pb.PullFrame(opens=[handle]).SerializeToString()
+        yield nonsense(chance)
+
+    def frames() -> Iterator[bytes]:
+        hello = pb.Hello(gateway_id=f"forged-{chance.random()}", cluster=inside.cluster)
+        yield pb.GatewayFrame(hello=hello).SerializeToString()
+        yield nonsense(chance)
+
+    async def one(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            while True:
+                for method, sent in (("KvService/Pull", pulls()), ("WorkerService/Serve", frames())):
+                    saw(await _said(channel, method, sent))
+                    await asyncio.sleep(PAUSE_S)
+
+    await asyncio.gather(*(one(address) for address in addresses))
+
+
+async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -> str:
+    """The status with which a call ends."""
+    call: Any = channel.stream_stream(f"/{_SERVICES}.{method}")(timeout=CALL_S)
+    try:
+        for message in sent:
+            await call.write(message)
+        await call.done_writing()
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    return str((await call.code()).name)
+
+
+async def topic_values(inside: Inside, saw: Saw) -> None:
+    """Values in every topic of the suite."""
+    chance = random.Random(2)
+    async with open_producer(inside.kafka, "attacker") as producer:
+        while True:
+            for topic in ALL:
+                headers = [(SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode())] if chance.random() < 0.5 else []
+                await producer.send_and_wait(topic.name(inside.cluster), nonsense(chance), key=b"k", headers=headers)
+                saw("value")
+                await asyncio.sleep(PAUSE_S)
+
+
+async def redis_values(inside: Inside, saw: Saw) -> None:
+    """Workers that are none, and values under what gateways tell each other."""
+    chance, redis = random.Random(3), make_redis(inside.redis, timeout_ms=1000)
+    cluster = inside.cluster
+    while True:
+        name = f"forged-{chance.randrange(50)}"
+        await redis.sadd(keys.workers(cluster), name)
+        lease: dict[Any, Any] = {"worker": nonsense(chance), "incarnation": nonsense(chance)}
+        await redis.hset(keys.worker(cluster, name), mapping=lease)
+        await redis.hset(keys.tenant_places(cluster), name, b"%d:" % (time.time() * 1000 + LASTS_MS) + nonsense(chance))
+        await redis.sadd(keys.kv_blocks(cluster, "sim", name), nonsense(chance))
+        saw("value")
+        await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,130 @@
+"""Gateways tell each other what tenants have and want of places to decode."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from libs.dispatch.places import NOBODY, ModelPlaces, Others, TenantCount, together
+from libs.dispatch.ports import OneForAll
+from libs.testing.memory.limits import MemoryLedger
+from services.gateway.dispatch.shared_places import LISTEN_EVERY, MAX_TENANTS, SharedPlaces, read
+
+
+class Places:
+    """A dispatcher, as far as places go."""
+
+    def __init__(self) -> None:
+        self.here: dict[str, ModelPlaces] = {}
+        self.heard: Others = NOBODY
+
+    def places_here(self) -> dict[str, ModelPlaces]:
+        return self.here
+
+    def places_elsewhere(self, others: Others) -> None:
+        self.heard = others
+
+
+def gateways(ledger: MemoryLedger, *names: str) -> list[tuple[Places, SharedPlaces]]:
+    found: list[tuple[Places, Any]] = []
+    for name in names:
+        places: Any = Places()
+        found.append((places, SharedPlaces(places, ledger, OneForAll(), name)))
+    return found
+
+
+async def test_each_gateway_hears_the_others_by_the_order_of_their_names() -> None:
+    (first, one), (second, two), (third, three) = gateways(MemoryLedger(lambda: 0.0), "a", "b", "c")
+    first.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
+    second.here = {"m": ModelPlaces(4, {"x": TenantCount(5, 6), "y": TenantCount(1, 0)})}
+    third.here = {"m": ModelPlaces(0, {"x": TenantCount(7, 0)}), "n": ModelPlaces(1, {})}
+    for each in (one, two, three, two):
+        await each.tell()
+    assert second.heard == Others((first.here,), (third.here,))
+    assert third.heard == Others((first.here, second.here))
+    assert third.heard.sides == ({"m": ModelPlaces(5, {"x": TenantCount(7, 9), "y": TenantCount(1, 0)})}, {})
+
+
+async def test_a_gateway_with_nothing_to_share_says_so_once_and_only_asks_now_and_then() -> None:
+    ledger = MemoryLedger(lambda: 0.0)
+    (first, one), (second, two) = gateways(ledger, "a", "b")
+    for _ in range(3 * LISTEN_EVERY):
+        await one.tell()
+    assert ledger.calls == 3
+    first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
+    await one.tell()
+    await two.tell()
+    assert second.heard.before == (first.here,)
+    first.here, ledger.calls = {}, 0
+    for _ in range(LISTEN_EVERY):
+        await one.tell()
+    assert ledger.calls == 1
+    await two.tell()
+    assert second.heard == NOBODY
+    await one.tell()
+    assert first.heard.after == (second.here,), "it hears who asks though it has nothing"
+
+
+async def test_a_gateway_that_leaves_takes_its_report_back_and_says_no_more() -> None:
+    ledger = MemoryLedger(lambda: 0.0)
+    (first, one), (second, two) = gateways(ledger, "a", "b")
+    first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
+    await one.tell()
+    await one.leave()
+    await one.tell()
+    await two.tell()
+    assert second.heard == NOBODY
+    await two.leave()
+    ledger.away = True
+    await gateways(ledger, "c")[0][1].leave()
+
+
+class SlowLedger(MemoryLedger):
+    """Holds what a gateway tells until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+        self.may_go_on = asyncio.Event()
+
+    async def exchange(self, gateway_id: str, report: bytes) -> Mapping[str, bytes]:
+        if report:
+            await self.may_go_on.wait()
+        return await super().exchange(gateway_id, report)
+
+
+async def test_what_was_on_its_way_when_a_gateway_left_does_not_outlast_it() -> None:
+    ledger = SlowLedger()
+    ((first, one),) = gateways(ledger, "a")
+    first.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
+    tells, leaves = asyncio.create_task(one.tell()), asyncio.create_task(one.leave())
+    await asyncio.sleep(0)
+    ledger.may_go_on.set()
+    await asyncio.gather(tells, leaves)
+    assert await ledger.exchange("b", b"") == {}
+
+
+async def test_where_the_ledger_is_away_each_shares_what_it_holds() -> None:
+    ledger = MemoryLedger(lambda: 0.0)
+    (first, one), (second, two) = gateways(ledger, "a", "b")
+    first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
+    for each in (one, two):
+        await each.tell()
+    assert second.heard != NOBODY
+    ledger.away = True
+    await two.tell()
+    assert second.heard == NOBODY
+
+
+def test_reports_that_nobody_of_ours_wrote_are_left_out() -> None:
+    bad = [b"", b"\xff", b"[]", b'{"m": 1}', b'{"m": [1, {"x": [2]}, 3]}', b'{"m": ["a", {}]}', b'{"m": [-1, {}]}',
+           b'{"m": [0, {"x": [0, 1000001]}]}', b'{"m": [1%s, {}]}' % (b"0" * 400), b'{"m": [1, {"x": [2, 3, -1]}]}',
+           b'{"m": [1, {"x": [2, 3, 0, -1]}]}',
+           msgspec.json.encode({"m": [1, {f"x{number}": [1, 1] for number in range(MAX_TENANTS)}]})]  # fmt: skip
+    assert [read(each) for each in bad] == [{}] * len(bad)
+
+
+def test_reports_of_gateways_that_tell_fewer_numbers_are_read() -> None:
+    """A number that is missing counts as 0."""
+    reports = [b'{"m": [1, {"x": [2, 3]}]}', b'{"m": [5, {"x": [1, 1, 4]}]}', b'{"m": [0, {"x": [4, 0, 0, 4]}]}']
+    assert together(map(read, reports)) == {"m": ModelPlaces(6, {"x": TenantCount(7, 4, 4, 4)})}
