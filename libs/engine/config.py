@@ -19,6 +19,8 @@ class EngineConfig:
     dtype: str = "auto"
     """The type of weights and KV: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it, float32
     elsewhere."""
+    gpu_share: float = 1.0
+    """Part of its GPUs' memory that this engine has."""
     threads: int = 0
     block_size_tokens: int = 16
     kv_memory_mb: int = 512
@@ -42,6 +44,10 @@ class EngineConfig:
     """Further engine arguments of vLLM's, by its names."""
     vllm_start_limit_s: float = 1800.0
     """How long vLLM's start may take, from its import to a serving EngineCore."""
+    vllm_sleeps: bool = False
+    """Whether vLLM is to be started so that it can sleep, where device and connector allow."""
+    vllm_asleep_mb: int = 0
+    """Memory of each GPU that is left to engines that sleep there."""
     sim_profile: str = "llama-8b-h100"
     """Step-time model of the sim engine, by name."""
     sim_speedup: float = 1.0
@@ -52,8 +58,6 @@ class EngineConfig:
     """Modelled size of the model's weights; 0: they are there at once."""
     sim_memory_bytes: int = 80_000_000_000
     """Modelled memory of the device: larger weights cannot be loaded."""
-    sim_gpu_share: float = 1.0
-    """Of the device that this engine has: of the profile's KV memory."""
     sim_load_gb_per_s: float = 4.0
     """Modelled speed of weights from their source to the device: sequential reads of one NVMe drive."""
     sim_wake_gb_per_s: float = 25.0

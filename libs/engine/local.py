@@ -13,7 +13,7 @@ from libs.engine.kv.copy import BlockCopies, BlockWriter
 from libs.engine.kv.handles import RandomBytes
 from libs.engine.kv.transfer import BlockExport, receive_blocks
 from libs.engine.kv_port import KvExport, KvFetcher
-from libs.engine.port import Capabilities, EngineIdentity, EngineRequest, Progress
+from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, StepReport
 from libs.engine.runner import Batch, Runner, Sampled
 from libs.engine.sequence import Sequence
@@ -91,8 +91,9 @@ class LocalEngine:
         """Load the runner and start the loop. Raises StartupError."""
         self._begin(await self._runner.load(identity, progress), identity, fetcher)
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, keep_weights: bool = True) -> None:
         """Abort what runs, end the events, keep the weights in host memory. Idempotent."""
+        assert keep_weights, "capabilities say so"
         if not self._closed:
             await self._stop()
             await self._runner.sleep()
@@ -106,6 +107,10 @@ class LocalEngine:
         self._fetches, self._kv_waiting, self._trial, self._unannounced_ns = {}, set(), None, 0
         self._closed = False
         self._begin(capabilities, identity, fetcher)
+
+    async def device_memory(self) -> DeviceMemory | None:
+        """Nothing of a model that sleeps stays on the device."""
+        return None
 
     def _begin(self, capabilities: Capabilities, identity: EngineIdentity, fetcher: KvFetcher) -> None:
         eos_token_ids = self._runner.eos_token_ids

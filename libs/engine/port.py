@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from libs.engine.kv_port import KvExport, KvFetcher, KvHandle
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad
+from libs.perfmodel.kv_shape import KvShape
 from libs.perfmodel.utilisation import Compute
 from libs.policy.step_time import StepTimeModel
 
@@ -38,6 +39,7 @@ class Capabilities:
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
+    """What a further block of tokens adds to a long sequence, one copy of it."""
     max_context_tokens: int
     max_sequences: int
     kv_layout: str
@@ -62,12 +64,22 @@ class Capabilities:
     """Prompt tokens that one step computes at most; 0: unknown."""
     compute: Compute | None = None
     """What utilisation is reckoned from; None: unknown."""
+    kv_shape: KvShape | None = None
+    """What layers of several kinds keep of a sequence; None: all keep all of it, `kv_block_bytes` a block."""
     sleeps: bool = False
     """`Engine.sleep` and `wake` work."""
+    drops_weights: bool = False
+    """`Engine.sleep` works without keeping the weights: waking reads them again, and spares the rest of a start."""
     loads_adapters: bool = False
     """Adapters that the engine has not been started with are read when a sequence comes with their folder."""
     variant: str = ""
     """What beside model and device decides how long a step takes, in a few words: types, width, threads, versions."""
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of KV that a sequence of `tokens` takes, in whole blocks."""
+        if self.kv_shape is not None:
+            return self.kv_shape.sequence_bytes(tokens)
+        return -(-tokens // self.block_size_tokens) * self.kv_block_bytes
 
     def knows(self, token_ids: tuple[int, ...]) -> bool:
         """Whether all of these are tokens of the model's vocabulary, as far as its size is known."""
@@ -153,6 +165,19 @@ class EngineIdentity:
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of a device, with what others use of it; of several, of the one with least left."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """What all processes together hold."""
+        return self.total_bytes - self.free_bytes
+
+
 class Engine(Protocol):
     """One engine in one worker. All methods are called on the event loop's thread."""
 
@@ -175,13 +200,18 @@ class Engine(Protocol):
         """Load the model. Raises StartupError with one line that says what to do."""
         ...
 
-    async def sleep(self) -> None:
-        """Give the device back and keep the weights in host memory, where capabilities say so. What still runs is
-        aborted, as by `close`; `events` end. Idempotent."""
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Give the device back and keep the weights in host memory, where capabilities say so; or drop them. What still
+        runs is aborted, as by `close`; `events` end. Idempotent. Raises SleepFailed where the engine is good for
+        nothing but `close` after that."""
         ...
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
         """Start again from host memory: the KV pool is empty, and handles from before are void. Raises StartupError."""
+        ...
+
+    async def device_memory(self) -> DeviceMemory | None:
+        """Of the device it computes on, awake or asleep; None: unknown, or nothing that sleeps stays there."""
         ...
 
     def submit(self, request: EngineRequest) -> None:

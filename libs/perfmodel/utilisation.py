@@ -25,15 +25,38 @@ class Compute:
     attention_width: int
     """Layers x heads x head_dim."""
     kv_token_bytes: int
+    """Of one copy, in layers that keep all tokens."""
     peak_flops_per_s: float
     """Of the worker's device in the type that it computes in; 0: unknown."""
     peak_bytes_per_s: float
     """Of the memory that holds weights and KV; 0: unknown."""
+    kv_window_token_bytes: int = 0
+    """In layers that keep the last `kv_window_tokens` of a sequence alone."""
+    kv_window_tokens: int = 0
+    kv_state_bytes: int = 0
+    """A sequence's, however long it is."""
 
     @property
     def weight_bytes(self) -> int:
         """What every step reads."""
         return (self.layer_parameters + self.head_parameters) * self.parameter_bytes
+
+    @property
+    def window_share(self) -> float:
+        """Share of attention whose layers have windows, by the bytes of a token."""
+        return self.kv_window_token_bytes / max(self.kv_token_bytes + self.kv_window_token_bytes, 1)
+
+    def attended(self, tokens: float, within: float) -> float:
+        """How many of `tokens` that precede others the mean layer attends to, where windows reach `within`."""
+        return tokens - self.window_share * max(tokens - within, 0.0)
+
+    def kv_bytes(self, tokens: float, sequences: float) -> float:
+        """Bytes of KV of `sequences` that have `tokens` together."""
+        if not self.kv_window_token_bytes and not self.kv_state_bytes:
+            return float(self.kv_token_bytes) * tokens
+        inside = min(tokens, float(self.kv_window_tokens) * sequences)
+        states = float(self.kv_state_bytes) * sequences
+        return float(self.kv_token_bytes) * tokens + float(self.kv_window_token_bytes) * inside + states
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +73,20 @@ def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_
     """Effort of steps that do `work` together, or parts of them. Each reads the weights, which belongs to the phases as
     its time does: `prefill_steps` of them to prefill, `decode_steps` to decode."""
     squared = work.squared if work.prefill_tokens else 0.0
+    window = float(compute.kv_window_tokens)
+    pairs = compute.attended(squared / 2, window * work.prefill_tokens)
+    attended = compute.attended(work.decode_kv_tokens, window * work.decode_sequences)
+    prefill_kv_tokens = work.prefill_context_tokens + work.prefill_tokens
+    decode_kv_tokens = work.decode_kv_tokens + work.decode_sequences
     return Effort(
         prefill_flops=2.0 * compute.layer_parameters * work.prefill_tokens
         + 2.0 * compute.head_parameters * work.prefill_sequences
-        + 2.0 * compute.attention_width * squared,  # 4 a pair, and pairs are half of the squares
+        + 4.0 * compute.attention_width * pairs,  # pairs are half of the squares
         decode_flops=2.0 * (compute.layer_parameters + compute.head_parameters) * work.decode_sequences
-        + 4.0 * compute.attention_width * work.decode_kv_tokens,
+        + 4.0 * compute.attention_width * attended,
         prefill_bytes=compute.weight_bytes * prefill_steps
-        + float(compute.kv_token_bytes) * (work.prefill_context_tokens + work.prefill_tokens),
-        decode_bytes=compute.weight_bytes * decode_steps
-        + float(compute.kv_token_bytes) * (work.decode_kv_tokens + work.decode_sequences),
+        + compute.kv_bytes(prefill_kv_tokens, work.prefill_sequences),
+        decode_bytes=compute.weight_bytes * decode_steps + compute.kv_bytes(decode_kv_tokens, work.decode_sequences),
     )
 
 

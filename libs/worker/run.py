@@ -269,6 +269,7 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         gpu_uuids=settings.gpu_uuids,
         gpu_share=settings.gpu_share,
         nodes=settings.parallel.nodes,
+        group=settings.parallel.group,
         capabilities=capabilities_message(engine.capabilities),
         model_revision=model.revision,
         version=version("fulcrum"),

@@ -64,6 +64,8 @@ class WorkerSettings(CommonSettings):
     """Name that requests use; empty means the folder's own."""
     device: str = "auto"
     """Torch device, e.g. cpu or cuda:0; auto takes CUDA where there is any."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of weights and KV on torch and vllm; auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""
     threads: int = Field(0, ge=0)
     """Threads of the engine; 0 lets it decide."""
     block_size_tokens: int = Field(0, ge=0)
@@ -102,6 +104,9 @@ class WorkerSettings(CommonSettings):
     """Of a pool: how long answers may go on before the worker takes another model; others go on elsewhere."""
     host_memory_mb: int = Field(65_536, ge=0)
     """Of a pool: host memory for models that sleep; 0: none does."""
+    asleep_gpu_memory_mb: int = Field(6144, ge=0)
+    """Of a pool of vllm workers: memory of each GPU that processes of models that sleep may keep there, which models
+    that serve leave free; 0: none sleeps."""
     sim_profile: str = "llama-8b-h100"
     """Sim engine: whose step times."""
     sim_speedup: float = Field(1.0, gt=0)
@@ -149,7 +154,7 @@ class WorkerSettings(CommonSettings):
     @property
     def parallel(self) -> Parallel:
         """What the engine spans. Raises ValueError for arguments of vLLM's that no worker can have."""
-        return parallel_of(self.vllm_arguments) if self.engine == "vllm" else Parallel()
+        return parallel_of(self.vllm_arguments, self.node) if self.engine == "vllm" else Parallel()
 
     def engine_config(self, model_name: str, *, weights_bytes: int = 0) -> EngineConfig:
         """The engine's share of these settings. `weights_bytes`: of a model that a pool brings up."""
@@ -157,7 +162,9 @@ class WorkerSettings(CommonSettings):
             model_path=None if self.model_path == BUILTIN_SIM else Path(self.model_path),
             model_name=model_name,
             device=self.device,
+            dtype=self.dtype,
             threads=self.threads,
+            gpu_share=self.gpu_share,
             block_size_tokens=self.block_size_tokens or BLOCK_SIZE_TOKENS[self.engine],
             kv_memory_mb=self.kv_memory_mb,
             max_sequences=self.max_sequences,
@@ -171,6 +178,8 @@ class WorkerSettings(CommonSettings):
             vllm_connector_config=self.vllm_connector_config,
             vllm_arguments=self.vllm_arguments,
             vllm_start_limit_s=self.vllm_start_limit_s,
+            vllm_sleeps=self.pool and bool(self.host_memory_mb and self.asleep_gpu_memory_mb),
+            vllm_asleep_mb=self.asleep_gpu_memory_mb,
             sim_profile=self.sim_profile,
             sim_speedup=self.sim_speedup,
             sim_kv_memory_mb=self.sim_kv_memory_mb,
@@ -178,7 +187,6 @@ class WorkerSettings(CommonSettings):
             sim_faults=Path(self.sim_faults) if self.sim_faults else None,
             sim_weights_bytes=weights_bytes,
             sim_memory_bytes=round(self.sim_memory_gb * 1e9 * self.gpu_share),
-            sim_gpu_share=self.gpu_share,
             sim_load_gb_per_s=self.sim_load_gb_per_s,
             sim_wake_gb_per_s=self.sim_wake_gb_per_s,
             sim_load_overhead_s=self.sim_load_overhead_s,

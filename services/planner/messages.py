@@ -28,7 +28,15 @@ from libs.policy.planner.role_planning import MAX_CANDIDATES, RoleOrder, RolePla
 from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload
 from services.planner.orders import Order
-from services.planner.reasons import MAX_PRESSURE, why_advised, why_budgets, why_called, why_kept, why_moved
+from services.planner.reasons import (
+    MAX_PRESSURE,
+    why_advised,
+    why_budgets,
+    why_called,
+    why_kept,
+    why_moved,
+    why_together,
+)
 from services.planner.role_planner import ModelPlan
 
 MAX_UINT32: Final = 2**32 - 1
@@ -62,6 +70,7 @@ def changed(
     for action, changes, why in (
         (ACTION_SET_ROLE, plan.moves, why_moved),
         (ACTION_SET_ROLE, plan.called, why_called),
+        (ACTION_SET_ROLE, plan.strays, why_together),
         (ACTION_SET_BUDGET, plan.budgets, why_budgets),
     ):
         if changes:
@@ -75,7 +84,7 @@ def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) 
     decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, reason)
     decision.changes.extend(
         WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
-        for each in (*plan.moves, *plan.called, *plan.budgets)
+        for each in (*plan.moves, *plan.called, *plan.strays, *plan.budgets)
     )
     return decision
 

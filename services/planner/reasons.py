@@ -43,6 +43,12 @@ def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
     return f"fewer workers are wished: {workers(len(plan.called), 'spare')} {stand} by"
 
 
+def why_together(plan: ModelPlan, _assigned: RolePlan) -> str:
+    """Of ranks that have been left behind by their group, or went ahead of it."""
+    count = len(plan.strays)
+    return f"{count} rank{' takes' if count == 1 else 's take'} the role of the data-parallel group"
+
+
 def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
     """Of changes of budget alone."""
     observed, then = plan.observed, assigned.then
@@ -71,6 +77,7 @@ def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
     """All that would change about a model."""
     said = [why_moved(plan, assigned)] if plan.moves else []
     said += [why_called(plan, assigned)] if plan.called else []
+    said += [why_together(plan, assigned)] if plan.strays else []
     return "; ".join([*said, why_budgets(plan, assigned)] if plan.budgets else said)
 
 

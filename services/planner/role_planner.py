@@ -36,6 +36,8 @@ class ModelPlan:
     budgets: Sequence[RoleOrder] = ()
     called: Sequence[RoleOrder] = ()
     """Spare workers that take a role, or stand by again."""
+    strays: Sequence[RoleOrder] = ()
+    """Ranks that take the role of their group."""
 
 
 @dataclass(slots=True)
@@ -116,8 +118,9 @@ class RolePlanner:
             # As many as can be asked at a time: the others are decided about again, and sent by then.
             moves = self._free(assigned.moves)[:room]
             called = self._called(each, assigned, wishes.get(each.model), limits, most=most - len(moves))
+            strays = [order for order in self._free(each.strays) if order.worker_id not in left]
             budgets = self._free(assigned.budgets)[: room - len(moves) - len(called)]
-            plan = ModelPlan(each, assigned, moves, budgets, called)
+            plan = ModelPlan(each, assigned, moves, budgets, called, strays)
             room -= len(moves) + len(called) + len(budgets)
             plans.append(plan)
             memories[each.model] = assigned.memory if acts else replace(assigned.memory, paid_ns=before.paid_ns)

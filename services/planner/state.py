@@ -23,6 +23,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
 from libs.policy.planner.calling import RoleWish
+from libs.policy.planner.groups import spread
 from libs.policy.planner.hindsight import Replay, came, replayed
 from libs.policy.planner.limits import PlannerLimits, is_news
 from libs.policy.planner.role_planning import RolePlan
@@ -216,7 +217,7 @@ class PlannerState:
         self.plans = self._role_planner.decide(observed.models, self.limits, now_ns, acts=acts, wishes=self.wishes)
         self.ledger.enter(self.plans, now_ns, acts=acts)
         looked_at = self._look_again(now_ns)
-        changing = [plan for plan in self.plans if plan.moves or plan.budgets or plan.called]
+        changing = [plan for plan in self.plans if plan.moves or plan.budgets or plan.called or plan.strays]
         if acts and changing:
             decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
@@ -262,7 +263,10 @@ class PlannerState:
                 continue
             before = messages.seen(plan)
             for decision, changes in messages.changed(snapshot, plan, plan.assigned):
-                orders = [self._role_planner.order(each, self.view, decision.reason, now_ns) for each in changes]
+                orders = [
+                    self._role_planner.order(each, self.view, decision.reason, now_ns)
+                    for each in spread(changes, self.view.roster.ranks)
+                ]
                 decision.changes.extend(messages.worker_changes(orders))
                 published.append(self._tell(decision, now_ns))
                 asked.extend(orders)

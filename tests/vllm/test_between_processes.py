@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import InvalidRequest, QueueFull, SleepFailed
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress, SamplingParams
+from libs.engine.port import (
+    Capabilities,
+    DeviceMemory,
+    EngineIdentity,
+    EnginePhase,
+    EngineRequest,
+    Progress,
+    SamplingParams,
+)
 from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.connectors import Connector, Handing, Way
 from libs.engine.vllm.engine import VllmEngine
@@ -36,7 +44,7 @@ vllm_stats = pytest.importorskip("vllm.v1.metrics.stats")
 pytestmark = pytest.mark.vllm
 
 BLOCKS = 100
-CAPABILITIES = Capabilities(32, BLOCKS, 1024, 1024, 16, "vllm/test", first_token_from="decode")
+CAPABILITIES = Capabilities(32, BLOCKS, 1024, 1024, 16, "vllm/test", first_token_from="decode", sleeps=True)
 PROMPT = np.arange(40, dtype=np.int32)
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -49,6 +57,8 @@ class PlayedCore:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self.sent = 0
+        self.fails = ""
+        """Why it does not sleep."""
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         handing = Handing(Connector("NixlConnector", Way.REPLY, {}), "engine-1")
@@ -66,6 +76,17 @@ class PlayedCore:
 
     async def receive(self) -> Any:
         return await self.answers.get()
+
+    async def sleep(self, *, keep_weights: bool) -> None:
+        if self.fails:
+            raise RuntimeError(self.fails)
+        await self.got.put("sleep" if keep_weights else "sleep without weights")
+
+    async def wake(self) -> None:
+        await self.got.put("wake")
+
+    async def device_memory(self) -> DeviceMemory | None:
+        return DeviceMemory(80, 77)
 
     async def close(self) -> None:
         self._board.close()
@@ -109,13 +130,10 @@ async def test_an_abort_that_crosses_the_end_of_a_prompt_frees_its_blocks(engine
     name = (await core.got.get()).request_id
     engine.abort(7)
     assert await core.got.get() == [name]
-    length, parameters = vllm_engine.FinishReason.LENGTH, {"some": "where"}
-    output = vllm_engine.EngineCoreOutput(name, [3], finish_reason=length, kv_transfer_params=parameters)
-    core.answers.put_nowait(outputs(output))
+    core.answers.put_nowait(outputs(prefilled(name)))
     end = (await reader.ended(7)).end
     assert end is not None and (end.finish, end.handle) == (FinishReason.ABORTED, None)
-    command = (await core.got.get()).sampling_params.extra_args[COMMAND_KEY]
-    assert decode_command(command) == Command(release=[name])
+    assert await commanded(core) == Command(release=[name])
     assert engine.integrity().leased_handles == 1
     core.answers.put_nowait(outputs(released=[name]))
     await until(lambda: engine.integrity() == EngineIntegrity(0, 0, 0))
@@ -130,14 +148,61 @@ async def test_a_lease_runs_from_the_end_of_the_prompt_however_late_that_is_read
     reader = EventReader(engine)
     engine.submit(prompt(8))
     name = (await core.got.get()).request_id
-    length, parameters = vllm_engine.FinishReason.LENGTH, {"some": "where"}
-    output = vllm_engine.EngineCoreOutput(name, [3], finish_reason=length, kv_transfer_params=parameters)
-    core.answers.put_nowait(outputs(output, now_ns=1_000))
+    core.answers.put_nowait(outputs(prefilled(name), now_ns=1_000))
     end = (await reader.ended(8)).end
     assert end is not None and end.handle is not None
     handover = unpack_handover(end.handle.opaque)
     assert handover is not None and handover.expires_unix_ns == 1_000 + 30_000_000_000
     await reader.close()
+
+
+async def test_it_sleeps_once_nothing_runs_and_no_block_waits_and_takes_nothing_meanwhile(
+    engine: VllmEngine, core: PlayedCore
+) -> None:
+    reader = EventReader(engine)
+    engine.submit(prompt(1))
+    left = (await core.got.get()).request_id
+    core.answers.put_nowait(outputs(prefilled(left)))
+    await reader.ended(1)
+    engine.submit(prompt(2, EnginePhase.BOTH))
+    runs = (await core.got.get()).request_id
+    sleeping = asyncio.create_task(engine.sleep())
+    assert await core.got.get() == [runs]
+    assert await commanded(core) == Command(release=[left])
+    with pytest.raises(QueueFull):
+        engine.submit(prompt(3))
+    core.answers.put_nowait(outputs(aborted=[runs]))
+    await reader.until(lambda: reader.log(2).end is not None)
+    assert core.got.empty() and not sleeping.done(), "a block still waits for its receiver"
+    core.answers.put_nowait(outputs(released=[left]))
+    await sleeping
+    assert await core.got.get() == "sleep"
+    await reader.finished()
+    assert reader.log(2).end.finish is FinishReason.ABORTED
+    await engine.wake(EngineIdentity("one", 2, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _fraction: None)
+    assert await core.got.get() == "wake"
+    assert await commanded(core) == Command(prefill_budget=512, prefill_chunk=512), "as after a start"
+    engine.submit(prompt(4))
+    assert (await core.got.get()).prompt_token_ids == PROMPT.tolist()
+    assert await engine.device_memory() == DeviceMemory(80, 77)
+
+
+async def test_one_that_does_not_sleep_says_why_and_can_be_closed(engine: VllmEngine, core: PlayedCore) -> None:
+    core.fails = "Failed to reset KV cache"
+    with pytest.raises(SleepFailed, match="the vllm engine does not sleep: Failed to reset KV cache"):
+        await engine.sleep()
+    await engine.close()
+
+
+def prefilled(name: str) -> Any:
+    """What EngineCore says of a prompt whose blocks wait for a receiver."""
+    length, parameters = vllm_engine.FinishReason.LENGTH, {"some": "where"}
+    return vllm_engine.EngineCoreOutput(name, [3], finish_reason=length, kv_transfer_params=parameters)
+
+
+async def commanded(core: PlayedCore) -> Command:
+    """The command that comes to EngineCore next."""
+    return decode_command((await core.got.get()).sampling_params.extra_args[COMMAND_KEY])
 
 
 def outputs(*told: Any, now_ns: int = 1, **news: Any) -> Any:

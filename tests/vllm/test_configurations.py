@@ -1,16 +1,20 @@
 """What profiles and parallel groups ask of vLLM, as vLLM itself reads it: built and checked, nothing loaded."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.parallel import parallel_of
 from libs.engine.vllm import plugin
 from libs.engine.vllm.connectors import connector_of
+from libs.engine.vllm.kv_facts import KvFacts
 from libs.launch.profile import load_profile, profile_names
+from libs.perfmodel.kv_shape import KvGroup, KvShape
 
 pytestmark = pytest.mark.vllm
 
@@ -27,6 +31,7 @@ MIXTRAL = {
 NODES = {"tensor_parallel_size": 16, "nnodes": 2, "master_addr": "10.0.0.1"}
 RANK = {"data_parallel_size": 8, "data_parallel_rank": 3, "data_parallel_address": "10.0.0.1"}
 SHARED = {"shared_storage_path": "/nowhere"}
+FACTS = KvFacts(KvShape((KvGroup(32, 1),)), "LBHNC", has_states=False)
 NOT_ON_CPUS = ("kv_cache_dtype",)
 
 
@@ -65,10 +70,26 @@ def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     store = connector_of(EngineConfig(tmp_path, "m", vllm_connector="ExampleConnector", vllm_connector_config=SHARED))
     here, other = (built(tmp_path, LLAMA_70B, {}, block_size_tokens=size) for size in (32, 64))
-    layout = kv_layout(here, nixl)
-    assert "/80x8x128/tp1/block32" in layout
-    assert kv_layout(other, nixl) == layout.replace("block32", "block64")
-    assert kv_layout(here, store) == layout.replace(nixl.layout, store.layout) != layout
+    layout = kv_layout(here, nixl, FACTS)
+    assert "/80x8x128/tp2^n/LBHNC/block32" in layout
+    assert kv_layout(other, nixl, FACTS) == layout.replace("block32", "block64")
+    own = layout.replace("tp2^n", "tp1 (only NIXL reads other widths)")
+    assert kv_layout(here, store, FACTS) == own.replace(nixl.layout, store.layout) != layout
+
+
+def test_widths_that_nixl_reads_between_are_of_one_layout_and_others_say_why_not(tmp_path: Path) -> None:
+    from libs.engine.vllm.starting.launch import kv_layout
+
+    nixl = connector_of(EngineConfig(tmp_path, "m"))
+    layouts = [
+        kv_layout(built(tmp_path, LLAMA_70B, {"tensor_parallel_size": width}), nixl, FACTS) for width in (1, 2, 8)
+    ]
+    assert len(set(layouts)) == 1
+    many = built(tmp_path, LLAMA_70B, {"tensor_parallel_size": 16})
+    assert kv_layout(many, nixl, FACTS) == layouts[0].replace("tp2^n", "tp16 (more ranks than its 8 KV heads)")
+    mixed = KvFacts(FACTS.shape, "LBNHC", has_states=False)
+    two, eight = (built(tmp_path, LLAMA_70B, {"tensor_parallel_size": width}) for width in (2, 8))
+    assert kv_layout(two, nixl, mixed) != kv_layout(eight, nixl, mixed)
 
 
 def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_off(tmp_path: Path) -> None:
@@ -77,10 +98,11 @@ def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     lax = connector_of(EngineConfig(tmp_path, "m", vllm_connector_config={"enforce_handshake_compat": False}))
     here = built(tmp_path, LLAMA_70B, {})
-    layout = kv_layout(here, nixl)
-    assert kv_layout(here, nixl, "0a1b") == f"{layout}/handshake-0a1b" and kv_layout(here, lax, "0a1b") == layout
+    layout = kv_layout(here, nixl, FACTS)
+    assert kv_layout(here, nixl, FACTS, "0a1b") == f"{layout}/handshake-0a1b"
+    assert kv_layout(here, lax, FACTS, "0a1b") == layout
     here.cache_config.cache_dtype = "bfloat16"
-    assert kv_layout(here, nixl) == layout.replace("float32", "float32+bfloat16")
+    assert kv_layout(here, nixl, FACTS) == layout.replace("float32", "float32+bfloat16")
 
 
 def test_nixl_knows_equal_weights_in_different_folders_and_tells_other_kv_apart(
@@ -114,6 +136,20 @@ def test_compiled_code_is_known_again_at_the_next_start(tmp_path: Path, monkeypa
     monkeypatch.setattr(envs, "compile_factors", envs.compile_factors)  # put back after the test
     plugin.forget_ports()
     assert known_by(20_001) == known_by(20_002)
+
+
+def test_a_second_group_on_a_node_is_refused_where_the_first_one_meets(tmp_path: Path) -> None:
+    from libs.engine.vllm.starting.launch import _check_device
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        first = {**RANK, "data_parallel_rank": 0, "data_parallel_address": "127.0.0.1", "data_parallel_rpc_port": port}
+        with pytest.raises(StartupError, match=f"rank 0 .* 127.0.0.1:{port} .* a data_parallel_rpc_port for each"):
+            _check_device(EngineConfig(tmp_path, "m", vllm_arguments=first))
+        _check_device(EngineConfig(tmp_path, "m", vllm_arguments=first | {"data_parallel_rank": 1}))
+    _check_device(EngineConfig(tmp_path, "m", vllm_arguments=first))
 
 
 def test_vllm_takes_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What differs between models' KV: groups of layers that keep different blocks, and types of numbers."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -39,18 +38,6 @@ def test_blocks_of_sliding_windows_are_not_told_and_take_nothing_along() -> None
     assert rehash.take() == (block_hashes(ROOT, TOKENS, BLOCK)[:2], [])
     rehasher.publish(SimpleNamespace(events=[BlockRemoved([b"x"], None, group_idx=1)]))
     assert rehash.take() == ([], block_hashes(ROOT, TOKENS, BLOCK)[:1])
-
-
-@pytest.mark.parametrize(("kv_type", "item_bytes"), [("auto", 4), ("fp8", 1), ("fp8_e4m3", 1), ("bfloat16", 2)])
-def test_a_number_in_kv_is_as_wide_as_its_own_type(kv_type: str, item_bytes: int, tmp_path: Path) -> None:
-    import torch
-
-    from libs.engine.vllm.starting.peak_figures import kv_item_bytes
-
-    config = SimpleNamespace(
-        cache_config=SimpleNamespace(cache_dtype=kv_type), model_config=SimpleNamespace(dtype=torch.float32)
-    )
-    assert kv_item_bytes(config) == item_bytes
 
 
 def test_of_a_prompt_that_is_partly_known_only_the_rest_counts_as_transferred() -> None:

@@ -107,7 +107,7 @@ class SimRunner:
     def _capabilities(self, info: ModelInfo) -> Capabilities:
         block_size = self._config.block_size_tokens
         block_bytes = block_size * self._profile.kv_bytes_per_token
-        kv_memory_bytes = round(self._profile.kv_memory_bytes * self._config.sim_gpu_share)
+        kv_memory_bytes = round(self._profile.kv_memory_bytes * self._config.gpu_share)
         return Capabilities(
             block_size_tokens=block_size,
             kv_blocks=(self._config.sim_kv_memory_mb * 1024 * 1024 or kv_memory_bytes) // block_bytes,

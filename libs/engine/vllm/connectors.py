@@ -11,6 +11,7 @@ from libs.engine.config import EngineConfig
 
 CONNECTOR_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR"
 CONFIG_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR_CONFIG"
+NIXL: Final = "NixlConnector"
 MULTI: Final = "MultiConnector"
 
 
@@ -36,14 +37,17 @@ class ConnectorKind:
     """That must be importable; empty: vLLM alone."""
     required: str = ""
     """A key that its configuration must have."""
+    pins: bool = False
+    """Whether it gives network cards or other processes the pages that KV lies in: an engine that sleeps gives these
+    pages up, and the connector would go on reading them."""
 
 
 KINDS: Final[Mapping[str, ConnectorKind]] = {
-    "NixlConnector": ConnectorKind(Way.REPLY, "nixl"),
-    "MooncakeConnector": ConnectorKind(Way.NAME, "mooncake"),
-    "LMCacheConnectorV1": ConnectorKind(Way.STORE, "lmcache"),
-    "LMCacheMPConnector": ConnectorKind(Way.STORE, "lmcache"),
-    "MooncakeStoreConnector": ConnectorKind(Way.STORE, "mooncake"),
+    NIXL: ConnectorKind(Way.REPLY, "nixl", pins=True),
+    "MooncakeConnector": ConnectorKind(Way.NAME, "mooncake", pins=True),
+    "LMCacheConnectorV1": ConnectorKind(Way.STORE, "lmcache", pins=True),
+    "LMCacheMPConnector": ConnectorKind(Way.STORE, "lmcache", pins=True),
+    "MooncakeStoreConnector": ConnectorKind(Way.STORE, "mooncake", pins=True),
     "OffloadingConnector": ConnectorKind(Way.STORE, required="spec_name"),
     "ExampleConnector": ConnectorKind(Way.STORE, required="shared_storage_path"),
     "SimpleCPUOffloadConnector": ConnectorKind(Way.NONE),
@@ -66,6 +70,12 @@ class Connector:
         if self.name != MULTI:
             return self.name
         return "+".join(child["kv_connector"] for child in self.config["connectors"])
+
+    @property
+    def outlives_sleep(self) -> bool:
+        """Whether it works as before once its engine has slept."""
+        names = [self.name, *(child["kv_connector"] for child in self.config.get("connectors", ()))]
+        return not any(KINDS[name].pins for name in names)
 
     @property
     def shakes_hands(self) -> bool:
@@ -105,7 +115,7 @@ def _checked(name: str, config: Mapping[str, Any], lease_s: int) -> Connector:
         raise StartupError(f"KV connector {name!r} needs {kind.required!r} in {CONFIG_SETTING}, a JSON object")
     if name == MULTI:
         return _multi(config, lease_s)
-    lease = {"kv_lease_duration": lease_s} if name == "NixlConnector" else {}
+    lease = {"kv_lease_duration": lease_s} if name == NIXL else {}
     return Connector(name, kind.way, dict(config) | lease)
 
 

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import EngineIdentity, Progress
+from libs.engine.port import DeviceMemory, EngineIdentity, Progress
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.starting import hung
 from libs.engine.vllm.starting.started import StartedCore
@@ -22,8 +24,15 @@ from libs.engine.vllm.starting.started import StartedCore
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
 
+log = structlog.get_logger()
+
 CLOSE_S = 5.0
 """How long EngineCore may take to end by itself before it is killed."""
+KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
+"""vLLM's levels of sleep."""
+SLEEP_LIMIT_S = 600.0
+ASK_LIMIT_S = 10.0
+"""How long going to sleep or waking may take: hundreds of gigabytes that are pinned and copied, or read from a disk."""
 VLLM_LIMIT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
 VLLM_LIMIT_AFTER_S = 60
 
@@ -56,6 +65,19 @@ class CoreProcess(Protocol):
         """The next EngineCoreOutputs. Raises once the process has died."""
         ...
 
+    async def sleep(self, *, keep_weights: bool) -> None:
+        """Free the device: the weights go to host memory or are dropped, KV and what is cached of it are dropped. It
+        raises whatever vLLM does where anything runs, holds blocks or fails."""
+        ...
+
+    async def wake(self) -> None:
+        """As it was before it slept, with no KV. Raises StartupError."""
+        ...
+
+    async def device_memory(self) -> DeviceMemory | None:
+        """Of its ranks' devices, the one with least left; None: it does not say."""
+        ...
+
     async def close(self) -> None:
         """End the process. Idempotent."""
         ...
@@ -72,6 +94,8 @@ class VllmCore:
         self._client: AsyncMPClient | None = None
         self._over = threading.Event()
         self._sent = 0
+        self._dropped = False
+        """Whether it sleeps without its weights."""
         self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
@@ -145,6 +169,38 @@ class VllmCore:
         """The next EngineCoreOutputs. Raises once the process has died."""
         return await self._running.get_output_async()
 
+    async def sleep(self, *, keep_weights: bool) -> None:
+        """By vLLM's levels; it aborts what still runs, and resets its prefix cache and the connector's."""
+        async with asyncio.timeout(SLEEP_LIMIT_S):
+            await self._running.sleep_async(KEEP_WEIGHTS if keep_weights else DROP_WEIGHTS, "abort")
+        self._dropped = not keep_weights
+
+    async def wake(self) -> None:
+        """Weights that were dropped are read again before there is room for KV: vLLM schedules once both are there."""
+        try:
+            async with asyncio.timeout(SLEEP_LIMIT_S):
+                if self._dropped:
+                    await self._running.wake_up_async(["weights"])
+                    await self._running.collective_rpc_async("reload_weights")
+                awake = await self._running.wake_up_async(["kv_cache"] if self._dropped else None)
+        except Exception as error:  # whatever vLLM raises, in whichever of its processes
+            raise as_startup_error(error, "wake") from error
+        if not awake:
+            raise StartupError("the vllm engine did not wake: a part of it still sleeps")
+        while not self._running.outputs_queue.empty():  # of before
+            self._running.outputs_queue.get_nowait()
+
+    async def device_memory(self) -> DeviceMemory | None:
+        """Asked of vLLM's workers, by their extension."""
+        try:
+            async with asyncio.timeout(ASK_LIMIT_S):
+                found = await self._running.collective_rpc_async("fulcrum_device_memory")
+        except Exception:  # whatever vLLM raises; without its process there is nothing to ask
+            log.warning("vLLM's workers do not say how much memory is free", exc_info=True)
+            return None
+        devices = [DeviceMemory(*each) for each in found if each is not None]
+        return min(devices, key=lambda each: each.free_bytes, default=None)
+
     async def close(self) -> None:
         """End the process and wait for it. Idempotent."""
         self._over.set()
@@ -201,9 +257,13 @@ def import_launch() -> ModuleType:
     return launch
 
 
-def as_startup_error(error: BaseException) -> StartupError:
-    """In one line, whatever vLLM has raised."""
+def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
+    """In one line, whatever vLLM has raised; `what` it did not do."""
     if isinstance(error, StartupError):
         return error
-    text = " ".join(str(error).split()) or type(error).__name__
-    return StartupError(f"the vllm engine did not start: {text[:400]}")
+    return StartupError(f"the vllm engine did not {what}: {in_one_line(error)}")
+
+
+def in_one_line(error: BaseException) -> str:
+    """What it says, at most 400 characters."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:400]

@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
+from libs.contracts.errors import InvalidRequest, KvLost, QueueFull, SleepFailed
 from libs.engine.config import EngineConfig
 from libs.engine.events import EventQueue
 from libs.engine.kv_port import KvExport, KvFetcher
-from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress
+from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EnginePhase, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
-from libs.engine.vllm.core import CoreProcess
+from libs.engine.vllm.core import CoreProcess, in_one_line
 from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal
 from libs.engine.vllm.outputs import Reading, announcement
 from libs.engine.vllm.scheduling.running_step import Running
@@ -34,6 +34,8 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
 RETRY_AFTER_S = 1.0
+SETTLE_S = 10.0
+"""How long what runs in EngineCore may take to be gone before it sleeps."""
 LOOK_S = 0.05
 """How often the engine looks which step runs."""
 ANNOUNCE_AFTER_NS = 100_000_000
@@ -61,7 +63,7 @@ class VllmEngine:
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._outbox: deque[Send] = deque()
-        self._wake = asyncio.Event()
+        self._wake, self._took = asyncio.Event(), asyncio.Event()
         self._started: _Parts | None = None
         self._report = NOTHING
         self._submitted = 0
@@ -73,9 +75,7 @@ class VllmEngine:
         self._trial: asyncio.Future[int | None] | None = None
         self._eos_token_ids: frozenset[int] = frozenset()
         self._commands = 0
-        self._closed = False
-
-    # ------------------------------------------------------------------ what it is
+        self._closed = self._asleep = False
 
     @property
     def name(self) -> str:
@@ -109,6 +109,10 @@ class VllmEngine:
         assert self._config.model_path is not None
         self._eos_token_ids = load_model_info(self._config.model_path).eos_token_ids
         ready = await self._core.start(self._config, identity, progress)
+        self._submitted = self._core.sent
+        self._serve(ready, identity)
+
+    def _serve(self, ready: StartedCore, identity: EngineIdentity) -> None:
         reading = Reading(
             self._sequences,
             ready.capabilities,
@@ -117,25 +121,62 @@ class VllmEngine:
             lease_ns=lease_ns(self._config.kv_lease_ms) if ready.handing.connector.holds else NEVER_NS,
             release=self._release,
         )
-        self._started, self._submitted = _Parts(ready, reading), self._core.sent
-        self._report = msgspec.structs.replace(NOTHING, taken=self._submitted, free_blocks=ready.capabilities.kv_blocks)
+        self._started = _Parts(ready, reading)
+        self._report = msgspec.structs.replace(
+            NOTHING, taken=self._submitted, steps=self._report.steps, free_blocks=ready.capabilities.kv_blocks
+        )
         self._tasks.spawn("vllm requests", self._send())
         self._tasks.spawn("vllm outputs", self._receive())
         self._tasks.spawn("vllm long steps", self._look(ready))
 
-    # ------------------------------------------------------------------ sequences
-
-    async def sleep(self) -> None:
-        """Not done yet: capabilities say so."""
-        raise NotImplementedError("the vllm engine does not sleep")
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """EngineCore sleeps once nothing runs in it and no block waits for a receiver: neither can be there after."""
+        if self._asleep:
+            return
+        self._asleep = True
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._settle()
+            await self._core.sleep(keep_weights=keep_weights)
+        except Exception as error:  # whatever vLLM raises; EngineCore is ended then
+            raise SleepFailed(f"the vllm engine does not sleep: {in_one_line(error)}") from error
+        await self._tasks.close()
+        self._busy_since_ns = 0  # so that nobody looks at the board
+        self._events.end()
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Raises as `sleep` does."""
-        raise NotImplementedError("the vllm engine does not sleep")
+        """Go on with the same EngineCore, under another incarnation and with the chunks and budget of a start."""
+        progress("waking EngineCore", 0.0)
+        await self._core.wake()
+        self._events = EventQueue()
+        self._tasks = TaskOwner(on_failure=self._events.end)
+        self._outbox.clear()
+        self._asleep = False
+        self._serve(self._parts.ready, identity)
+        chunk = self._config.prefill_chunk_tokens
+        self._command(Command(prefill_budget=chunk, prefill_chunk=chunk))
+
+    async def _settle(self) -> None:
+        """Abort what runs, give up what waits for a receiver; until EngineCore has said that it is so."""
+        for live in self._sequences.all():
+            self.abort(live.sequence_id)
+        for name in self._sequences.leases_held():
+            self._release(name)
+        if self._trial is not None:
+            await asyncio.wait([self._trial])
+        while self.integrity() != EngineIntegrity(0, 0, 0):
+            self._took.clear()
+            await self._took.wait()
+
+    async def device_memory(self) -> DeviceMemory | None:
+        """As EngineCore's workers see it."""
+        return await self._core.device_memory() if self.capabilities.sleeps else None
 
     def submit(self, request: EngineRequest) -> None:
         """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
         capabilities, wire = self.capabilities, self._wire
+        if self._asleep:
+            raise QueueFull("the engine goes to sleep", retry_after_s=RETRY_AFTER_S)
         if self._sequences.by_id(request.sequence_id) is not None:
             raise InvalidRequest(f"sequence {request.sequence_id} is in use")
         sequence = Sequence(
@@ -236,8 +277,6 @@ class VllmEngine:
 
     def abandon(self, opaque: bytes) -> None:
         """Leaves them to their lease: NIXL reads without a word, so whoever reads them now is not known here."""
-
-    # ------------------------------------------------------------------ what it says
 
     async def events(self) -> AsyncIterator[EngineEvent]:
         """Events until the engine is closed; raises what made it fail. Iterating again goes on where it was left."""
@@ -342,6 +381,7 @@ class VllmEngine:
             self._busy_since_ns = 0
         if event != EngineEvent():
             self._events.put(event)
+        self._took.set()
 
     async def _look(self, ready: StartedCore) -> None:
         """Announce steps that run for long."""

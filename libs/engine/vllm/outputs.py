@@ -64,7 +64,7 @@ class Reading:
         if (stats := output.prefill_stats) is not None:
             live.cached_tokens, live.loaded_tokens = stats.num_local_cached_tokens, stats.num_external_cached_tokens
             if live.stored:
-                live.kv_bytes = self._blocks(live.loaded_tokens) * self._capabilities.kv_block_bytes
+                live.kv_bytes = self._capabilities.kv_bytes(live.loaded_tokens)
         token_ids, logprobs = tuple(output.new_token_ids), wire.logprobs_of(output)
         if output.finish_reason is None:
             return live.tokens(token_ids, logprobs)
@@ -95,22 +95,18 @@ class Reading:
         self._sequences.remove(live)
         return live.end(finish, **how)
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._capabilities.block_size_tokens)
-
     def _transfers(self, report: EngineReport) -> tuple[KvTransferReport, ...]:
         transfers = []
         for pulled in report.pulled:
             live = self._sequences.by_name(pulled.request_id)
             if live is None or live.request.kv is None:
                 continue
-            blocks = self._blocks(pulled.tokens)
-            live.kv_bytes = blocks * self._capabilities.kv_block_bytes
+            live.kv_bytes = self._capabilities.kv_bytes(pulled.tokens)
             transfers.append(
                 KvTransferReport(
                     request_id=live.request.request_id,
                     from_worker_id=live.request.kv.worker_id,
-                    blocks=blocks,
+                    blocks=-(-pulled.tokens // self._capabilities.block_size_tokens),
                     data_bytes=live.kv_bytes,
                     start_unix_ns=pulled.start_ns,
                     end_unix_ns=pulled.end_ns,

@@ -123,6 +123,10 @@ class Sequences:
         """Names of sequences of this id whose blocks are held."""
         return [name for name, owner in self._leases.items() if owner == sequence_id]
 
+    def leases_held(self) -> list[str]:
+        """Names whose blocks are held."""
+        return list(self._leases)
+
     def leased(self, name: str) -> bool:
         """Whether the blocks that `name` left are held."""
         return name in self._leases

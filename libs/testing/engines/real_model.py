@@ -15,14 +15,19 @@ from libs.runtime.paths import cache_dir
 SEED = 5
 
 
-def write_random_llama(folder: Path, **shape: Any) -> Path:
-    """A llama of two layers with a fresh vocabulary of 260 in `folder`; `shape` is what of its LlamaConfig differs."""
+def write_random_llama(folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, **shape: Any) -> Path:
+    """A llama of two layers with a fresh vocabulary of 260 in `folder`; `shape` is what of its LlamaConfig differs.
+
+    Its weights are drawn on `device`: of billions a GPU makes short work.
+    """
     usual = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 260, "max_position_embeddings": 1024,
     }  # fmt: skip
     torch.manual_seed(SEED)
-    AutoModelForCausalLM.from_config(LlamaConfig(**{**usual, **shape})).save_pretrained(folder)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**{**usual, **shape}), dtype=dtype)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from libs.engine.config import EngineConfig
-from libs.engine.port import EngineIdentity, Progress
+from libs.engine.port import DeviceMemory, EngineIdentity, Progress
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.scheduling.step_report import Command, EngineReport
 from libs.engine.vllm.starting.started import StartedCore
@@ -18,7 +18,11 @@ FREE = StepTimeModel(0, 0, 0, 0, 0, 0, 1)
 
 
 class SharedCore:
-    """A CoreProcess whose `close` leaves it running, with nothing in it."""
+    """A CoreProcess whose `close` leaves it running, with nothing in it.
+
+    It says that it sleeps, and vLLM does all of that on a CPU but for the memory: running requests end, caches are
+    emptied, weights are read again.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -26,6 +30,7 @@ class SharedCore:
         self._ready: StartedCore | None = None
         self._names: list[str] = []
         self._last: EngineReport | None = None
+        self._asleep = False
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         """Start it the first time; after that, only take over what of `config` a running engine can change."""
@@ -34,7 +39,8 @@ class SharedCore:
             self._ready = await self._core.start(self._config, here, progress)
         chunk_tokens = config.prefill_chunk_tokens
         await self._command(Command(prefill_budget=ALL_TOKENS, prefill_chunk=chunk_tokens, step_time=FREE))
-        return self._ready
+        capabilities = replace(self._ready.capabilities, sleeps=True, drops_weights=True)
+        return replace(self._ready, capabilities=capabilities)
 
     @property
     def sent(self) -> int:
@@ -62,8 +68,24 @@ class SharedCore:
         self._last = report_of(outputs) or self._last
         return outputs
 
+    async def sleep(self, *, keep_weights: bool) -> None:
+        """Pass it on."""
+        await self._core.sleep(keep_weights=keep_weights)
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Pass it on."""
+        await self._core.wake()
+        self._asleep = False
+
+    async def device_memory(self) -> DeviceMemory | None:
+        """Pass it on."""
+        return await self._core.device_memory()
+
     async def close(self) -> None:
         """Leave nothing in it."""
+        if self._asleep:
+            await self.wake()
         names, self._names = self._names, []
         await self._core.abort(names)
         await self._command(Command(release=names))

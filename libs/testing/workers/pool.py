@@ -10,12 +10,14 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.factory import make_engine
 from libs.engine.port import Engine
+from libs.engine.sim.runner import SimRunner
 from libs.model.builtin import BUILTIN_SIM
 from libs.model.info import ModelInfo
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport
 from libs.stores.registry.port import Registry
+from libs.testing.engines.gpu import FakeGpu, GpuEngine
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import TOKEN, WAIT_S, RecordingBus, RecordingKvIndex, RecordingStepTimes
@@ -34,6 +36,14 @@ class LocalPoolMember:
     registry: Registry
     engines: list[Engine]
     """Made so far."""
+    gpu: FakeGpu | None = None
+    """That its engines share."""
+
+    def engine(self, number: int) -> GpuEngine:
+        """One of those on the made-up GPU."""
+        found = self.engines[number]
+        assert isinstance(found, GpuEngine)
+        return found
 
     def assign(self, model: str, size_bytes: int = 16 * GB, **fields: Any) -> pb.AssignModelResponse:
         """As the planner would, from what is known now."""
@@ -66,8 +76,11 @@ class LocalPoolMember:
 
 
 @asynccontextmanager
-async def local_pool_member(worker_id: str, store: MemoryStore, **overrides: Any) -> AsyncIterator[LocalPoolMember]:
-    """A sim worker of a pool, 100 times as fast as the device; leaving the context ends it without a drain."""
+async def local_pool_member(
+    worker_id: str, store: MemoryStore, *, gpu: FakeGpu | None = None, **overrides: Any
+) -> AsyncIterator[LocalPoolMember]:
+    """A sim worker of a pool, 100 times as fast as the device; leaving the context ends it without a drain. `gpu`: on
+    which its engines leave something while they sleep, and of which they fill what others that sleep are not left."""
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 100.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
         "pool": True, "lease_ms": 600,
@@ -77,7 +90,12 @@ async def local_pool_member(worker_id: str, store: MemoryStore, **overrides: Any
     registry = MemoryRegistry(store, "test")
 
     def engine(own: WorkerSettings, model: str, size_bytes: int) -> Engine:
-        engines.append(make_engine(own.engine, own.engine_config(model, weights_bytes=size_bytes), clock))
+        config = own.engine_config(model, weights_bytes=size_bytes)
+        if gpu is None:
+            engines.append(make_engine(own.engine, config, clock))
+        else:
+            part = gpu.total_bytes - config.vllm_asleep_mb * 1024 * 1024
+            engines.append(GpuEngine(SimRunner(config), config, clock, gpu=gpu, awake_bytes=part))
         return engines[-1]
 
     def ports(own: WorkerSettings, info: ModelInfo, made: Engine, tenancy: ModelStay) -> WorkerPorts:
@@ -89,7 +107,7 @@ async def local_pool_member(worker_id: str, store: MemoryStore, **overrides: Any
     running = tasks.spawn("pool member", member.run())
     try:
         await member.announced.wait()
-        yield LocalPoolMember(member, registry, engines)
+        yield LocalPoolMember(member, registry, engines, gpu)
     finally:
         await end(running)
         await tasks.close()

@@ -1,6 +1,7 @@
 """One sender as this worker pulls from it: a stream that is kept up while it is wanted, and the pulls on it."""
 
 import asyncio
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,10 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 TICK_S = 1.0
+STATUS_S = 0.2
+"""A link asks this long why its stream has ended; pulls on it fail only then."""
+HIDDEN = "Internal error from Core"
+CLOSED = "the stream to it was closed"
 ACK_DELAY_S = 0.01
 """An ack goes with the next frame; without any it has one of its own after so long. The sender keeps the blocks until
 then, and nobody else waits for it."""
@@ -83,15 +88,11 @@ class KvLink:
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             await self._wanted.wait()
-            reason = "the stream to it was closed"
+            reason = CLOSED
             try:
                 await self._connect(backoff)
-            except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
             except KvLost as error:
                 reason = error.message
-            except asyncio.InvalidStateError:  # a write after the stream's end, before its status was read
-                pass
             finally:
                 self._reset(reason)
             wait_s = backoff.next_s()
@@ -104,8 +105,26 @@ class KvLink:
             stream = _pull_method(channel)(metadata=self._transport.metadata(self._address))
             try:
                 await until_first(read=self._read(stream, backoff), write=self._write(stream), tick=self._tick())
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                raise KvLost(await self._said(channel, stream)) from None
             finally:
                 stream.cancel()
+
+    async def _said(self, channel: grpc.aio.Channel, stream: Any) -> str:
+        """Why the sender has ended the stream. One that ends under a write keeps gRPC's own words in place of its
+        status (grpc/aio/_call.py), so the sender is asked again by one on which nothing is written."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_S):
+                if (details := await stream.details()) != HIDDEN:
+                    return details or str((await stream.code()).name)
+                silent = _pull_method(channel)(metadata=self._transport.metadata(self._address))
+                try:
+                    await silent.read()
+                except grpc.aio.AioRpcError as error:
+                    return error.details() or error.code().name
+                finally:
+                    silent.cancel()
+        return CLOSED
 
     async def _read(self, stream: Any, backoff: Backoff) -> None:
         while (raw := await stream.read()) is not grpc.aio.EOF:

@@ -15,11 +15,12 @@ from typing import Final
 
 import structlog
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull, StaleRole
+from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull, SleepFailed, StaleRole, StartupError
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import Engine
+from libs.engine.port import DeviceMemory, Engine
 from libs.model.info import ModelInfo, load_model_info
+from libs.policy.worker.keeping_asleep import Leaving, leave, too_many
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
@@ -32,6 +33,7 @@ from libs.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
 
+MB: Final = 1024 * 1024
 GUESSED_BYTES_PER_S: Final = 1e9
 """Of a device that states no speed, until one model has been brought up."""
 DEFAULT_BUDGET_TOKENS: Final = 256
@@ -54,7 +56,8 @@ class Goal:
 @dataclass(slots=True)
 class _Asleep:
     engine: Engine
-    size_bytes: int
+    host_bytes: int
+    """Of weights; 0: they were dropped."""
 
 
 class PoolMember:
@@ -91,7 +94,9 @@ class PoolMember:
         """Of the model that it serves."""
         self._stack: AsyncExitStack | None = None
         self._serving: tuple[Engine, Goal] | None = None
-        self._keep = False
+        self._leaving = Leaving.CLOSED
+        self._device_bytes = 0
+        """Memory of each of its GPUs, as an engine that slept has reported it; 0: unknown."""
         self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
         """The one that was left longest ago first."""
         self._changed = asyncio.Event()
@@ -197,22 +202,29 @@ class PoolMember:
         )
         info = await asyncio.to_thread(load_model_info, goal.source, goal.model)
         slept = self._asleep.pop(goal.model, None)
+        if slept is not None:
+            try:
+                await self._open(settings, info, goal, slept.engine, began_ns, woken=True)
+            except StartupError as error:  # its processes may have died meanwhile
+                log.warning("a model cannot be woken, and is loaded", model=goal.model, error=error.message)
+            else:
+                return
         # In a thread: an engine's first imports take long, and the registration has to be renewed meanwhile.
-        engine = (
-            slept.engine if slept else await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
-        )
+        engine = await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
+        await self._open(settings, info, goal, engine, began_ns, woken=False)
 
+    async def _open(
+        self, settings: WorkerSettings, info: ModelInfo, goal: Goal, engine: Engine, began_ns: int, *, woken: bool
+    ) -> None:
         def pool() -> common.PoolWorker:
             """Asked once the model is there."""
             self._since_ns, self._expected_ns = self._clock.now_ns(), 0
             took_ns = self._since_ns - began_ns
-            self._last = common.ModelMove(
-                model=goal.model, from_host=slept is not None, took_ns=took_ns, unix_ns=self._since_ns
-            )
+            self._last = common.ModelMove(model=goal.model, from_host=woken, took_ns=took_ns, unix_ns=self._since_ns)
             return self._pool()
 
-        tenancy = ModelStay(self._epoch, slept is not None, self._left, pool)
-        self._serving, self._keep = (engine, goal), False
+        tenancy = ModelStay(self._epoch, woken, self._left, pool)
+        self._serving, self._leaving = (engine, goal), Leaving.CLOSED
         stack = AsyncExitStack()
         try:
             ports = self._make_ports(settings, info, engine, tenancy)
@@ -230,31 +242,75 @@ class PoolMember:
             return
         engine, goal = self._serving
         await drain(self._host, self._settings.pool_drain_s)
-        can_sleep = engine.capabilities.sleeps and not self._forget
-        self._keep = can_sleep and await self._make_room(goal.size_bytes)
+        self._leaving = leave(
+            goal.size_bytes,
+            host_bytes=self._settings.host_memory_mb * MB,
+            sleeps=engine.capabilities.sleeps and not self._forget,
+            drops_weights=engine.capabilities.drops_weights,
+        )
+        self._spare_next()
+        host_bytes = goal.size_bytes if self._leaving is Leaving.WITH_WEIGHTS else 0
+        if host_bytes:
+            await self._make_room(host_bytes)
         stack, self._stack, self._host = self._stack, None, None
         self._stand(common.WORKER_STATE_LOADING, self._expected_s(self._goal))
         await stack.aclose()
         self._serving = None
-        if self._keep:
-            self._asleep[goal.model] = _Asleep(engine, goal.size_bytes)
+        if self._leaving is not Leaving.CLOSED:
+            self._asleep[goal.model] = _Asleep(engine, host_bytes)
+            self._spare_next()
+            await self._clear_device(engine)
 
     async def _left(self) -> None:
         """In place of closing the engine of a worker that is closed."""
         if self._serving is None:
             return
-        engine, _ = self._serving
-        await (engine.sleep() if self._keep else engine.close())
+        engine, goal = self._serving
+        if self._leaving is not Leaving.CLOSED:
+            try:
+                await engine.sleep(keep_weights=self._leaving is Leaving.WITH_WEIGHTS)
+            except SleepFailed as error:
+                log.warning("a model is given up in place of sleeping", model=goal.model, error=error.message)
+                self._leaving = Leaving.CLOSED
+            else:
+                return
+        await engine.close()
 
-    async def _make_room(self, size_bytes: int) -> bool:
-        """In host memory, at the cost of those that were left longest ago; whether there is enough."""
-        most = self._settings.host_memory_mb * 1024 * 1024
-        if size_bytes > most:
-            return False
-        while self._asleep and sum(each.size_bytes for each in self._asleep.values()) + size_bytes > most:
-            _, oldest = self._asleep.popitem(last=False)
-            await oldest.engine.close()
-        return True
+    def _spare_next(self) -> None:
+        """The model that wakes next is given up after all others, the one that was just left among them."""
+        if self._goal.model in self._asleep:
+            self._asleep.move_to_end(self._goal.model)
+
+    async def _make_room(self, size_bytes: int) -> None:
+        """In host memory, at the cost of those that were left longest ago."""
+        held = [each.host_bytes for each in self._asleep.values()]
+        for _ in range(too_many(held, size_bytes, self._settings.host_memory_mb * MB)):
+            await self._give_up_oldest()
+
+    async def _clear_device(self, left: Engine) -> None:
+        """Those that sleep keep no more of its GPUs than the part which is left to them. Nothing else runs there now,
+        so what is used is theirs. left: who went to sleep last."""
+        while self._asleep:
+            memory = await self._device_memory(left)
+            if memory is None:
+                return
+            self._device_bytes = memory.total_bytes
+            if memory.used_bytes <= self._settings.asleep_gpu_memory_mb * MB:
+                return
+            await self._give_up_oldest()
+
+    async def _device_memory(self, left: Engine) -> DeviceMemory | None:
+        """As the first says that can: one that has slept for long may have died of it."""
+        asleep = [each.engine for each in self._asleep.values()]
+        for engine in sorted(asleep, key=lambda each: each is not left):
+            if (memory := await engine.device_memory()) is not None:
+                return memory
+        return None
+
+    async def _give_up_oldest(self) -> None:
+        name, oldest = self._asleep.popitem(last=False)
+        log.info("a model that slept is given up", model=name)
+        await oldest.engine.close()
 
     def _failed(self, goal: Goal, error: Exception) -> None:
         message = error.message if isinstance(error, FulcrumError) else str(error) or type(error).__name__
@@ -265,7 +321,7 @@ class PoolMember:
         self._stand(common.WORKER_STATE_ASLEEP, 0.0)
 
     async def _close(self) -> None:
-        self._keep = False
+        self._leaving = Leaving.CLOSED
         if self._stack is not None:
             await self._stack.aclose()
         for each in self._asleep.values():
@@ -308,15 +364,23 @@ class PoolMember:
         return common.PoolWorker(
             address=self.address,
             since_unix_ns=self._since_ns,
-            asleep=[common.HeldModel(model=name, size_bytes=each.size_bytes) for name, each in self._asleep.items()],
-            memory_bytes=round(settings.sim_memory_gb * 1e9 * settings.gpu_share) if settings.engine == "sim" else 0,
-            host_memory_bytes=settings.host_memory_mb * 1024 * 1024,
+            asleep=[common.HeldModel(model=name, size_bytes=each.host_bytes) for name, each in self._asleep.items()],
+            memory_bytes=self._memory_bytes(),
+            host_memory_bytes=settings.host_memory_mb * MB,
             load_bytes_per_s=load_per_s,
             wake_bytes_per_s=wake_per_s,
             overhead_s=overhead_s,
             expected_ns=self._expected_ns,
             last=self._last if self._last.unix_ns else None,
         )
+
+    def _memory_bytes(self) -> int:
+        """Of its part of its GPUs, for a model that serves; 0: unknown."""
+        settings = self._settings
+        if self._device_bytes:
+            part = self._device_bytes * settings.gpu_share - settings.asleep_gpu_memory_mb * MB
+            return max(round(part), 0) * settings.gpus
+        return round(settings.sim_memory_gb * 1e9 * settings.gpu_share) if settings.engine == "sim" else 0
 
     async def _announce(self) -> None:
         """Keep it registered while no worker of a model is, which registers itself."""

@@ -45,7 +45,7 @@ class HandOverCosts:
             sequence.weighed = sooner_recomputed(left, recompute_s, waited_s, self._staying)
             return sequence.weighed
         sequence.weighed = True
-        kv_bytes = -(-sequence.tokens // capabilities.block_size_tokens) * capabilities.kv_block_bytes
+        kv_bytes = capabilities.kv_bytes(sequence.tokens)
         return sooner_handed_over(sequence.most_tokens_left, kv_bytes, self._staying, self.time)
 
     def stepped(self, event: EngineEvent) -> None:
@@ -61,7 +61,7 @@ class HandOverCosts:
     def handed_over(self, handle: KvHandle, now_ns: int) -> None:
         """A sequence has been handed over: its blocks wait for the worker that takes over."""
         self.count += 1
-        self._gone[handle.opaque] = (handle.blocks * self._capabilities.kv_block_bytes, now_ns)
+        self._gone[handle.opaque] = (self._capabilities.kv_bytes(handle.tokens), now_ns)
         if len(self._gone) > MAX_TRACKED:
             self._gone.popitem(last=False)
 

@@ -66,6 +66,8 @@ class WorkerAnswer:
     recomputed_tokens: int | None
     pool_faults: int | None
     address: str
+    group: str
+    """Of the data-parallel ranks that have one role; empty: it is alone."""
     coverage: float
 
 
@@ -190,5 +192,6 @@ def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None) -
         recomputed_tokens=observed.load.recomputed_tokens if observed.load else None,
         pool_faults=observed.load.pool_faults if observed.load else None,
         address=worker.address,
+        group=worker.group,
         coverage=observed.coverage,
     )

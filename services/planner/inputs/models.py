@@ -10,8 +10,9 @@ from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.policy.planner.advice import KvSpeed
-from libs.policy.planner.demand import decodes_to_come, pressing_tokens, prompts_wanted
-from libs.policy.planner.role_planning import PlannedWorker
+from libs.policy.planner.demand import decodes_to_come, pressing_tokens, workload
+from libs.policy.planner.groups import gather, share
+from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
@@ -41,6 +42,8 @@ class ObservedModel:
     """Of workers to which KV has come."""
     age_ns: int = 0
     """Of what workers that have work reported last, the median."""
+    strays: Sequence[RoleOrder] = ()
+    """What ranks of data-parallel groups are to take that have another role than their group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +117,30 @@ class Observer:
 
     def _model(self, model: str, places: Ints, columns: _Columns, look: Look) -> ObservedModel:
         roster, fresh = self._view.roster, columns.fresh[places]
+        gathered = gather(_standings(self._view, places, columns, look.pinned), roster.groups)
         heard, tpot_ns = places[fresh], look.tpot_ns(model)
+        if gathered.incomplete:
+            heard = heard[[roster.ids[place] not in gathered.incomplete for place in heard.tolist()]]
         found = self._engine(model, heard)
-        unknown = _unheard(roster.ready[places], fresh) or (found if isinstance(found, str) else "")
+        unknown = _unheard(roster.ready[places], fresh) or gathered.unknown
+        unknown = unknown or (found if isinstance(found, str) else "")
         if look.waiting is None:
             unknown = unknown or "no gateway says what waits there"
         engine, work = None, Workload(0.0, 0, 0, tpot_ns)
         if not unknown and isinstance(found, WorkerProfile):
             at_gateways = (look.waiting or {}).get(model, ModelBacklog())
-            engine, work = found, _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns)
-        standings = _standings(self._view, places, columns, look.pinned)
+            work = share(_work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns), gathered.ranks)
+            engine = found
         return ObservedModel(
             model,
             engine,
             work,
-            standings,
+            gathered.workers,
             unknown,
             int(roster.gpus[places].sum()),
             _links(self._view, places),
             _age_ns(self._view, heard, look.now_ns),
+            gathered.strays,
         )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
@@ -229,7 +237,6 @@ def _work(
     prompt_tokens = view.column("waiting_prefill_tokens")[heard]
     computes = columns.role[heard] == Role.PREFILL
     at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
-    waiting_tokens = at_gateways_tokens + int(prompt_tokens.sum())
     queued = np.where(prompt_tokens > 0, 0, waiting)  # else they are prompts
     decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
     decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())
@@ -237,18 +244,15 @@ def _work(
     for count, tokens in map(decodes_to_come, *reported):
         decodes += count
         kv_tokens += round(tokens)
-    waiting_ns = waiting_tokens / engine.chunk_speed
-    held = at_gateways.decode_requests
-    alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
-    return Workload(
-        prompts_wanted(served, waiting_ns),
-        decodes,
-        kv_tokens,
-        tpot_ns,
-        waiting_ns,
-        held=held,
-        held_kv_tokens=max(at_gateways.decode_prompt_tokens, held * alike),
-        held_prompts=prompts_wanted(0.0, at_gateways.decode_prompt_tokens / engine.chunk_speed),
+    return workload(
+        engine,
+        served=served,
+        waiting_tokens=at_gateways_tokens + int(prompt_tokens.sum()),
+        decodes=decodes,
+        kv_tokens=kv_tokens,
+        held=at_gateways.decode_requests,
+        held_prompt_tokens=at_gateways.decode_prompt_tokens,
+        tpot_ns=tpot_ns,
     )
 
 
@@ -268,7 +272,7 @@ def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
                 RolePool(
                     model=model,
                     role=_ROLES[role] if role in ROLES else None,
-                    workers=len(places),
+                    workers=int(roster.counts[places].sum()),
                     gpus=gpus,
                     busy=(prefill_ns + decode_ns) / covered_ns if covered_ns else None,
                     coverage=covered_ns / (gpus * view.window_ns),

@@ -63,6 +63,16 @@ class WorkerColumns:
             0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
             for each, ours in zip(workers, by_planners, strict=True)
         )
+        self.groups: dict[str, str] = {each.id: each.group for each in workers if each.group}
+        """Names of data-parallel groups, by rank: within a model, as two models may name theirs alike."""
+        together: dict[tuple[str, str], list[str]] = {}
+        for each in sorted(workers, key=lambda worker: worker.id):
+            if each.group:
+                together.setdefault((each.assignment.model, each.group), []).append(each.id)
+        self.ranks: dict[str, list[str]] = {names[0]: names for names in together.values()}
+        """All ranks of a group, by its first."""
+        self.counts: Bools = _bools(name not in self.groups or name in self.ranks for name in self.ids)
+        """Of each group its first rank alone."""
         models: dict[str, list[int]] = {}
         for place, each in enumerate(workers):
             models.setdefault(each.assignment.model, []).append(place)

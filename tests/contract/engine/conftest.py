@@ -68,18 +68,18 @@ def torch_shared_make(torch_make: Make, tmp_path: Path) -> Make:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm_cores(random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
+async def vllm_cores(random_llama: Path, pytestconfig: pytest.Config) -> AsyncIterator[tuple[SharedCore, ...]]:
     """Two EngineCores for all tests: no test needs more engines, and each would take many seconds to start."""
-    cores = tuple(SharedCore(_vllm_config(random_llama)) for _ in range(2))
+    cores = tuple(SharedCore(_vllm_config(random_llama, pytestconfig.getoption("device"))) for _ in range(2))
     yield cores
     await asyncio.gather(*(core.end() for core in cores))
 
 
 @pytest.fixture
-def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path) -> Make:
-    """vLLM on the CPU, over NIXL."""
-    free = iter(vllm_cores)
-    return lambda **changes: VllmEngine(replace(_vllm_config(random_llama), **changes), SystemClock(), next(free))
+def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path, pytestconfig: pytest.Config) -> Make:
+    """vLLM over NIXL, on the CPU or the GPU of --device."""
+    free, base = iter(vllm_cores), _vllm_config(random_llama, pytestconfig.getoption("device"))
+    return lambda **changes: VllmEngine(replace(base, **changes), SystemClock(), next(free))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -104,8 +104,13 @@ def vllm_async_make(vllm_async_cores: tuple[SharedCore, ...], random_llama: Path
     return lambda **changes: VllmEngine(replace(_vllm_config(random_llama), **changes), SystemClock(), next(free))
 
 
-def _vllm_config(model: Path) -> EngineConfig:
-    return EngineConfig(model, "contract", threads=1, block_size_tokens=32, kv_memory_mb=16, max_sequences=16)
+def _vllm_config(model: Path, device: str = "cpu") -> EngineConfig:
+    base = EngineConfig(model, "contract", threads=1, block_size_tokens=32, kv_memory_mb=16, max_sequences=16)
+    if device == "cpu":
+        return base
+    # In float32, and with as little memory as on a CPU: two engines share the GPU.
+    arguments = {"kv_cache_memory_bytes": base.kv_memory_mb << 20, "gpu_memory_utilization": 0.2, "enforce_eager": True}
+    return replace(base, device=device, dtype="float32", vllm_arguments=arguments)
 
 
 @pytest.fixture(params=KINDS)

@@ -104,7 +104,6 @@ async def test_a_chunk_bounds_steps_whatever_the_budget(bench: EngineBench) -> N
     assert sizes == [32, 32, 32, 4]
 
 
-@on_our_core
 async def test_an_engine_that_slept_says_what_it_said_before_and_knows_no_handle_of_then(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     assert engine.capabilities.sleeps
@@ -122,7 +121,27 @@ async def test_an_engine_that_slept_says_what_it_said_before_and_knows_no_handle
     await until(lambda: engine.integrity() == IDLE)
 
 
-@on_our_core
+async def test_an_engine_that_slept_reuses_no_prefix_of_before(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    await complete(engine, reader, sequence(prompt=LONG[:100], root=ROOT))
+    assert (await complete(engine, reader, sequence(prompt=LONG[:100], root=ROOT))).end.cached_tokens > 0
+    await engine.sleep()
+    reader = await bench.woken("one", 2)
+    assert (await complete(engine, reader, sequence(prompt=LONG[:100], root=ROOT))).end.cached_tokens == 0
+
+
+async def test_an_engine_that_drops_its_weights_says_what_it_said_before(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    if not engine.capabilities.drops_weights:
+        pytest.skip("it keeps them")
+    before = [await complete(engine, reader, sequence(sampling=sampling)) for sampling in (GREEDY, SEEDED)]
+    await engine.sleep(keep_weights=False)
+    await reader.finished()
+    reader = await bench.woken("one", 2)
+    after = [await complete(engine, reader, sequence(sampling=sampling)) for sampling in (GREEDY, SEEDED)]
+    assert [log.token_ids for log in after] == [log.token_ids for log in before]
+
+
 async def test_sleep_aborts_what_runs_and_a_sleeping_engine_can_be_closed(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     request = sequence(output=500)

@@ -16,6 +16,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
+from libs.testing.engines.gpu import FakeGpu
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.pool import GB, LocalPoolMember, local_pool_member
@@ -84,6 +85,78 @@ async def test_a_model_that_is_not_to_be_kept_is_forgotten() -> None:
         await hold(local, "a")
         local.assign("", forget=True)
         assert asleep(await local.until(WORKER_STATE_ASLEEP, "")) == []
+
+
+async def test_models_that_sleep_keep_no_more_of_a_gpu_than_they_are_left() -> None:
+    gpu = FakeGpu(residue_bytes=2 * GB)
+    async with local_pool_member("w", MemoryStore(), gpu=gpu, asleep_gpu_memory_mb=4096) as local:
+        for model in ("a", "b", "c"):
+            await hold(local, model)
+        fourth = await hold(local, "d")
+        assert asleep(fourth) == ["b", "c"], "three would keep 6 GB of the 4.3"
+        assert local.engine(0).asked == ["start", "sleep", "close"]
+        assert gpu.most_used_bytes <= gpu.total_bytes, "what serves leaves them their part"
+        assert fourth.pool.memory_bytes == gpu.total_bytes - 4096 * 1024 * 1024, "and placements count on no more"
+
+
+async def test_a_model_larger_than_host_memory_sleeps_without_its_weights() -> None:
+    async with local_pool_member("w", MemoryStore(), gpu=FakeGpu(), host_memory_mb=40_000) as local:
+        await hold(local, "small")
+        await hold(local, "large", size_bytes=60 * GB)
+        third = await hold(local, "other")
+        assert asleep(third) == ["small", "large"]
+        assert [each.size_bytes for each in third.pool.asleep] == [16 * GB, 0], "of host memory"
+        assert local.engine(0).asked[-1] == "sleep" and local.engine(1).asked[-1] == "sleep without weights"
+        woken = await hold(local, "large", size_bytes=60 * GB)
+        assert woken.pool.last.from_host and local.engine(1).asked[-1] == "wake"
+
+
+async def test_a_model_that_cannot_be_put_to_sleep_is_given_up_and_the_next_one_is_served() -> None:
+    async with local_pool_member("w", MemoryStore(), gpu=FakeGpu()) as local:
+        await hold(local, "a")
+        local.engine(0).fails = "sleep"
+        assert asleep(await hold(local, "b")) == []
+        assert local.engine(0).asked == ["start", "sleep", "close"]
+
+
+async def test_a_model_that_cannot_be_woken_is_loaded_anew() -> None:
+    async with local_pool_member("w", MemoryStore(), gpu=FakeGpu()) as local:
+        await hold(local, "a")
+        await hold(local, "b")
+        local.engine(0).fails = "wake"
+        again = await hold(local, "a")
+        assert (again.pool.last.from_host, again.pool.last.error) == (False, "")
+        assert local.engine(0).asked == ["start", "sleep", "wake", "close"]
+        assert local.engine(2).asked == ["start"]
+
+
+async def test_the_model_that_wakes_next_does_not_give_way_to_the_one_that_it_follows() -> None:
+    async with local_pool_member("w", MemoryStore(), host_memory_mb=40_000) as local:
+        for model in ("a", "b", "c"):
+            await hold(local, model)
+        again = await hold(local, "a")
+        assert (again.pool.last.from_host, asleep(again)) == (True, ["c"])
+
+
+async def test_the_device_is_cleared_of_the_model_that_was_left_before_the_one_that_wakes_next() -> None:
+    gpu = FakeGpu(residue_bytes=3 * GB)
+    async with local_pool_member("w", MemoryStore(), gpu=gpu, asleep_gpu_memory_mb=4096) as local:
+        await hold(local, "a")
+        await hold(local, "b")
+        again = await hold(local, "a")
+        assert (again.pool.last.from_host, asleep(again)) == (True, []), "two would keep 6 GB of the 4.3"
+        assert local.engine(0).asked == ["start", "sleep", "wake"]
+        assert local.engine(1).asked == ["start", "sleep", "close"]
+
+
+async def test_the_device_is_cleared_though_the_engine_that_is_to_wake_has_died_asleep() -> None:
+    gpu = FakeGpu(residue_bytes=3 * GB)
+    async with local_pool_member("w", MemoryStore(), gpu=gpu, asleep_gpu_memory_mb=4096) as local:
+        await hold(local, "a")
+        await hold(local, "b")
+        local.engine(0).fails = "memory"
+        await hold(local, "a")
+        assert local.engine(1).asked == ["start", "sleep", "close"], "what it kept is free again"
 
 
 async def test_a_model_larger_than_the_device_is_refused_in_words_and_the_member_goes_on() -> None:

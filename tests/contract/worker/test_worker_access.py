@@ -1,5 +1,6 @@
 """A worker that listens beyond loopback: who may call which of its services, and that its peers can."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +30,7 @@ from libs.runtime.transport import SystemTransport
 from libs.testing.workers.hosts import TOKEN, LocalWorker, gateway_probe, local_worker, submit
 from libs.worker.admin.client import WorkerAdmin
 from libs.worker.kv.client import GrpcKvFetcher
+from libs.worker.kv.link import KvLink
 
 BEYOND: dict[str, Any] = {"host": "0.0.0.0", "advertise": "127.0.0.1", "allow_plaintext_token": True}
 PROMPT = list(range(100))
@@ -124,6 +126,23 @@ async def test_a_probe_needs_no_token(stranger: grpc.aio.Channel) -> None:
 async def test_beyond_loopback_nobody_looks_around_by_reflection(stranger: grpc.aio.Channel) -> None:
     (method,) = REFLECTION
     assert await code_of(stranger, method, TOKEN) is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_refused_pull_says_why_however_its_stream_is_written_on_meanwhile(worker: LocalWorker) -> None:
+    """A write that meets the end of its stream hides the status of it behind words of gRPC's own."""
+    transport = SystemTransport(CommonSettings())
+    for round_number in range(100):
+        link = KvLink(worker.address, receiver_id="stranger", transport=transport)
+        running = asyncio.create_task(link.run())
+        pulls = [link.open(pb.PullOpen(), 1)]
+        for _ in range(8 + round_number % 8):
+            await asyncio.sleep(0)
+            link.leave(pulls.pop(), whole=False)
+            pulls.append(link.open(pb.PullOpen(), 1))
+        with pytest.raises(KvLost, match="token"):
+            await pulls[0].next()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_blocks_are_pulled_by_a_worker_that_has_the_token_and_by_no_other(worker: LocalWorker) -> None:

@@ -152,6 +152,6 @@ async def test_runners_of_one_gpu_step_in_turns_and_copy_weights_one_after_anoth
 
 
 async def test_a_part_of_a_gpu_has_a_part_of_its_memory() -> None:
-    whole, half = (SimRunner(replace(CONFIG, sim_gpu_share=share)) for share in (1.0, 0.5))
+    whole, half = (SimRunner(replace(CONFIG, gpu_share=share)) for share in (1.0, 0.5))
     blocks = [(await each.load(IDENTITY, lambda stage, fraction: None)).kv_blocks for each in (whole, half)]
     assert abs(blocks[0] - 2 * blocks[1]) <= 1

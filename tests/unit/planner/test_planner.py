@@ -132,6 +132,7 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         "recomputed_tokens": 9,
         "pool_faults": 0,
         "address": "127.0.0.1:1",
+        "group": "",
         "coverage": 1.0,
     }
     assert (prefill["role"], prefill["state"], prefill["running"], prefill["coverage"]) == (

@@ -29,6 +29,28 @@ def test_a_worker_spans_its_tensor_and_pipeline_group(
     assert (found.gpus, found.gpus_here, found.nodes) == (gpus, gpus_here, nodes)
 
 
+def test_ranks_are_of_one_group_by_where_they_meet() -> None:
+    ranks = [{"data_parallel_size": 2, "data_parallel_rank": rank, "data_parallel_address": "n1"} for rank in range(2)]
+    assert {parallel_of(each).group for each in ranks} == {"n1:29550"}
+    assert parallel_of(ranks[0] | {"data_parallel_rpc_port": 29551}).group == "n1:29551"
+    assert parallel_of({"tensor_parallel_size": 2}).group == ""
+    settings = WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments=ranks[1])
+    assert settings.parallel.group == "n1:29550"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "[::1]"])
+def test_groups_that_meet_on_loopback_are_apart_on_each_node(address: str) -> None:
+    arguments = {"data_parallel_size": 2, "data_parallel_rank": 0, "data_parallel_address": address}
+    found = {
+        WorkerSettings(
+            engine="vllm", model_path="/models/m", vllm_arguments=arguments | {"data_parallel_rank": rank}, node=node
+        ).parallel.group
+        for node in ("n1", "n2")
+        for rank in (0, 1)
+    }
+    assert found == {f"n1/{address}:29550", f"n2/{address}:29550"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -20,10 +20,11 @@ from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRE
 from vllm.v1.request import Request, RequestStatus
 
 from libs.engine.kv.wait import KvWait
-from libs.engine.vllm.plugin import BOARD_FILE, FOLDER_VARIABLE
+from libs.engine.vllm.plugin import BOARD_FILE, FOLDER_VARIABLE, KV_FILE
 from libs.engine.vllm.scheduling.block_hashes import Rehash
 from libs.engine.vllm.scheduling.guides import follow_generated, serve_guides
 from libs.engine.vllm.scheduling.kv_events import Rehasher, whole_context_group
+from libs.engine.vllm.scheduling.kv_groups import write_kv_facts
 from libs.engine.vllm.scheduling.pacing import PacedRequest, Queues, begins_ns, plan_step
 from libs.engine.vllm.scheduling.pending_report import PendingBlocks, PendingNews, Steps, scheduled_work
 from libs.engine.vllm.scheduling.running_step import Board
@@ -64,7 +65,9 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._pace = Pace(settings[CHUNK_SETTING])
         self._paced: dict[str, PacedRequest] = {}
         self._kv_wait = KvWait()
-        self._steps = Steps(Board(Path(os.environ[FOLDER_VARIABLE], BOARD_FILE)), self._kv_wait)
+        folder = Path(os.environ[FOLDER_VARIABLE])
+        write_kv_facts(folder / KV_FILE, self.vllm_config, self.kv_cache_config)
+        self._steps = Steps(Board(folder / BOARD_FILE), self._kv_wait)
         self._trial = TrialStep()
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
 from libs.engine.parallel import SETTING
-from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING
+from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
 
 SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
@@ -38,6 +39,10 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """With why."""
+EXTENSION: Final = "libs.engine.vllm.starting.extension.MemoryReport"
+LOADED_SHARE: Final = 0.92
+"""Of a GPU's memory that an engine fills where nobody says otherwise, as by vLLM's own default."""
+MB: Final = 1024 * 1024
 RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of LoRA adapters that vLLM has room for."""
 
@@ -90,6 +95,30 @@ def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -
         "max_cpu_loras": max(on_device, len(folders)),
         "max_lora_rank": room,
     }
+
+
+def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) -> bool:
+    """Whether an engine is started so that it can sleep. `available`: on this kind of device, by vLLM.
+
+    Not where a person's arguments rule it out: `kv_cache_memory_bytes` fixes what it fills, whatever others leave.
+    """
+    given = config.vllm_arguments
+    free = given.get("enable_sleep_mode", True) and not given.keys() & {"worker_extension_cls", "kv_cache_memory_bytes"}
+    return bool(config.vllm_sleeps and available and connector.outlives_sleep and free)
+
+
+def sleep_arguments(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
+    """vLLM's arguments for an engine that can sleep, on GPUs of so much memory, which leaves the others that sleep
+    there their part of what it would fill: they stand above a person's own. Raises StartupError where nothing is
+    left."""
+    fills = float(config.vllm_arguments.get("gpu_memory_utilization", LOADED_SHARE))
+    left = fills * config.gpu_share - config.vllm_asleep_mb * MB / device_bytes
+    if left <= 0:
+        raise StartupError(
+            f"FULCRUM_WORKER_ASLEEP_GPU_MEMORY_MB leaves nothing of a GPU of {device_bytes // MB} MB to models that"
+            " serve: set less"
+        )
+    return {"enable_sleep_mode": True, "gpu_memory_utilization": left, "worker_extension_cls": EXTENSION}
 
 
 def _rank(name: str, folder: Path) -> int:

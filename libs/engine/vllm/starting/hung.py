@@ -15,6 +15,8 @@ PROC: Final = Path("/proc")
 STACK_S: Final = 1.0
 """How long processes may take to write where they stand."""
 LOOK_S: Final = 0.01
+LOOKS: Final = 3
+"""For processes to be killed: one that is about to run its program shows no environment for a moment."""
 MAX_NAMED: Final = 3
 """Processes that a sentence names."""
 TRACKER: Final = b"resource_tracker"
@@ -32,11 +34,13 @@ def end_start(*, explain: bool) -> list[str]:
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:  # nothing is started yet
         return []
-    pids = started_processes(folder)
-    stood = _stacks(Path(folder), pids) if explain else []
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    stood = _stacks(Path(folder), started_processes(folder)) if explain else []
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOK_S)
+        for pid in started_processes(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     return stood
 
 

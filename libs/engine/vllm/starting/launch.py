@@ -17,24 +17,35 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.cpu import cpu_name
-from libs.engine.parallel import SETTING, parallel_of
+from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
-from libs.engine.vllm.connectors import Connector, Handing, connector_of
+from libs.engine.vllm.connectors import NIXL, Connector, Handing, connector_of
+from libs.engine.vllm.kv_facts import KvFacts
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import environment
-from libs.engine.vllm.starting.arguments import adapter_arguments, check_arguments
-from libs.engine.vllm.starting.peak_figures import compute_of, kv_item_bytes
+from libs.engine.vllm.starting.arguments import (
+    EXTENSION,
+    adapter_arguments,
+    can_sleep,
+    check_arguments,
+    sleep_arguments,
+)
+from libs.engine.vllm.starting.peak_figures import compute_of, with_kv
 from libs.engine.vllm.starting.start_files import check_plugins, starting
 from libs.engine.vllm.starting.started import StartedCore
 from libs.model.info import load_model_info
+from libs.perfmodel.kv_shape import KvShape
 from libs.perfmodel.utilisation import Compute
+from libs.policy.worker.kv_widths import KvSplit, width_class
 from libs.runtime.net.ports import held_port
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
 MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
 """What a step can compute at least, however small the chunk is that it is held to: as far as prefill is measured."""
+WEIGHTLESS_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""vLLM's ways to speculate by the tokens alone."""
 LOOPBACK = "localhost"
 SOMEBODY = "192.0.2.1"
 """An address of nobody's (RFC 5737)."""
@@ -44,9 +55,9 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
     """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
     with _prepared(config, identity) as (vllm_config, connector, bootstrap):
         compute = compute_of(config, vllm_config)
-        client, board, handshake = _client(vllm_config)
-    layout = kv_layout(vllm_config, connector, handshake)
-    capabilities = _capabilities(config, vllm_config, layout, compute, kv_once=connector.holds)
+        client, board, handshake, kv = _client(vllm_config)
+    layout = kv_layout(vllm_config, connector, kv, handshake)
+    capabilities = _capabilities(config, vllm_config, layout, compute, kv.shape, kv_once=connector.holds)
     handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
     return client, StartedCore(capabilities, _device(), handing, board)
 
@@ -90,8 +101,8 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
         yield configured(config, connector), connector, f"http://{host}:{mooncake_port}"
 
 
-def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str]:
-    """Connected to an EngineCore that serves; the board that it writes on; and its handshake."""
+def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str, KvFacts]:
+    """Connected to an EngineCore that serves; the board that it writes on, its handshake, and its KV."""
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
@@ -102,7 +113,7 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str]:
         except StartupError:
             client.shutdown(timeout=0)
             raise
-        return client, Board(files.board), files.handshake()
+        return client, Board(files.board), files.handshake(), files.kv()
 
 
 def _reachable(identity: EngineIdentity) -> str:
@@ -141,14 +152,31 @@ def _check_device(config: EngineConfig) -> None:
         )
     try:
         check_arguments(config.vllm_arguments)
-        wanted = parallel_of(config.vllm_arguments).gpus_here
+        parallel = parallel_of(config.vllm_arguments)
     except ValueError as error:
         raise StartupError(str(error)) from None
+    if parallel.data > 1 and parallel.data_rank == 0:
+        _check_rendezvous(str(config.vllm_arguments["data_parallel_address"]), rendezvous_port(config.vllm_arguments))
+    wanted = parallel.gpus_here
     if current_platform.is_cuda_alike() and wanted > current_platform.device_count():
         raise StartupError(
             f"an engine of {wanted} GPUs is asked for, vLLM sees {current_platform.device_count()} GPUs: see"
             f" CUDA_VISIBLE_DEVICES and {SETTING}"
         )
+
+
+def _check_rendezvous(host: str, port: int) -> None:
+    """Raises StartupError where another data-parallel group of this node listens already: its ranks would be taken for
+    this one's, or this one would wait for its own for ever."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has just ended is no hindrance
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartupError(
+                f"rank 0 of a data-parallel group cannot listen at {host}:{port} ({error.strerror}): name an address of"
+                f" this node, and where several groups share it, a {PORT} for each in {SETTING}"
+            ) from None
 
 
 def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
@@ -188,7 +216,10 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
         arguments["worker_cls"] = "libs.engine.vllm.starting.cpu_worker.MendedWorker"
-    vllm_config = AsyncEngineArgs(**(arguments | dict(config.vllm_arguments))).create_engine_config()
+    arguments |= config.vllm_arguments
+    if can_sleep(config, connector, available=current_platform.is_sleep_mode_available()):
+        arguments |= sleep_arguments(config, current_platform.get_device_total_memory())
+    vllm_config = AsyncEngineArgs(**arguments).create_engine_config()
     scheduler = vllm_config.scheduler_config
     scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler
     return vllm_config
@@ -201,17 +232,16 @@ def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
 
 
 def _capabilities(
-    config: EngineConfig, vllm_config: VllmConfig, layout: str, compute: Compute | None, *, kv_once: bool
+    config: EngineConfig, vllm_config: VllmConfig, layout: str, compute: Compute | None, kv: KvShape, *, kv_once: bool
 ) -> Capabilities:
-    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    model, cache = vllm_config.model_config, vllm_config.cache_config
     assert config.model_path is not None
     info = load_model_info(config.model_path, config.model_name)
-    layers, heads, head = _kv_shape(vllm_config)
-    token_items = 2 * layers * heads * head * parallel.tensor_parallel_size
+    sleeps = bool(model.enable_sleep_mode and vllm_config.parallel_config.worker_extension_cls == EXTENSION)
     return Capabilities(
         block_size_tokens=cache.block_size,
         kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
-        kv_block_bytes=cache.block_size * token_items * kv_item_bytes(vllm_config),
+        kv_block_bytes=kv.block_bytes(cache.block_size),
         max_context_tokens=model.max_model_len,
         max_sequences=config.max_sequences,
         kv_layout=layout,
@@ -222,25 +252,42 @@ def _capabilities(
         seeds_by_position=False,
         first_token_from="decode",
         chunk_tokens=config.prefill_chunk_tokens,
-        compute=compute,
+        compute=compute and with_kv(compute, kv),
+        kv_shape=kv,
+        sleeps=sleeps,
+        drops_weights=sleeps and not config.adapters and not _drafts_by_weights(vllm_config),
         variant=_variant(config, vllm_config),
     )
 
 
-def kv_layout(vllm_config: VllmConfig, connector: Connector, handshake: str = "") -> str:
+def _drafts_by_weights(vllm_config: VllmConfig) -> bool:
+    """Whether it speculates by weights of a draft model: like an adapter's, vLLM's `reload_weights` does not read them
+    again."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and speculative.method not in WEIGHTLESS_DRAFTS
+
+
+def kv_layout(vllm_config: VllmConfig, connector: Connector, facts: KvFacts, handshake: str = "") -> str:
     """Equal for engines that can read each other's blocks; `handshake`: what NIXL compares before it does."""
-    shape, width = "x".join(map(str, _kv_shape(vllm_config))), vllm_config.parallel_config.tensor_parallel_size
-    block = f"block{vllm_config.cache_config.block_size}"
-    parts = ["vllm", vllm.__version__, connector.layout, _kv_dtype(vllm_config), shape, f"tp{width}", block]
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    heads = model.get_total_num_kv_heads()
+    split = KvSplit(
+        parallel.tensor_parallel_size,
+        heads,
+        is_latent=model.use_mla,
+        has_states=facts.has_states,
+        order=facts.order,
+        context_width=parallel.decode_context_parallel_size,
+        over_nixl=connector.name == NIXL,
+    )
+    shape = f"{model.get_total_num_hidden_layers()}x{1 if model.use_mla else heads}x{model.get_head_size()}"
+    parts = ["vllm", vllm.__version__, connector.layout, _kv_dtype(vllm_config), shape, width_class(split)]
+    parts += [f"pp{parallel.pipeline_parallel_size}"] * (parallel.pipeline_parallel_size > 1)
+    parts += [facts.order] * (bool(facts.order) and not model.use_mla)
+    parts.append(f"block{vllm_config.cache_config.block_size}")
     if handshake and connector.shakes_hands:
         parts.append(f"handshake-{handshake}")
     return "/".join(parts)
-
-
-def _kv_shape(vllm_config: VllmConfig) -> tuple[int, int, int]:
-    """Layers, heads and head size, of one rank."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    return model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
 
 
 def _kv_dtype(vllm_config: VllmConfig) -> str:

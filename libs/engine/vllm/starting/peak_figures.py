@@ -1,12 +1,14 @@
 """What utilisation is reckoned from, by vLLM's own figures of a model. Imports vLLM: for the thread that starts it."""
 
+from dataclasses import replace
+
 import torch
 from vllm.config import VllmConfig
-from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 
 from libs.engine.config import EngineConfig
 from libs.engine.torch.peaks import device_peaks
+from libs.perfmodel.kv_shape import KvShape
 from libs.perfmodel.utilisation import Compute
 
 LAYER_PARTS = ("attn.qkv_proj", "attn.out_proj", "ffn.dense_ffn")
@@ -16,7 +18,7 @@ FLOPS_A_PARAMETER = 2
 
 def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
     """Compute of a dense model whose weights are as wide as its arithmetic; None for others, whose tokens use a part of
-    the weights, or whose weights are packed."""
+    the weights, or whose weights are packed. Its KV is known only once EngineCore serves (`with_kv`)."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.quantization is not None or model.is_moe:
         return None
@@ -36,13 +38,18 @@ def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
         head_parameters=flops[HEAD] // FLOPS_A_PARAMETER,
         parameter_bytes=model.dtype.itemsize,
         attention_width=width,
-        kv_token_bytes=2 * layers * model.get_total_num_kv_heads() * model.get_head_size() * kv_item_bytes(vllm_config),
+        kv_token_bytes=0,
         peak_flops_per_s=flops_per_s,
         peak_bytes_per_s=bytes_per_s,
     )
 
 
-def kv_item_bytes(vllm_config: VllmConfig) -> int:
-    """Bytes of one number in KV."""
-    dtype = kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config)
-    return int(dtype.itemsize)
+def with_kv(compute: Compute, kv: KvShape) -> Compute:
+    """The same, with what steps read of KV."""
+    return replace(
+        compute,
+        kv_token_bytes=kv.token_bytes,
+        kv_window_token_bytes=kv.window_token_bytes,
+        kv_window_tokens=kv.window_tokens,
+        kv_state_bytes=kv.state_bytes,
+    )

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
 from libs.contracts.errors import StartupError
-from libs.engine.vllm.plugin import BOARD_FILE, CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, REGISTERED_FILE
+from libs.engine.vllm.kv_facts import KvFacts
+from libs.engine.vllm.plugin import BOARD_FILE, CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, KV_FILE, REGISTERED_FILE
 
 PLUGIN = "fulcrum"
 """Name of the plug-in's entry point."""
@@ -34,6 +37,10 @@ class Starting:
                 f"vLLM has not loaded the plug-in {PLUGIN!r}, without which its processes outlive this worker: install"
                 " this package, and not only its source, where vLLM is installed"
             )
+
+    def kv(self) -> KvFacts:
+        """What EngineCore has written of its KV before it serves."""
+        return msgspec.json.decode((self._folder / KV_FILE).read_bytes(), type=KvFacts)
 
     def handshake(self) -> str:
         """A digest of what NIXL compares before it pulls blocks; empty where there is no NIXL."""

@@ -1,0 +1,104 @@
+"""The bytes of a model's KV, as vLLM itself lays it out. Imports vLLM: for the EngineCore process.
+
+EngineCore alone knows it: block sizes and groups follow from attention backends, which the processes that compute
+choose. So the scheduler, which is given vLLM's KVCacheConfig, writes into a file what the worker has to know of it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.v1 import kv_cache_interface
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from libs.engine.vllm.kv_facts import KvFacts
+from libs.perfmodel.kv_shape import KvGroup, KvShape
+
+LAYERS, BLOCKS = 0, 1
+"""Places of these dimensions in vLLM's order of strides."""
+RING = getattr(kv_cache_interface, "CircularBufferSpec", ())
+"""vLLM's kind of layer that keeps one block a sequence, whatever its length; not every 0.32 has it."""
+
+
+def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Write what the worker reads once EngineCore serves."""
+    facts = KvFacts(
+        kv_shape(vllm_config, kv_cache_config),
+        str(vllm_config.cache_config.kv_cache_layout or ""),
+        kv_cache_config.has_mamba_layers,
+    )
+    file.write_bytes(msgspec.json.encode(facts))
+
+
+def kv_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KvShape:
+    """By the configuration of the first rank. Pipeline stages are taken to have layers of each kind alike."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    stages = model.get_total_num_hidden_layers() / max(model.get_num_layers(parallel), 1)
+    pages = _pages(kv_cache_config)
+    groups: dict[tuple[int, int], float] = {}
+    state_bytes = 0.0
+    for group in kv_cache_config.kv_cache_groups:
+        for layer in group.layer_names:
+            spec = _layer_spec(group.kv_cache_spec, layer)
+            layer_bytes = _page_bytes(spec, pages.get(layer)) * _copies(vllm_config, spec) * stages
+            if isinstance(spec, MambaSpec):
+                state_bytes += layer_bytes * (1 + spec.num_speculative_blocks)
+            elif isinstance(spec, RING):
+                state_bytes += layer_bytes
+            else:
+                key = (spec.block_size, _window_tokens(spec))
+                groups[key] = groups.get(key, 0.0) + layer_bytes
+    found = (KvGroup(tokens, round(size), window) for (tokens, window), size in sorted(groups.items()))
+    return KvShape(tuple(found), round(state_bytes))
+
+
+def _layer_spec(spec: Any, layer: str) -> KVCacheSpec:
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
+    """Bytes between one layer's page and the next, by layer. The scheduler is given one spec for layers whose pages
+    differ in size, and these strides say what it does not."""
+    layout = kv_cache_config.kv_cache_layout
+    if layout is None or not kv_cache_config.num_blocks:
+        return {}
+    outermost, second, *_ = KVCacheLayout[layout].stride_order
+    if outermost != LAYERS and (outermost, second) != (BLOCKS, LAYERS):
+        return {}
+    blocks = kv_cache_config.num_blocks if outermost == LAYERS else 1
+    return {
+        layer: tensor.layer_stride // blocks for tensor in kv_cache_config.kv_cache_tensors for layer in tensor.layers
+    }
+
+
+def _page_bytes(spec: KVCacheSpec, page_bytes: int | None) -> int:
+    """One layer's block on one rank, without what pads it to the size of another kind's."""
+    if page_bytes is None or page_bytes == spec.page_size_bytes:
+        return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
+    return page_bytes
+
+
+def _copies(vllm_config: VllmConfig, spec: KVCacheSpec) -> int:
+    """Ranks that hold different parts of a layer."""
+    width = int(vllm_config.parallel_config.tensor_parallel_size)
+    if isinstance(spec, MambaSpec):
+        return 1 if spec.tp_replicated else width
+    if isinstance(spec, AttentionSpec) and spec.max_tp_shards is not None:
+        return min(width, int(spec.max_tp_shards))
+    return min(width, int(vllm_config.model_config.get_total_num_kv_heads()))
+
+
+def _window_tokens(spec: KVCacheSpec) -> int:
+    if isinstance(spec, SlidingWindowSpec):
+        return int(spec.sliding_window)
+    return int(spec.attention_chunk_size) if isinstance(spec, ChunkedLocalAttentionSpec) else 0

@@ -1,0 +1,102 @@
+"""Data-parallel groups, each of which is decided about as one worker. Pure.
+
+The ranks of a group run their steps in lockstep: all take part in what one computes. So they have one role, and a group
+is one worker with the GPUs of all. Groups of equal size are weighed by one rank of each: a rank does its part of the
+model's work, at a rank's speed. The largest group says how many ranks a whole one has. A group that lacks one rank
+waits for it, and nothing is decided about it. Where groups differ by more, or no whole one has the role of one that
+lacks a rank, the rest does not show the model as it is, and nothing is decided about any.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
+from libs.policy.pressure.splits import Workload
+
+UNEQUAL = "its workers are groups of different sizes"
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A model's workers with one for each group."""
+
+    workers: Sequence[PlannedWorker]
+    """A group's has the id and the role of its first rank."""
+    ranks: int = 1
+    """Of each worker."""
+    strays: Sequence[RoleOrder] = ()
+    """What ranks are to take that have another role or budget than their group's first."""
+    incomplete: Collection[str] = ()
+    """Ranks of groups that lack one: what they do is no part of the work that is shared out."""
+    unknown: str = ""
+    """Why nothing can be decided about them."""
+
+
+def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> Gathered:
+    """One model's workers. `groups`: names by worker, of those in one.
+
+    A worker without a group is one of a group of one.
+    """
+    if not groups:
+        return Gathered(standings)
+    members: dict[str, list[PlannedWorker]] = {}
+    for each in standings:
+        members.setdefault(groups.get(each.id) or f"/{each.id}", []).append(each)
+    found = [sorted(each, key=lambda rank: rank.id) for each in members.values()]
+    ranks = max(map(len, found), default=1)
+    whole = [each for each in found if len(each) == ranks]
+    lacking = [each for each in found if len(each) < ranks]
+    roles = {each[0].role for each in whole}
+    like_whole = all(len(each) == ranks - 1 and each[0].role in roles for each in lacking)
+    return Gathered(
+        [*map(_one, whole), *(_one(each)._replace(movable=False) for each in lacking)],
+        ranks,
+        [order for each in whole for order in _strays(each)] if like_whole else (),
+        {rank.id for each in lacking for rank in each},
+        "" if like_whole else UNEQUAL,
+    )
+
+
+def share(work: Workload, ranks: int) -> Workload:
+    """What one rank of each group has to do of it."""
+    if ranks == 1:
+        return work
+    return replace(
+        work,
+        prompts=work.prompts / ranks,
+        decodes=-(-work.decodes // ranks),
+        kv_tokens=-(-work.kv_tokens // ranks),
+        waiting_ns=work.waiting_ns / ranks,
+        held=-(-work.held // ranks),
+        held_kv_tokens=-(-work.held_kv_tokens // ranks),
+        held_prompts=work.held_prompts / ranks,
+    )
+
+
+def spread(orders: Iterable[RoleOrder], ranks: Mapping[str, Sequence[str]]) -> list[RoleOrder]:
+    """An order to a group's first rank as orders to all of them. `ranks`: all of a group, by its first."""
+    return [
+        order._replace(worker_id=name) for order in orders for name in ranks.get(order.worker_id, [order.worker_id])
+    ]
+
+
+def _one(ranks: Sequence[PlannedWorker]) -> PlannedWorker:
+    first = ranks[0]
+    if len(ranks) == 1:
+        return first
+    return first._replace(
+        movable=all(each.movable for each in ranks),
+        prompt_tokens=sum(each.prompt_tokens for each in ranks),
+        kv_tokens=sum(each.kv_tokens for each in ranks),
+        pinned=any(each.pinned for each in ranks) or bool(_strays(ranks)),
+        keeps_budget=any(each.keeps_budget for each in ranks),
+    )
+
+
+def _strays(ranks: Sequence[PlannedWorker]) -> list[RoleOrder]:
+    first = ranks[0]
+    return [
+        RoleOrder(each.id, first.role, first.budget_tokens)
+        for each in ranks[1:]
+        if (each.role, each.budget_tokens) != (first.role, first.budget_tokens)
+    ]

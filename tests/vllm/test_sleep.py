@@ -1,0 +1,92 @@
+"""A real EngineCore that sleeps, on a CPU: vLLM does all of it there but free the device, as CUDA's allocator does."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import EngineIdentity
+from libs.engine.vllm.connectors import connector_of
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.starting.arguments import EXTENSION, sleep_arguments
+from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.testing.engines.real_model import write_random_llama
+from libs.testing.wait import until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+MB = 1024 * 1024
+IDENTITY = EngineIdentity("one", 1, "127.0.0.1:1")
+
+
+async def test_one_that_dies_asleep_does_not_wake_and_that_is_an_error_in_words(tmp_path: Path) -> None:
+    model = write_random_llama(tmp_path / "llama", hidden_size=128, eos_token_id=257)
+    core = VllmCore()
+    config = EngineConfig(model, "m", threads=1, block_size_tokens=32, kv_memory_mb=16, max_sequences=4)
+    await core.start(config, IDENTITY, lambda _stage, _fraction: None)
+    try:
+        await core.sleep(keep_weights=True)
+        for pid in core.pids:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: core._running.resources.engine_dead)
+        with pytest.raises(StartupError, match="the vllm engine did not wake"):
+            await core.wake()
+    finally:
+        await core.close()
+
+
+def test_vllm_knows_the_arguments_of_an_engine_that_can_sleep(tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    arguments = sleep_arguments(EngineConfig(None, "m", vllm_sleeps=True, vllm_asleep_mb=8_000), 80 << 30)
+    found = AsyncEngineArgs(model=str(tmp_path), **arguments)
+    assert found.enable_sleep_mode and found.gpu_memory_utilization < 0.92
+
+
+def test_a_persons_share_of_memory_leaves_those_that_sleep_their_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    from libs.engine.vllm.starting import launch
+
+    asked: dict[str, Any] = {}
+
+    def recorded(**arguments: Any) -> SimpleNamespace:
+        asked.update(arguments)
+        scheduler = SimpleNamespace(async_scheduling=False)
+        return SimpleNamespace(create_engine_config=lambda: SimpleNamespace(scheduler_config=scheduler))
+
+    monkeypatch.setattr(launch, "AsyncEngineArgs", recorded)
+    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda _self: True)
+    monkeypatch.setattr(type(current_platform), "get_device_total_memory", lambda _self: 80_000 * MB)
+    config = EngineConfig(
+        tmp_path, "m", block_size_tokens=32, vllm_sleeps=True, vllm_asleep_mb=8_000,
+        vllm_connector="OffloadingConnector", vllm_connector_config={"spec_name": "CPUOffloadingSpec"},
+        vllm_arguments={"gpu_memory_utilization": 0.9, "max_model_len": 256},
+    )  # fmt: skip
+    launch.configured(config, connector_of(config))
+    assert asked["gpu_memory_utilization"] == pytest.approx(0.9 - 0.1)
+    assert (asked["enable_sleep_mode"], asked["max_model_len"]) == (True, 256)
+
+
+@pytest.mark.parametrize(
+    ("method", "drops"), [(None, True), ("ngram", True), ("suffix", True), ("eagle3", False), ("draft_model", False)]
+)
+def test_weights_are_dropped_only_where_vllm_reads_all_of_them_again(
+    tmp_path: Path, method: str | None, drops: bool
+) -> None:
+    from libs.engine.vllm.starting import launch
+
+    config = EngineConfig(write_random_llama(tmp_path), "m", block_size_tokens=32, vllm_arguments={"max_model_len": 64})
+    found: Any = launch.configured(config, connector_of(config))
+    found.model_config.enable_sleep_mode, found.parallel_config.worker_extension_cls = True, EXTENSION
+    found.cache_config.num_gpu_blocks = 2
+    found.speculative_config = SimpleNamespace(method=method) if method else None
+    can = launch._capabilities(config, found, "", None, KvShape((KvGroup(32, 1),)), kv_once=True)
+    assert (can.sleeps, can.drops_weights) == (True, drops)
