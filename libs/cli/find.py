@@ -6,6 +6,7 @@ Plain `http.client`: importing httpx alone takes 0.2 s, which commands that prin
 import json
 import os
 from contextlib import closing
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +18,45 @@ from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file, r
 if TYPE_CHECKING:
     import httpx
 
+    from libs.runtime.net.access import CallSettings
+
 TIMEOUT_S: Final = 10.0
+CALL_VARIABLES: Final = ("FULCRUM_TLS_", "FULCRUM_TOKEN", "FULCRUM_ALLOW_PLAINTEXT_TOKEN")
+"""Beginnings of the names of what calls to workers are secured by."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 OK: Final = range(200, 300)
 KEY_VARIABLE: Final = "FULCRUM_API_KEY"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _TOKENS: Final[dict[str, str]] = {}
 """Tokens of the suite that this command has found, by its services' addresses: what is asked later needs no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoToken:
+    def get_secret_value(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unset:
+    """As `CommonSettings` is where the environment says nothing of it."""
+
+    cluster: str = "local"
+    token: _NoToken = field(default_factory=_NoToken)
+    allow_plaintext_token: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+
+
+def call_settings() -> "CallSettings":
+    """What calls to workers are secured by. The settings class takes longer to import than all else of a command, so it
+    is asked only where the environment says any of this. Raises StartupError."""
+    if not any(name.startswith(CALL_VARIABLES) for name in os.environ):
+        return _Unset()
+    from libs.runtime.settings import CommonSettings, load_settings  # noqa: PLC0415
+
+    return load_settings(CommonSettings)
 
 
 def find_suite(ready_file: Path | None) -> Ready:

@@ -9,8 +9,10 @@ import numpy as np
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
+from libs.policy.metrics.kv_links import KvLink
 from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
 from libs.telemetry.nodes.hardware import NodeGpus
+from libs.telemetry.nodes.kv_links import Peer
 from libs.telemetry.nodes.node_stats import Clocks, NodeStats
 from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
@@ -52,7 +54,7 @@ class FleetTelemetry:
         """Time from which this process reads a worker that another process read before, by id."""
         self._followed: list[Followed] = []
         """Still to be entered."""
-        self._nodes = NodeStats()
+        self._nodes = NodeStats(self._incarnation_of)
         self.tell_changes: Changes = lambda *_: None
         """Called with each batch that counts, before anybody reads its content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
@@ -110,6 +112,14 @@ class FleetTelemetry:
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
         self.settle()
         return self._nodes.kv_bytes
+
+    def kv_links(self, now_ns: int) -> list[KvLink]:
+        """How fast KV has come of late from one worker to another, of workers that have not left, where this process
+        reads the receiver's telemetry."""
+        self.settle()
+        there = (each for each in self.directory.listing(now_ns).workers if not each.left)
+        peers = {each.worker_id: Peer(each.model, each.node, self._incarnation_of(each.worker_id)) for each in there}
+        return self._nodes.kv_links.among(peers, now_ns)
 
     @property
     def hardware(self) -> NodeGpus:
@@ -233,6 +243,10 @@ class FleetTelemetry:
         self.settle()
         newest = (self.directory.newest(worker_id) for worker_id in worker_ids)
         return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
+
+    def _incarnation_of(self, worker_id: str) -> int:
+        facts = self.directory.facts(worker_id)
+        return facts.incarnation if facts else 0
 
     def _count(self, taken: BatchOutcome) -> BatchOutcome:
         self._batches[taken] += 1

@@ -110,6 +110,16 @@ class OccupancyCollector(Collector):
         for way, count in sorted(self._fleet.kv_bytes.items()):
             handed_over.add_metric((way,), count)
         yield handed_over
+        speeds = GaugeMetricFamily(
+            names.KV_LINK_BYTES_PER_SECOND,
+            "KV from one worker to another, in the fastest transfers of late; floor: as much or more.",
+            labels=("source", "worker", "bound"),
+        )
+        for link in self._fleet.kv_links(self._end_ns()):
+            if link.gb_per_s is not None:
+                bound = "floor" if link.is_floor else "measured"
+                speeds.add_metric((link.source, link.target, bound), link.gb_per_s * 1e9)
+        yield speeds
         age = GaugeMetricFamily(
             names.WORKER_TELEMETRY_AGE_SECONDS,
             "Since the end of the last cover, at the window's end.",

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libs.cli.find import find_one_suite, get_json
+from libs.cli.find import call_settings, find_one_suite, get_json
 from libs.contracts.errors import FulcrumError, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
-from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin.client import RoleMove, WorkerAdmin
 
 ACTOR = "fulcrum role"
@@ -33,6 +32,18 @@ class WorkerMove:
     """Sequences at the worker when its first step was waited for no more."""
 
 
+def change(
+    ready: Path | None, *, words: Sequence[str], epoch: int | None, reason: str, first_step_s: float, as_json: bool
+) -> None:
+    """Of `words` the last is the role, the others are workers. Raises StartupError."""
+    *workers, wanted = words
+    asyncio.run(
+        change_roles(
+            workers, wanted, epoch=epoch, reason=reason, first_step_s=first_step_s, ready_file=ready, as_json=as_json
+        )
+    )
+
+
 async def change_roles(
     workers: Sequence[str],
     wanted: str,
@@ -48,9 +59,9 @@ async def change_roles(
     Raises StartupError that says what to do, or what workers refused it for, once all have been asked.
     """
     role, budget_tokens = parse_role(wanted)
-    suite, settings = find_one_suite(ready_file), load_settings(CommonSettings)
+    suite, settings = find_one_suite(ready_file), call_settings()
     known = get_json(suite.planner, "/v1/workers")
-    found = [_find(worker, known) for worker in dict.fromkeys(workers)]
+    found = with_groups([_find(worker, known) for worker in dict.fromkeys(workers)], known)
 
     async def change(worker: dict[str, Any]) -> WorkerMove:
         async with make_channel(settings, worker["address"]) as channel:
@@ -130,6 +141,15 @@ def _find(worker_id: str, workers: list[dict[str, Any]]) -> dict[str, Any]:
             return worker
     there = ", ".join(worker["id"] for worker in workers) or "none"
     raise StartupError(f"there is no worker {worker_id!r} here, but: {there}")
+
+
+def with_groups(found: list[dict[str, Any]], workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """And all other ranks of their data-parallel groups, which have one role."""
+    named = {each["id"] for each in found}
+    groups = {(each.get("model"), each["group"]) for each in found if each.get("group")}
+    return found + [
+        each for each in workers if (each.get("model"), each.get("group")) in groups and each["id"] not in named
+    ]
 
 
 def reported(moved: WorkerMove, waited_s: float) -> str:

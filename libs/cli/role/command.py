@@ -33,15 +33,8 @@ def role(
     json: Json = False,
 ) -> None:
     """Give workers another role. What runs there moves on with its KV, or ends there: nothing is aborted."""
-    import asyncio  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.role.change import change  # noqa: PLC0415 (what only this command needs)
 
-    from libs.cli.role.change import change_roles  # noqa: PLC0415
-
-    *workers, wanted = words
-    if not workers:
+    if len(words) < 2:
         raise typer.BadParameter("name a worker and its role, such as: fulcrum role gpu-1 prefill")
-    asyncio.run(
-        change_roles(
-            workers, wanted, epoch=epoch, reason=reason, first_step_s=first_step_s, ready_file=ready, as_json=json
-        )
-    )
+    change(ready, words=words, epoch=epoch, reason=reason, first_step_s=first_step_s, as_json=json)

@@ -10,10 +10,18 @@ from libs.cli.options import Json, ReadyFile
 
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", metavar="", help="Again every second, until Ctrl-C.")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", metavar="", help="Instead, how fast KV comes from one worker to another.")
+    ] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
     """Is the cluster balanced, and what should be done? The verdict first, then the figures behind it."""
+    if links:
+        from libs.cli.status.links import show_links  # noqa: PLC0415 (what only this command needs)
+
+        show_links(ready, as_json=json)
+        return
     from libs.cli.status.watch import show_status  # noqa: PLC0415 (what only this command needs)
 
     show_status(ready, watch=watch, as_json=json)

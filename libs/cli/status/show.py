@@ -103,7 +103,7 @@ def decode_facts(model: ModelStatusAnswer) -> list[str]:
     if pool.running is not None and pool.largest_batch is not None:
         slots = "" if pool.slots is None else f" ({pool.slots:,} slots)"
         facts.append(
-            f"{pool.running + (pool.held or 0):,} of {pool.largest_batch:,.0f} sequences that hold TPOT{slots}"
+            f"{pool.running + (pool.held or 0):,} sequences, room for {pool.largest_batch:,.0f} within TPOT{slots}"
         )
     if pool.kv_used is not None:
         facts.append(f"KV {percent(pool.kv_used)}")
@@ -169,7 +169,8 @@ def _planner(status: Status) -> Iterator[Text]:
     mode = planner.mode or "in an unknown mode"
     acts = "moves workers by itself" if planner.acts else "moves nothing by itself"
     when = "" if planner.decided_unix_ms is None else f" {span(now_ms - planner.decided_unix_ms)} ago"
-    why = f"; decided{when}: {planner.reason}" if planner.reason else ""
+    # What it would do is weighed over another time than the verdict: two commands with two figures answer nothing.
+    why = f"; decided{when}: {planner.reason}" if planner.reason and planner.acts else ""
     yield Text.assemble(("Planner ", "bold"), f"{mode}, {acts}{why}")
     if (move := planner.last_move) is not None:
         ago = span(now_ms - move.at_unix_ms)

@@ -28,6 +28,8 @@ MAX_COMMANDS: Final = 2
 LATENCIES: Final = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("queue", "queue_s"))
 QUEUE_FITS: Final = 96
 """Cells from which there is room for the last of them."""
+THOUSANDS_FROM: Final = 100_000
+"""Tokens that wait, from which on they are counted in thousands: both phases fit a line of 80 cells."""
 MAX_ALERTS: Final = 3
 MAX_EVENTS: Final = 3
 ALARM: Final = "bold white on #b3261e"
@@ -93,7 +95,7 @@ def _planner(model: TopModel) -> Text:
     if not planner.heard:
         return text.append("the planner is not heard: roles stay as they are", "yellow")
     text.append("planner ", "dim").append(planner.mode or "?")
-    if planner.reason:
+    if planner.reason and planner.acts:
         age = "" if planner.decided_unix_ms is None else span(model.status.as_of_unix_ms - planner.decided_unix_ms)
         text.append(f" {age} ago: ", "dim").append(planner.reason)
     return text
@@ -107,7 +109,8 @@ def _queues(model: TopModel) -> Text:
         reported = "unknown" if queue is None else f"{queue[0]:,}"
         text.append(f"waiting for {phase} ", "dim").append(reported)
         if queue and queue[1]:
-            text.append(f" of {queue[1]:,} tokens", "dim")
+            tokens = f"{queue[1]:,}" if queue[1] < THOUSANDS_FROM else f"{queue[1] / 1000:,.0f}k"
+            text.append(f" of {tokens} tokens", "dim")
         text.append("   ")
     text.rstrip()
     return text

@@ -76,7 +76,5 @@ def decode(
     Requests with a TPOT target are held to theirs at every step, whatever is asked here.
     """
     from libs.cli.tune.measure import tune_decode  # noqa: PLC0415 (what only this command needs)
-    from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TuneDecodeRequest  # noqa: PLC0415
 
-    request = TuneDecodeRequest(tpot_target_us=round(tpot_ms * 1000), context_tokens=context)
-    tune_decode(ready, worker, request, as_json=json)
+    tune_decode(ready, worker=worker, tpot_ms=tpot_ms, context=context, as_json=json)

@@ -6,15 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from libs.cli.console import make_console
-from libs.cli.find import find_one_suite, get_json
-from libs.cli.tune.curves import draw, figures, reported
+from libs.cli.find import call_settings, find_one_suite, get_json
 from libs.contracts.errors import FulcrumError, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.launch.ready import Ready
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
-from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin.client import WorkerAdmin
 
 AnswerT = TypeVar("AnswerT")
@@ -32,14 +29,15 @@ def tune_prefill(
 
     Raises StartupError: of workers that fail once all have been asked, since the others may have changed.
     """
+    from libs.cli.tune.curves import draw, figures  # noqa: PLC0415 (start-up time, of rich)
+
     suite = find_one_suite(ready_file)
 
     def ask(each: dict[str, Any]) -> dict[str, Any]:
         answer = _ask(suite, each, lambda admin: admin.tune_prefill(request))
         return figures(each["id"], answer, applied=not (request.measure_only or request.kept))
 
-    console = make_console()
-    tell = None if as_json else lambda each: console.print(reported(each))
+    tell = None if as_json else _printer()
     found, failed = of_each(_workers(suite, worker, ("prefill",)), ask, tell)
     if picture is not None and found:
         try:
@@ -49,8 +47,17 @@ def tune_prefill(
     _end(failed)
 
 
-def tune_decode(ready_file: Path | None, worker: str | None, request: pb.TuneDecodeRequest, *, as_json: bool) -> None:
+def _printer() -> Callable[[dict[str, Any]], None]:
+    from libs.cli.console import make_console  # noqa: PLC0415 (start-up time, of rich)
+    from libs.cli.tune.curves import reported  # noqa: PLC0415
+
+    console = make_console()
+    return lambda each: console.print(reported(each))
+
+
+def tune_decode(ready_file: Path | None, *, worker: str | None, tpot_ms: float, context: int, as_json: bool) -> None:
     """Print the largest decode batch of one worker, or of all that decode. Raises StartupError."""
+    request = pb.TuneDecodeRequest(tpot_target_us=round(tpot_ms * 1000), context_tokens=context)
     suite = find_one_suite(ready_file)
 
     def ask(each: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +111,7 @@ def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[d
 
 def _ask(suite: Ready, worker: dict[str, Any], ask: Callable[[WorkerAdmin], Awaitable[AnswerT]]) -> AnswerT:
     async def call() -> AnswerT:
-        settings = load_settings(CommonSettings)
+        settings = call_settings()
         async with make_channel(settings, worker["address"]) as channel:
             token = admin_token(settings, worker["address"], suite.token)
             return await ask(WorkerAdmin(channel, worker["id"], token))

@@ -41,6 +41,7 @@ class Name(StrEnum):
     IMBALANCE = "FulcrumImbalance"
     QUEUE_GROWING = "FulcrumQueueGrowing"
     KV_TRANSFER_BOUND = "FulcrumKvTransferBound"
+    KV_LINK_SLOW = "FulcrumKvLinkSlow"
     KV_CACHE_FULL = "FulcrumKvCacheFull"
     TOO_SMALL = "FulcrumTooSmall"
     SLOW_WORKER = "FulcrumSlowWorker"
@@ -54,6 +55,7 @@ ON_TELEMETRY: Final = (
     Name.IMBALANCE,
     Name.QUEUE_GROWING,
     Name.KV_TRANSFER_BOUND,
+    Name.KV_LINK_SLOW,
     Name.KV_CACHE_FULL,
     Name.TOO_SMALL,
     Name.SLOW_WORKER,
@@ -81,6 +83,7 @@ def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
         Name.IMBALANCE: settled,
         Name.QUEUE_GROWING: settled,
         Name.KV_TRANSFER_BOUND: settled,
+        Name.KV_LINK_SLOW: settled,
         Name.KV_CACHE_FULL: settled,
         Name.TOO_SMALL: settled,
         Name.SLOW_WORKER: settled,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from libs.policy.metrics.kv_links import KvLink
 from libs.policy.verdict.cause import Cause
 
 
@@ -98,6 +99,8 @@ class Snapshot:
     """What the verdict names."""
     judged: frozenset[str] = frozenset()
     """Models of which it knows enough. Of others, pools are judged by how busy they are."""
+    links: Sequence[KvLink] = ()
+    """Between workers, as fast as KV has come over them."""
 
     @property
     def behind_ns(self) -> int:

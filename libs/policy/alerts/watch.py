@@ -7,6 +7,7 @@ from typing import Final
 
 from libs.policy.alerts.burn import burn_conditions
 from libs.policy.alerts.causes import cause_conditions, is_explained
+from libs.policy.alerts.links import link_conditions
 from libs.policy.alerts.pools import pool_conditions
 from libs.policy.alerts.queues import QueueLog
 from libs.policy.alerts.rules import ON_TELEMETRY, AlertLimits, Condition, held_back, make_rules
@@ -57,7 +58,8 @@ class AlertWatch:
     def _conditions(self, snapshot: Snapshot) -> Iterator[Condition]:
         followed = self.machine.followed("worker")
         judged = cause_conditions(snapshot, followed)
-        pools = chain(pool_conditions(snapshot.pools, self._queues, self.limits, snapshot.judged), judged)
+        links = link_conditions(snapshot.links)
+        pools = chain(pool_conditions(snapshot.pools, self._queues, self.limits, snapshot.judged), judged, links)
         workers = worker_conditions(snapshot, self._at_hand, self._hearing, self.limits, followed)
         for each in chain(map(held_back, pools) if self._hearing.all_silent else pools, workers):
             fires = each.grade is Grade.FIRE

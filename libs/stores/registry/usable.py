@@ -31,7 +31,10 @@ PEAKS_PER_S: Final = (1e6, 1e21)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What settings allow as the name of a process."""
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
-_SHAPE: Final = ("layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes")
+_SHAPE: Final = (
+    "layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes",
+    "kv_window_token_bytes", "kv_window_tokens", "kv_state_bytes",
+)  # fmt: skip
 
 
 class Unusable(Exception):

@@ -14,6 +14,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.nodes.hardware import NodeGpus
+from libs.telemetry.nodes.kv_links import IncarnationOf, KvLinks
 
 BUCKET_NS: Final = 10 * 1_000_000_000
 BUCKETS: Final = 6
@@ -59,11 +60,12 @@ class Clocks:
 class NodeStats:
     """Clock offsets and hardware counters of all nodes, and bytes of KV transfers."""
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation_of: IncarnationOf) -> None:
         self.clocks = Clocks()
         self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
+        self.kv_links = KvLinks(incarnation_of)
 
     def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
         """Update clocks and counters from batches and their times of arrival."""
@@ -85,3 +87,5 @@ class NodeStats:
         for batch in batches:
             for transfer in batch.kv_transfers or ():  # an empty list of protobuf is slow to walk
                 self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
+            if batch.kv_transfers:
+                self.kv_links.note(batch)

@@ -40,6 +40,7 @@ def take_snapshot(
         workers=_workers(fleet, loads, offsets_ns, now_ns),
         burns=burns.burns(now_ns),
         silent_ns=None if heard_ns is None else max(now_ns - heard_ns, 0),
+        links=fleet.kv_links(now_ns),
     )
 
 

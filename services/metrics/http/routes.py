@@ -1,6 +1,7 @@
 """The routes of the metrics service."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -9,8 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from libs.contracts.errors import InvalidRequest
 from libs.policy.alerts.store import AlertStore
+from libs.policy.metrics.kv_links import KvLink, judge
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from libs.telemetry.fleet import FleetTelemetry
 from services.metrics.accounting.efficiency import Efficiency, RecentOccupancy, efficiency
 from services.metrics.accounting.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
 from services.metrics.accounting.queues import phase_queues
@@ -65,6 +68,55 @@ def decisions_router(log: DecisionLog) -> APIRouter:
         return Response(msgspec.json.encode(log.newest(limit, keeps=keeps)), media_type="application/json")
 
     return router
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAnswer:
+    """KV from one worker to another. `gb_per_s`: of the fastest transfers of late; null where all were too small to say
+    anything. `is_floor`: the receiver's steps may have made that speed, so the link brings as much or more.
+    `of_fastest`: its share of the fastest pair of the model that moves KV in the same way; null for a floor, and where
+    there is nothing to compare with."""
+
+    source: str
+    target: str
+    model: str
+    way: str
+    transfers: int
+    bytes: int
+    gb_per_s: float | None
+    is_floor: bool
+    of_fastest: float | None
+
+
+def links_router(fleet: FleetTelemetry, clock: Clock) -> APIRouter:
+    """`/v1/links`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/links", response_model=list[LinkAnswer])
+    async def links() -> Response:
+        """How fast KV comes over each pair of workers, the slowest first, of receivers whose telemetry is read here."""
+        return Response(msgspec.json.encode(_links(fleet.kv_links(clock.now_ns()))), media_type="application/json")
+
+    return router
+
+
+def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
+    shares = {each.link: each.share for each in judge(links)}
+    found = [
+        LinkAnswer(
+            each.source,
+            each.target,
+            each.model,
+            "shared_memory" if each.shared_memory else "network",
+            each.transfers,
+            each.total_bytes,
+            each.gb_per_s,
+            each.is_floor,
+            shares.get(each),
+        )
+        for each in links
+    ]
+    return sorted(found, key=lambda each: (each.gb_per_s is None, each.gb_per_s or 0.0))
 
 
 Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
@@ -164,6 +216,7 @@ def make_api(
     if verdicts is not None:
         app.include_router(status_router(state, verdicts, book, clock))
     app.include_router(decisions_router(state.decision_log))
+    app.include_router(links_router(state.fleet, clock))
     app.include_router(past_status_router(recorder or StatusRecorder(), clock))
     app.include_router(runbook_router())
     for router in more:

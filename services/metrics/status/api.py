@@ -22,6 +22,7 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
             batch_waiting=sum(each.batch_requests for each in heard.values()),
             batch_at_workers=sum(each.batch_bound for each in heard.values()),
         )
+    traffic = replace(traffic, too_many_per_s=max(traffic.too_many_per_s, verdicts.refusals.total_per_s(now_ns)))
     return cluster_status(
         verdicts.seen,
         verdicts.planner.status(now_ns),

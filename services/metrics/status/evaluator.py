@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, StepBatch
 from libs.contracts.roles import role_name
@@ -20,6 +21,7 @@ from libs.policy.verdict.state import ModelState, UnknownState
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
 from libs.telemetry.gateways import ModelBacklog
+from libs.telemetry.refusals import Refusals
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
@@ -81,6 +83,7 @@ class VerdictEvaluator:
         self._lag_ns = lag_ns
         self._watch = VerdictWatch(limits)
         self._arrivals = ArrivalRates()
+        self.refusals = Refusals()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
@@ -99,6 +102,8 @@ class VerdictEvaluator:
             return
         if isinstance(value, GatewayQueues):
             self._arrivals.take(value, now_ns)
+        elif isinstance(value, DemandTotals):
+            self.refusals.take(value)
         elif isinstance(value, RequestEvent):
             self.traffic.take(value, now_ns)
         elif isinstance(value, Decision):
@@ -221,7 +226,10 @@ class VerdictEvaluator:
 
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model, now_ns)
-        refused = self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS)
+        # Prompts of those refused at a full queue are as long as those that wait in it.
+        each = waiting.prompt_tokens / max(waiting.prefill_requests + waiting.decode_requests, 1)
+        refused_per_s = self.refusals.per_s(model, now_ns)
+        refused = max(self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * each)
         rate = self._arrivals.rate(model, now_ns)
         return SeenDemand(
             waiting=waiting,
@@ -230,6 +238,7 @@ class VerdictEvaluator:
             cache_hit=self.traffic.cache_hit(model, now_ns),
             ttft_limit_ns=limit_ns,
             tpot_ns=tpot_ns,
+            refuses=refused_per_s > 0,
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

@@ -49,6 +49,9 @@ class SeenDemand:
     cache_hit: float
     ttft_limit_ns: int
     tpot_ns: int
+    refuses: bool = False
+    """Whether requests are turned away for want of room: then prompts that are late already stand in the way of as many
+    as come within the TTFT limit."""
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
@@ -88,7 +91,9 @@ def _state(
     waiting, fresh = demand.waiting, 1 - demand.cache_hit
     at_workers = sum(each.prompt_tokens for each in states)
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
-    due_tokens = max(waiting.hopeful_tokens - waiting.batch_tokens, 0) * fresh + at_workers
+    hopeful_tokens = max(waiting.hopeful_tokens - waiting.batch_tokens, 0) * fresh + at_workers
+    coming_tokens = demand.tokens_per_s * fresh * demand.ttft_limit_ns / 1e9 if demand.refuses else 0.0
+    due_tokens = max(hopeful_tokens, min(people_tokens, coming_tokens))
     speed = engine.chunk_speed
     needed, horizon_ns = workers_needed(
         Prompts(

@@ -26,6 +26,11 @@ def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
     return calls
 
 
+def asked(name: str) -> list[str]:
+    """Arguments that the command cannot do without."""
+    return ["gpu-1", "gpu-2", "prefill"] if QUICK[name].words else []
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_plain_line_calls_what_typer_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FULCRUM_READY", raising=False)
@@ -33,23 +38,35 @@ def test_a_plain_line_calls_what_typer_would(name: str, monkeypatch: pytest.Monk
     words = [*([flag] for flag in (*QUICK[name].flags, "--json")), ["--ready", "suite.json"]]
     for count in range(len(words) + 1):
         for chosen in combinations(words, count):
-            line = [name, *(word for each in chosen for word in each)]
+            line = [*name.split(), *asked(name), *(word for each in chosen for word in each)]
             plain = plain_call(line)
             assert plain is not None
             plain()
             assert CliRunner().invoke(app, line).exit_code == 0
             assert calls[-1] == calls[-2], line
     monkeypatch.setenv("FULCRUM_READY", "named.json")
-    plain = plain_call([name])
+    plain = plain_call([*name.split(), *asked(name)])
     assert plain is not None
     plain()
-    CliRunner().invoke(app, [name])
+    CliRunner().invoke(app, [*name.split(), *asked(name)])
     assert calls[-1] == calls[-2]
     assert str(calls[-1][0]) == "named.json"
 
 
 @pytest.mark.parametrize(
-    "line", [[], ["--help"], ["status", "--help"], ["status", "now"], ["status", "--ready"], ["events", "-n", "5"]]
+    "line",
+    [
+        [],
+        ["--help"],
+        ["status", "--help"],
+        ["status", "now"],
+        ["status", "--ready"],
+        ["events", "-n", "5"],
+        ["role"],
+        ["role", "gpu-1"],
+        ["role", "gpu-1", "prefill", "--reason", "why"],
+        ["top", "--metrics", "http://a"],
+    ],
 )
 def test_what_is_not_plain_is_left_to_typer(line: list[str]) -> None:
     assert plain_call(line) is None
@@ -61,10 +78,18 @@ def test_a_shell_that_completes_is_left_to_typer(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.system
-def test_a_plain_line_imports_none_of_the_packages_that_are_slow_to() -> None:
-    heavy = ("grpc", "httpx", "typer", "pydantic", "torch", "asyncio")
+@pytest.mark.parametrize(
+    ("line", "heavy"),
+    [
+        (["status"], ("grpc", "httpx", "typer", "pydantic", "torch", "asyncio")),
+        (["top", "--once"], ("grpc", "httpx", "typer", "pydantic", "torch", "textual", "rich")),
+        (["tune", "decode"], ("httpx", "typer", "pydantic", "torch", "structlog", "rich")),
+        (["role", "gpu-1", "prefill"], ("httpx", "typer", "pydantic", "torch", "structlog", "rich")),
+    ],
+)
+def test_a_plain_line_imports_none_of_the_packages_that_are_slow_to(line: list[str], heavy: tuple[str, ...]) -> None:
     code = (
-        "import sys; sys.argv = ['fulcrum', 'status', '--ready', 'none']\n"
+        f"import sys; sys.argv = {['fulcrum', *line, '--ready', 'none']}\n"
         "from libs.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit: pass\n"
         f"print([name for name in {heavy} if name in sys.modules])"

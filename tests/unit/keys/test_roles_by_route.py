@@ -79,6 +79,7 @@ METRICS: Final[Cases] = SHARED | {
     ("GET", "/v1/requests"): ("operator", None),
     ("GET", "/v1/requests/summary"): ("operator", None),
     ("GET", "/v1/steps"): ("operator", None),
+    ("GET", "/v1/links"): ("operator", None),
     ("GET", "/v1/events"): ("operator", None),
     ("GET", "/v1/status"): ("operator", None),
     ("GET", "/v1/status/history"): ("operator", None),

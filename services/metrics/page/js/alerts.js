@@ -173,7 +173,8 @@ function wordsOf({ name }) {
   return words.replace(/\bkv\b/, "KV").replace(/\bslo\b/, "SLO");
 }
 
-const subjectOf = ({ labels: { worker, phase, slo, model } }) => worker ?? phase ?? slo ?? model;
+/** A phase or service level is of one model, beside which there may be others. */
+const subjectOf = ({ labels: { worker, phase, slo, model } }) => worker ?? [phase ?? slo, model].filter(Boolean).join(" of ");
 
 const nameOf = (alert) => [wordsOf(alert), subjectOf(alert)].filter(Boolean).join(" · ");
 

@@ -81,7 +81,7 @@ function prefillFacts({ prefill, mixed }) {
 
 function decodeFacts({ decode }) {
   const held = decode.running == null ? null : decode.running + (decode.held ?? 0);
-  const batch = held == null || decode.largest_batch == null ? "" : `${count(held)} of ${count(decode.largest_batch)} sequences that hold TPOT${decode.slots == null ? "" : ` (${count(decode.slots)} slots)`}`;
+  const batch = held == null || decode.largest_batch == null ? "" : `${count(held)} sequences, room for ${count(decode.largest_batch)} within TPOT${decode.slots == null ? "" : ` (${count(decode.slots)} slots)`}`;
   const tpot = decode.tpot_ms == null ? "" : `TPOT ${millis(decode.tpot_ms)}${decode.tpot_target_ms == null ? "" : ` of ${millis(decode.tpot_target_ms)}`}`;
   return [batch, decode.kv_used != null && `KV ${share(decode.kv_used)}`, tpot, `busy ${share(decode.busy)}`, decode.starved > 0.005 && `starved ${share(decode.starved)}`, decode.kv_wait > 0.005 && `KV wait ${share(decode.kv_wait)}`];
 }

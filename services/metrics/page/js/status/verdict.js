@@ -83,7 +83,8 @@ function drawPlanner(planner, nowMs) {
   const parts = [];
   if (!planner.heard) parts.push("The planner is not heard: roles stay as they are");
   else parts.push(`Planner ${planner.mode ?? "in an unknown mode"}${planner.acts ? ", moves workers by itself" : ", moves nothing by itself"}`);
-  if (planner.reason) parts.push(`decided${planner.decided_unix_ms == null ? "" : ` ${span(nowMs - planner.decided_unix_ms)} ago`}: ${planner.reason}`);
+  // What it would do is weighed over another time than the verdict: two commands with two figures answer nothing.
+  if (planner.reason && planner.acts) parts.push(`decided${planner.decided_unix_ms == null ? "" : ` ${span(nowMs - planner.decided_unix_ms)} ago`}: ${planner.reason}`);
   const move = planner.last_move;
   if (move) parts.push(`last move: ${move.worker} ${move.from_role} → ${move.to_role} ${span(nowMs - move.at_unix_ms)} ago, by ${move.actor || "somebody"}`);
   setText($("planner-line"), parts.join(" · "));

@@ -10,7 +10,7 @@ const trimmed = (value, digits) => String(Number(value.toFixed(digits)));
 /** Class by how near pressure is to 1, above which work grows into a queue. */
 export const pressureClass = (value) => (value == null ? "unknown" : value > 1 ? "over" : value > 0.85 ? "near" : "calm");
 
-export const share = (value) => (value == null ? DASH : `${trimmed(100 * value, value < 0.1 ? 1 : 0)} %`);
+export const share = (value) => (value == null ? DASH : `${trimmed(100 * value, value < 0.1 ? 1 : 0)}\u00a0%`); // no line begins with its sign
 
 export const count = (value) => (value == null ? DASH : Math.round(value).toLocaleString("en"));
 

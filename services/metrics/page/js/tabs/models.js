@@ -10,7 +10,7 @@ const MAX_ROWS = 500;
 const $ = (id) => document.getElementById(id);
 const plain = (value) => (value == null ? DASH : String(Math.round(10 * value) / 10));
 
-const HEADS = ["model", "state", "worker", "in flight", "waiting", "a request would wait", "load", "last use", "next likely use", "kept by"];
+const HEADS = ["model", "state", "worker", "in flight", "waiting", "a request would wait", "load", "last use", "next likely use", "TTFT", "TPOT", "kept by"];
 
 export class ModelsTab {
   #poll = new Poll(() => this.#look(), EVERY_MS);
@@ -85,6 +85,8 @@ function rowOf(model) {
     `${millis(1000 * model.load_s)}${model.load_measured ? "" : " reckoned"}`,
     model.last_use ? `${span(Date.now() - Date.parse(model.last_use))} ago` : DASH,
     model.next_use_s == null ? DASH : `in ${span(1000 * model.next_use_s)}`,
+    model.ttft_ms == null ? DASH : `≤ ${millis(model.ttft_ms)}`,
+    model.tpot_ms == null ? DASH : `≤ ${millis(model.tpot_ms)}`,
     keptBy(model) || DASH,
   ];
   for (const text of cells) row.insertCell().textContent = text;

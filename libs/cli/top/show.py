@@ -1,0 +1,52 @@
+"""What `fulcrum top` shows: the screen, or snapshots for pipes."""
+
+import time
+from json import dumps
+from pathlib import Path
+from typing import Any, Final
+
+from libs.cli.find import find_suite, get_json
+
+PERIOD_S: Final = 1.0
+WINDOW: Final = "2s"
+
+
+def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool, as_json: bool) -> None:
+    """Until the user leaves, or one snapshot. Raises StartupError."""
+    url = metrics.rstrip("/") if metrics else find_suite(ready).metrics
+    if as_json or once:
+        _print_snapshots(url, as_json=as_json, once=once)
+        return
+    from libs.cli.top.screen import run_screen  # noqa: PLC0415 (what only the screen needs)
+
+    run_screen(url, light=light)
+
+
+def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
+    """One, or one a second until interrupted. Raises StartupError when the service does not answer."""
+    from libs.cli.tables import show_occupancy_of  # noqa: PLC0415
+
+    while True:
+        snapshot = _take(url)
+        if as_json:
+            print(dumps(snapshot), flush=True)
+        else:
+            show_occupancy_of(snapshot["occupancy"])
+            for alert in snapshot["alerts"]:
+                print(f"{alert['severity']}: {alert['name']}: {alert['reason']}")
+        if once:
+            return
+        time.sleep(PERIOD_S)
+
+
+def _take(url: str) -> dict[str, Any]:
+    """Occupancy, what requests met, and alerts that fire, as of now."""
+    occupancy = get_json(url, "/v1/occupancy", window=WINDOW)
+    return {
+        "unix_ms": occupancy["as_of_unix_ns"] // 1_000_000,
+        "age_ms": occupancy["age_ms"],
+        "ratio": occupancy["ratio"],
+        "occupancy": occupancy,
+        "requests": get_json(url, "/v1/requests/summary", window="1m")["total"],
+        "alerts": get_json(url, "/v1/alerts", limit="0")["firing"],
+    }

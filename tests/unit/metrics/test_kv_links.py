@@ -1,0 +1,204 @@
+"""Speeds of KV between pairs of workers: learned from transfers, compared with one another, told and alerted."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from libs.cli.status.links import Link, links_table
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer
+from libs.policy.alerts.links import SOUND, link_conditions
+from libs.policy.grade import Grade
+from libs.policy.metrics.kv_links import (
+    LEAST_BYTES,
+    LEAST_STEPS,
+    LEAST_TRANSFERS,
+    LINK_KEPT_NS,
+    KvLink,
+    MovedKv,
+    judge,
+)
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.nodes.kv_links import MAX_LINKS, KvLinks, Peer
+from libs.telemetry.worker.phase_time import PhaseTime
+from libs.testing.workers.telemetry import at, step, step_batch
+
+MB = 1 << 20
+MS = 1_000_000
+
+
+def moved(link: KvLink, times: int, size_bytes: int, duration_ns: int, *, step_ns: int = 0) -> KvLink:
+    for _ in range(times):
+        link = link.moved(MovedKv(size_bytes, at(0), at(0) + duration_ns, link.shared_memory, step_ns))
+    return link
+
+
+def link(gb_per_s: float, source: str = "p", target: str = "d", *, shared: bool = False, model: str = "m") -> KvLink:
+    return moved(KvLink(source, target, shared, model), LEAST_TRANSFERS, 100 * MB, round(100 * MB / gb_per_s))
+
+
+def test_a_pairs_speed_is_that_of_its_fastest_transfers_and_sinks_slowly() -> None:
+    found = link(10.0)
+    waited = moved(found, 1, 100 * MB, 10**9)
+    assert found.gb_per_s is not None and waited.gb_per_s is not None
+    assert abs(found.gb_per_s - 10.0) < 0.01 and waited.gb_per_s > 9.7
+    assert (moved(waited, 300, 100 * MB, 10**9).gb_per_s or 0) < 0.2
+    assert moved(waited, 1, 200 * MB, 10 * MS).gb_per_s == 200 * MB / (10 * MS)
+
+
+def test_small_transfers_are_counted_and_say_nothing_of_the_link() -> None:
+    found = moved(KvLink("p", "d", False), 5, LEAST_BYTES - 1, 1)
+    assert (found.total_bytes, found.transfers, found.gb_per_s) == (5 * (LEAST_BYTES - 1), 0, None)
+
+
+def test_a_pair_that_changes_its_way_starts_anew() -> None:
+    found = link(10.0, shared=True).moved(MovedKv(100 * MB, at(0), at(100)))
+    assert (found.gb_per_s, found.transfers, found.shared_memory) == (100 * MB / (100 * MS), 1, False)
+
+
+def test_a_small_transfer_by_another_way_leaves_a_speed_with_its_own_way() -> None:
+    known = link(10.0, shared=True)
+    small = known.moved(MovedKv(LEAST_BYTES - 1, at(0), at(1)))
+    assert (small.shared_memory, small.gb_per_s, small.transfers) == (True, known.gb_per_s, LEAST_TRANSFERS)
+
+
+def test_a_speed_that_no_transfer_has_shown_for_long_is_forgotten_and_a_pair_that_rests_too() -> None:
+    known = link(10.0)
+    kept_ns = known.measured_unix_ns + LINK_KEPT_NS
+    assert known.at(kept_ns - 1) == known
+    assert known.at(kept_ns) is None
+    small = known.moved(MovedKv(1, at(0), kept_ns)).at(kept_ns)
+    assert small is not None and (small.gb_per_s, small.transfers) == (None, 0)
+    again = known.moved(MovedKv(100 * MB, kept_ns, kept_ns + 100 * MS))
+    assert (again.gb_per_s, again.transfers) == (100 * MB / (100 * MS), 1)
+
+
+def test_a_pair_within_a_node_is_not_compared_with_one_between_nodes() -> None:
+    near, far = replace(link(200), one_node=True), link(12, "p", "e")
+    assert [each.share for each in judge([near, far])] == [1.0, 1.0]
+    slow = replace(link(20, "q", "d"), one_node=True)
+    (found,) = link_conditions([near, far, slow])
+    assert "q to d at 20 GB/s, where others within a node reach 200" in found.reason
+
+
+def test_what_the_receivers_steps_may_have_made_is_a_floor_and_never_called_slow() -> None:
+    steps = moved(KvLink("p", "d", False, "m"), LEAST_TRANSFERS, 50 * MB, 20 * MS, step_ns=20 * MS)
+    assert steps.is_floor and steps.gb_per_s == 50 * MB / (20 * MS)
+    fast, slow = link(12, "p", "e"), moved(KvLink("p", "f", False, "m"), LEAST_TRANSFERS, 50 * MB, 200 * MS, step_ns=MS)
+    assert [each.link.target for each in judge([steps, fast])] == ["e"]
+    assert [(each.link.target, each.fastest_gb_per_s) for each in judge([steps, slow])] == [("f", steps.gb_per_s)]
+    waited = moved(steps, 1, 50 * MB, LEAST_STEPS * 20 * MS, step_ns=20 * MS)
+    assert waited.is_floor, "its speed is still the one that a step may have made"
+
+
+def test_a_pair_is_compared_with_those_of_its_model_and_way_alone() -> None:
+    links = [link(12), link(3, "p", "e"), link(40, "p", "f", shared=True), link(5, "q", "g", model="other")]
+    assert [(each.link.target, round(each.share, 2)) for each in judge(links)] == [
+        ("e", 0.25), ("d", 1.0), ("f", 1.0), ("g", 1.0),
+    ]  # fmt: skip
+
+
+def test_where_nothing_is_fast_nothing_is_slow() -> None:
+    assert list(link_conditions([link(0.5), link(0.01, "p", "e")])) == []
+
+
+def test_a_link_far_below_the_others_fires_with_both_ends_and_figures() -> None:
+    (found,) = link_conditions([link(12), link(0.4, "p", "e"), link(11, "q", "e")])
+    assert (found.grade, found.labels, found.command) == (Grade.FIRE, (("model", "m"),), "fulcrum doctor")
+    assert found.reason == "KV comes from p to e at 0.4 GB/s, where others by the network reach 12: look at the link"
+
+
+def test_between_slow_and_sound_an_alert_stays_as_it_is() -> None:
+    grades = [
+        next(link_conditions([link(12), link(speed, "p", "e")])).grade for speed in (3.9, 4.1, 5.9, 6.1)
+    ]  # fmt: skip
+    assert grades == [Grade.FIRE, Grade.HOLD, Grade.HOLD, Grade.CLEAR]
+    assert next(link_conditions([link(12)])).reason == SOUND
+
+
+def transfer(source: str, size_bytes: int = MB, ms: int = 1) -> KvTransfer:
+    return KvTransfer(from_worker_id=source, bytes=size_bytes, start_unix_ns=at(0), end_unix_ns=at(0) + ms * MS)
+
+
+def peers(*names: str, incarnation: int = 1, node: str = "") -> dict[str, Peer]:
+    return {name: Peer("m", node, incarnation) for name in names}
+
+
+def test_receivers_reports_make_links_between_workers_that_are_there() -> None:
+    links = KvLinks()
+    batch = step_batch(1, (0, 100), [], worker="d")
+    batch.kv_transfers.extend([transfer("p"), transfer("p", ms=2), transfer("gone")])
+    links.note(batch)
+    (found,) = links.among(peers("p", "d"), at(100))
+    assert (found.source, found.target, found.model) == ("p", "d", "m")
+    assert (found.transfers, found.total_bytes) == (2, 2 * MB)
+    assert found.gb_per_s == MB / MS / 1.02
+
+
+def test_links_are_bounded_and_the_longest_idle_goes() -> None:
+    links = KvLinks()
+    for number in range(MAX_LINKS + 1):
+        batch = step_batch(1, (0, 100), [], worker="d")
+        batch.kv_transfers.append(transfer(f"p{number}"))
+        links.note(batch)
+    assert links.among(peers("p0", "d"), at(100)) == []
+    assert len(links.among(peers("p1", "d"), at(100))) == 1
+
+
+def test_a_pair_that_moves_nothing_any_more_is_left_out() -> None:
+    links = KvLinks()
+    batch = step_batch(1, (0, 100), [], worker="d")
+    batch.kv_transfers.append(transfer("p"))
+    links.note(batch)
+    assert len(links.among(peers("p", "d", node="n"), at(1))) == 1
+    assert links.among(peers("p", "d"), at(1) + LINK_KEPT_NS) == []
+
+
+def test_steps_of_vllm_alone_make_a_transfer_longer() -> None:
+    links = KvLinks()
+    for engine, receiver in (("vllm", "v"), ("vllm", "idle"), ("torch", "t")):
+        steps = [] if receiver == "idle" else [step(0, 40, decode=1), step(40, 50, decode=1)]
+        batch = step_batch(1, (0, 100), steps, worker=receiver)
+        batch.engine = engine
+        batch.kv_transfers.append(transfer("p", ms=50))
+        links.note(batch)
+    found = links.among(peers("p", "v", "idle", "t"), at(100))
+    assert {each.target: each.is_floor for each in found} == {"v": True, "idle": False, "t": False}
+
+
+def test_a_pair_starts_anew_with_either_of_its_processes() -> None:
+    fleet = FleetTelemetry(lambda _batch: [], lambda *_: PhaseTime())
+
+    def links(covered_ms: int, *, source: int, target: int) -> list[int]:
+        for name, incarnation in (("p", source), ("d", target)):
+            sequence, cover_ms = covered_ms + 1, (covered_ms, covered_ms + 100)
+            batch = step_batch(sequence, cover_ms, [], worker=name, incarnation=incarnation)
+            if name == "d":
+                batch.kv_transfers.append(transfer("p"))
+            fleet.add(batch, at(covered_ms + 100))
+        return [each.transfers for each in fleet.kv_links(at(covered_ms + 100))]
+
+    assert links(0, source=1, target=1) == [1]
+    assert links(100, source=1, target=2) == [1]
+    assert links(200, source=1, target=2) == [2]
+    assert links(300, source=2, target=2) == [1]
+    late = step_batch(9, (0, 100), [], worker="d", incarnation=1)
+    late.kv_transfers.append(transfer("p"))
+    fleet.add_late_transfers(late)
+    assert [each.transfers for each in fleet.kv_links(at(400))] == [1], "of a process that has been replaced"
+    fleet.add(step_batch(1, (400, 500), [], worker="p", incarnation=3), at(500))
+    assert fleet.kv_links(at(500)) == [], "what came from the one before says nothing of the next"
+
+
+def test_the_command_prints_each_pair_with_what_is_not_known_left_open() -> None:
+    rows = [
+        Link("p", "e", "m", "network", 9, 2_500_000_000, 0.4, 0.03),
+        Link("q", "e", "m", "shared_memory", 0, 1_000_000, None, None),
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(links_table(rows))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[1:] == [
+        ["p", "e", "network", "9", "2.50", "0.40", "3%"],
+        ["q", "e", "shared", "memory", "0", "0.00", "-", "-"],
+    ]
