@@ -24,6 +24,7 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 from load.verdict.drawn import DrawnSuite, draw_suite
 from load.verdict.judge import Outcome
 from load.verdict.knee import WORKLOADS, find_knee, rows
+from load.verdict.lasting import LASTS_S, run_lasting
 from load.verdict.situations import (
     KV_NAMES,
     NAMES,
@@ -113,10 +114,16 @@ def main() -> None:
     parser.add_argument("--virtual", action="store_true", help="in virtual time, with the advice followed")
     parser.add_argument("--out", type=Path, help="all outcomes as JSON")
     parser.add_argument("--knee", action="store_true", help="pressure against the knee that a search finds instead")
+    parser.add_argument("--lasting", action="store_true", help="ten minutes in balance and two of overload instead")
     asked = parser.parse_args()
     if asked.knee:
         for workload in WORKLOADS:
             print(json.dumps(rows([find_knee(*workload, asked.seed)])), flush=True)
+        return
+    if asked.lasting:
+        for seed in range(asked.seed, asked.seed + asked.suites):
+            for name in LASTS_S:
+                print(json.dumps(asdict(run_lasting(name, seed))), flush=True)
         return
     found: list[Outcome] = []
     began_s = time.monotonic()

@@ -23,7 +23,7 @@ RUN_S: Final = 60.0
 SETTLED_S: Final = 15.0
 """Requests from then on count, and pressures."""
 DRAIN_S: Final = 12.0
-SHARES: Final = (0.75, 0.85, 0.95, 1.05, 1.15, 1.3)
+SHARES: Final = (0.75, 0.85, 0.95, 1.05, 1.15, 1.3, 1.5)
 """Of what the phase that is worse off can do by its step times, rates that are run."""
 WORKLOADS: Final = (("long prompts, short answers", 3, 380, 16), ("short prompts, long answers", 5, 80, 200),
                     ("between them", 3, 240, 60))  # fmt: skip

@@ -2,7 +2,8 @@
 columns and 24 lines.
 
 `python -m load.verdict.pictures --folder FOLDER` writes FOLDER/NUMBER-light.png and so on, by numbers that do not say
-what is planted, and FOLDER/key.json, which does.
+what is planted, and FOLDER/key.json, which does. FOLDER/situations-light.png and -top.png are sheets of all six, in the
+order of `NAMES`, and situation-dark.png and -phone.png one of them, as docs/images has them.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import io
 import json
 import random
 import re
+import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +37,16 @@ LAPTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
 TERMINAL: Final = (80, 24)
 SETTLED_S: Final = 2.0
 MOST_S: Final = 20.0
+QUIET_S: Final = 90.0
+"""How long alerts of one situation may take to be over before the next is planted."""
 COLORS: Final = 128
+SHEET_WIDTHS: Final = {"light": 640, "top": 520}
+"""Of one picture on a sheet of six."""
+SHOWN: Final = {"light": (78, 798), "top": (0, 10_000)}
+"""What of a picture is on a sheet, from and to, in pixels: of a page verdict, alerts and pressure, not its toolbar."""
+GAP: Final = 8
+ONE: Final = {"dark": "slow_worker", "phone": "too_small"}
+"""Situations that are shown alone."""
 
 
 class Photographer(Bench):
@@ -43,6 +55,7 @@ class Photographer(Bench):
     async def pictures(self, planted: Planted, seed: int, running: Browser, to: Path) -> dict[str, Any]:
         """Files beginning with `to`; what the verdict said."""
         await self._calm()
+        await self._quiet()
         workers = await self._split(planted.prefill)
         clients = Clients(self._suite.gateway, "sim")
         try:
@@ -60,6 +73,15 @@ class Photographer(Bench):
         finally:
             self._faults.write_text("{}")
             await clients.stop()
+
+    async def _quiet(self) -> None:
+        """Until no alert fires."""
+        end_s = time.monotonic() + QUIET_S
+        while time.monotonic() < end_s:
+            found = (await self._http.get(f"{self._suite.ready['metrics']}/v1/alerts?limit=0")).json()
+            if not found["firing"]:
+                return
+            await asyncio.sleep(0.5)
 
     async def _named(self, planted: Planted) -> dict[str, Any]:
         end_s = time.monotonic() + MOST_S
@@ -94,7 +116,24 @@ class Photographer(Bench):
 
 def keep(taken: bytes, file: Path) -> None:
     """Write it with few colours."""
-    Image.open(io.BytesIO(taken)).convert("RGB").quantize(COLORS).save(file, optimize=True)
+    Image.open(io.BytesIO(taken)).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+def sheets(folder: Path, places: Mapping[str, int]) -> None:
+    """Six pictures on one, two a row, from where each situation's pictures are; and those that are shown alone."""
+    for name, width in SHEET_WIDTHS.items():
+        taken = [Image.open(folder / f"{places[each]}-{name}.png").convert("RGB") for each in NAMES]
+        above, below = SHOWN[name]
+        folded = [each.crop((0, above, each.width, min(each.height, below))) for each in taken]
+        sizes = [(width, round(each.height * width / each.width)) for each in folded]
+        small = [each.resize(size, Image.Resampling.LANCZOS) for each, size in zip(folded, sizes, strict=True)]
+        height = max(each.height for each in small)
+        sheet = Image.new("RGB", (2 * width + GAP, 3 * height + 2 * GAP), "white")
+        for place, each in enumerate(small):
+            sheet.paste(each, (place % 2 * (width + GAP), place // 2 * (height + GAP)))
+        sheet.quantize(COLORS, dither=Image.Dither.NONE).save(folder / f"situations-{name}.png", optimize=True)
+    for name, situation in ONE.items():
+        shutil.copy(folder / f"{places[situation]}-{name}.png", folder / f"situation-{name}.png")
 
 
 async def photograph(suite: RunningSuite, drawn: DrawnSuite, faults: Path, folder: Path, seed: int) -> None:
@@ -109,6 +148,7 @@ async def photograph(suite: RunningSuite, drawn: DrawnSuite, faults: Path, folde
             key[number] = {"planted": planted.name, "verdict": verdict.get("code"), "said": verdict.get("sentence")}
             (folder / "key.json").write_text(json.dumps(key, indent=1))
             print(number, key[number], flush=True)
+    sheets(folder, {name: number for number, name in enumerate(names, start=1)})
 
 
 def main() -> None:

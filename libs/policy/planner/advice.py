@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from libs.policy.metrics.kv_links import LEAST_GB_PER_S, SLOW_LINK
 from libs.policy.planner.demand import HORIZON_NS
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import FULL
@@ -30,10 +31,6 @@ SHORT_SHARE: Final = 0.3
 LIKELY: Final = 0.8
 """That the effect lies in its range: the aim."""
 DRAIN_S: Final = 10.0
-LEAST_GB_PER_S: Final = 1.0
-"""That any way between GPUs brings, shared memory and a slow network card included."""
-SLOW_LINK: Final = 1 / 3
-"""Of the others' speed: so much slower is no chance."""
 MAX_NAMED: Final = 4
 MAYBE: Final = 0.5
 """Where there is no faster link to promise by."""

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from libs.policy.pressure.splits import WorkerProfile, Workload
+
 HORIZON_NS: Final = 1_000_000_000
 """Within which what waits is to be computed."""
 
@@ -28,3 +30,34 @@ def decodes_to_come(running: int, waiting: int, prompt_tokens: int) -> tuple[int
     if not running:
         return 0, 0.0
     return running, prompt_tokens * running / (running + waiting)
+
+
+def workload(
+    engine: WorkerProfile,
+    *,
+    served: float,
+    waiting_tokens: int,
+    decodes: int,
+    kv_tokens: int,
+    held: int,
+    held_prompt_tokens: int,
+    tpot_ns: int,
+) -> Workload:
+    """What a model's workers have to do.
+
+    served: workers' worth of prompts computed of late. waiting_tokens: of prompts that wait. decodes, kv_tokens: of
+    sequences that decode or soon will. held, held_prompt_tokens: of requests that wait for a place to decode; what is
+    computed of them already gateways do not say, so they are taken to hold as much as others.
+    """
+    waiting_ns = waiting_tokens / engine.chunk_speed
+    alike = kv_tokens // decodes if decodes else 0
+    return Workload(
+        prompts_wanted(served, waiting_ns),
+        decodes,
+        kv_tokens,
+        tpot_ns,
+        waiting_ns,
+        held=held,
+        held_kv_tokens=max(held_prompt_tokens, held * alike),
+        held_prompts=prompts_wanted(0.0, held_prompt_tokens / engine.chunk_speed),
+    )

@@ -8,6 +8,7 @@ from typing import Final
 
 from libs.policy.grade import Grade
 from libs.policy.pressure.pools import Pressures, fewest_workers
+from libs.policy.roles import Role
 from libs.policy.verdict.advice import advice
 from libs.policy.verdict.cause import Action, Cause, CauseCode
 from libs.policy.verdict.limits import CLEAR_PRESSURE, LEAST_WAIT_S, QUEUED_S, VerdictLimits
@@ -118,13 +119,17 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     behind = sorted((each for own, each in graded if own is grade), key=lambda each: -each.kv_awaited)
     worst = behind[0]
     held = sum(each.held_by_link for each in behind)
-    more = f", which holds up {amount(held)} sequences" if held >= 1 else ""
+    more = f", for {amount(held)} sequences" if held >= 1 else ""
     share = max(worst.kv_awaited, worst.kv_wait)
     sentence = (
-        f"Slow link: {listed([each.id for each in behind])} wait{'' if len(behind) > 1 else 's'} {share:.0%} of the "
-        f"time for KV that is ready at its source{more}; look at the link from the prefill workers."
+        f"Slow link: KV that is ready at its source is on its way to {listed([each.id for each in behind])} "
+        f"{share:.0%} of the time{more}; look at the link from {listed(_sources(state)) or 'the prefill workers'}."
     )
     yield Cause(CauseCode.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
+
+
+def _sources(state: ModelState) -> list[str]:
+    return [each.id for each in state.workers if each.role is Role.PREFILL]
 
 
 def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
@@ -143,8 +148,9 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
         return
     slow.sort(key=lambda each: -(each.slowness or 0.0))
     names, alone = [each.id for each in slow], len(slow) == 1
+    which = listed([f"{each.id} ({each.takes})" for each in slow])
     sentence = (
-        f"Slow worker: steps of {listed(names)} take {slow[0].slowness:.1f} times as long as the same steps take "
+        f"Slow worker: steps of {which} take {slow[0].slowness:.1f} times as long as the same steps take "
         f"{'its peers; look at its machine' if alone else 'their peers; look at their machines'}, or take "
         f"{'it' if alone else 'the first'} out: fulcrum role {names[0]} standby."
     )

@@ -34,6 +34,13 @@ class WorkerState:
     """For how long the longest awaited of it had been ready, on average."""
 
     @property
+    def takes(self) -> str:
+        """Its role in a word."""
+        if self.role is Role.PREFILL:
+            return "prefill"
+        return "mixed" if self.lends else "decode"
+
+    @property
     def lends(self) -> bool:
         """Whether it computes prompts beside its decodes."""
         return self.role is Role.MIXED and self.budget_tokens > 0

@@ -31,10 +31,10 @@ async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_w
     async with serving(*workers, settings=settings) as service, looking(service) as page:
         await expect(page.locator("#badge")).to_have_text("1 alert", timeout=WAIT_MS)
         entry = page.locator("#alerts li")
-        await expect(entry).to_contain_text("imbalance · prefill")
+        await expect(entry).to_contain_text("imbalance · prefill of sim")
         await expect(entry).to_contain_text("prefill 100% busy with 32 prompt tokens queued, decode 5%")
         await page.locator("#moves .alert.warning").click()
-        await expect(page.locator("#move h2")).to_have_text("imbalance · prefill fires")
+        await expect(page.locator("#move h2")).to_have_text("imbalance · prefill of sim fires")
         await expect(page.locator("#move dl")).to_contain_text("32 prompt tokens queued")
         await page.keyboard.press("Escape")
         async with httpx.AsyncClient(base_url=service.url) as http:

@@ -52,7 +52,7 @@ async def test_the_verdict_stands_first_with_what_to_do_and_is_never_live_when_i
         await expect(gauges.nth(0).locator("b")).to_have_text("1.80")
         await expect(gauges.nth(0)).to_contain_text("41 requests wait, 90k tokens: 3.7 s of work · busy 99 %")
         await expect(gauges.nth(0).get_by_role("meter")).to_have_attribute("aria-valuenow", "1.80")
-        await expect(gauges.nth(1)).to_contain_text("6 of 160 sequences that hold TPOT (192 slots)")
+        await expect(gauges.nth(1)).to_contain_text("6 sequences, room for 160 within TPOT (192 slots)")
         above = [(await page.locator(each).bounding_box() or {})["y"] for each in ("#verdict", "#pressures", "#charts")]
         assert above == sorted(above)
         await told(page, answer(live=False, not_live_because="nothing came for 95 s", age_ms=95_000))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandCount, DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, MODE_ADVISORY, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_FAILED,
@@ -21,6 +22,7 @@ from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.reference import expected_ns, usual_model
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
+from libs.telemetry.refusals import Refusals
 from libs.telemetry.worker.steps import FinishedSteps
 from services.metrics.status.paces import StepPace, beside_peers, pace
 from services.metrics.status.planner_news import HEARD_NS, PlannerNews
@@ -116,6 +118,34 @@ def test_targets_stay_known_when_the_requests_that_named_them_are_long_over():
     log.traffic(100 * S)
     assert log.targets_ns("m") == (4 * S, 50 * MS)
     assert log.targets_ns("other") == (0, 0)
+
+
+def counted(at_ns, refused, gateway="g", *, incarnation=1, last=False, lines=0):
+    counts = [
+        DemandCount(model="m", service_class="online", tenant="a", refused=refused + 7, queue_full=refused),
+        DemandCount(model="m", service_class=BATCH_CLASS, tenant="a", refused=lines, queue_full=lines),
+    ]
+    message = {"gateway_id": gateway, "incarnation": incarnation, "told_unix_ns": at_ns, "counts": counts, "last": last}
+    return DemandTotals(**message)
+
+
+def test_requests_that_full_queues_turn_away_are_counted_over_the_last_seconds_by_model():
+    refusals = Refusals()
+    for second in range(0, 11, 2):
+        refusals.take(counted(S + second * S, 20 * second, lines=1_000 * second))
+        refusals.take(counted(S + second * S, 5 * second, "other"))
+    now_ns = 12 * S
+    assert refusals.per_s("m", now_ns) == refusals.total_per_s(now_ns) == pytest.approx(25)
+    assert refusals.per_s("another", now_ns) == 0
+    refusals.take(counted(13 * S, 200))
+    refusals.take(counted(15 * S, 200))
+    refusals.take(counted(15 * S, 0, "other", last=True))
+    assert refusals.per_s("m", 15 * S) == 0, "none is turned away any more"
+    refusals.take(counted(17 * S, 500))
+    assert refusals.per_s("m", 17 * S) > 0
+    assert refusals.per_s("m", 30 * S) == 0, "nothing is heard"
+    refusals.take(counted(31 * S, 3, incarnation=2))
+    assert refusals.per_s("m", 31 * S) == 0, "one that began anew counts anew"
 
 
 def test_lines_of_batch_jobs_say_nothing_of_peoples_targets_and_latencies():

@@ -4,6 +4,7 @@ import pytest
 
 from load.verdict.drawn import draw_suite
 from load.verdict.judge import WITHIN_S
+from load.verdict.lasting import run_lasting
 from load.verdict.situations import Situations
 from load.verdict.virtual import run_trial
 
@@ -28,6 +29,15 @@ def test_what_is_busy_and_not_short_is_named_nothing_and_raises_no_alert():
     found = trial("busy")
     assert found.right, (found.why, found.seen)
     assert found.alerts == []
+
+
+@pytest.mark.slow
+def test_overload_stays_overload_once_the_gateways_queue_is_full():
+    """From then on all that come are refused, and none that waits can be in time."""
+    found = run_lasting("too_small", 301, lasts_s=45.0)
+    assert found.refused > 100
+    assert found.right_s > 0.85 * sum(found.said_s.values()), found.changes
+    assert found.changes[-1][1] == "too_small"
 
 
 @pytest.mark.slow

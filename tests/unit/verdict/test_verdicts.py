@@ -134,7 +134,7 @@ def test_several_workers_behind_a_slow_link_are_one_cause():
     behind = {f"gpu_{number}": {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5} for number in (3, 4)}
     found = causes(state(prompts=0.5, decodes=20, **behind), LIMITS)
     assert [(each.code, each.workers) for each in found] == [(CauseCode.SLOW_LINK, ("gpu-3", "gpu-4"))]
-    assert "holds up 4 sequences" in found[0].sentence
+    assert "for 4 sequences" in found[0].sentence
 
 
 def test_kv_that_comes_soon_holds_nobody_up_however_often_it_does():
