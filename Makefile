@@ -107,8 +107,8 @@ test-ports: setup-dev ## tests that take ports, RUNS=20 times beside 200 connect
 test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
 
-bench-gpu: setup-dev ## the engine's contract suite and benches on a GPU; raw figures into gpu_engine.json
-	$(BIN)/python -m load.engine.gpu_engine $(ARGS)
+bench-gpu: setup-dev ## everything that wants a GPU, by parts, beside the GPU's shipped profile; raw figures into gpu.json; ARGS=--list
+	$(BIN)/python -m load.gpu.bench_gpu $(ARGS)
 
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.engine.bench_engine $(ARGS)

@@ -7,9 +7,11 @@ import pytest
 from libs.engine.port import Capabilities
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepWork
-from load.engine import bench_phase, bench_steps, bench_tune, gpu_engine
+from load.engine import bench_phase, bench_steps, bench_tune
 from load.engine.clocked import Call
 from load.engine.step_grid import CPU_SIZES, GPU_SIZES, Cell, batch_of, folds, grid
+from load.gpu import bench_gpu, engine_steps, plain_steps, serve
+from load.gpu.against_profile import against_profile, kind_of, profile_of
 
 SMOLLM_KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
 ROOMY = Capabilities(
@@ -53,16 +55,83 @@ def test_of_a_grid_only_steps_are_left_that_an_engine_has_room_for(blocks: int, 
 
 
 def test_every_part_is_given_the_gpu_and_its_arguments_are_taken() -> None:
-    commands = gpu_engine.commands(DEVICE)
-    assert {"bench_steps", "bench_tune", "bench_phase"} <= set(commands)
-    assert all(command[command.index("--device") + 1] == DEVICE for command in commands.values())
+    commands = {name: part.command(DEVICE, 100.0) for name, part in bench_gpu.PARTS.items()}
+    for name, part in bench_gpu.PARTS.items():
+        if part.takes_device:
+            assert commands[name][commands[name].index("--device") + 1] == DEVICE
+        if part.watches_time:
+            assert commands[name][-2:] == ["--limit-s", "70"]
     parsers = {
-        "bench_steps": bench_steps.parser(),
-        "bench_tune": bench_tune.parser(),
-        "bench_phase": bench_phase.parser(),
+        "step_times": bench_steps.parser(),
+        "tune": bench_tune.parser(),
+        "phase": bench_phase.parser(),
+        "plain_steps": plain_steps.parser(),
+        "engine_steps": engine_steps.parser(),
+        "vllm_steps": engine_steps.parser(),
     }
     for name, parser in parsers.items():
         assert parser.parse_args(commands[name][1:]).device == DEVICE
+    serve.parser().parse_args(commands["vllm_serve"][1:])
+
+
+def test_parts_are_chosen_by_name_and_those_of_vllm_run_where_it_is() -> None:
+    everything = bench_gpu.chosen(None, has_vllm=True)
+    assert list(everything) == list(bench_gpu.PARTS)
+    assert set(everything) - set(bench_gpu.chosen(None, has_vllm=False)) == {
+        name for name in everything if name.startswith("vllm")
+    }
+    assert list(bench_gpu.chosen(["vllm_steps", "phase"], has_vllm=False)) == ["phase", "vllm_steps"]
+
+
+@pytest.mark.system
+def test_a_part_that_takes_too_long_ends_and_keeps_what_it_has_said() -> None:
+    said = "import time; print('{\"a\": 1}', flush=True); time.sleep(60)"
+    part = bench_gpu.Part("timeit", ("-n1", "-r1", said), takes_device=False)
+    late = bench_gpu.run("late", part, DEVICE, 3.0)
+    assert (late.exit_code, late.figures) == (124, {"a": 1})
+    missing = bench_gpu.run("missing", bench_gpu.Part("no_such_module", ()), DEVICE, 30.0)
+    assert missing.exit_code == 1
+    assert missing.figures is None and "no_such_module" in missing.tail[-1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA H200", "llama3.1-8b-h200-aic"),
+        ("NVIDIA H100 80GB HBM3", "llama3.1-8b-h100-aic"),
+        ("NVIDIA A100-SXM4-80GB", "llama3.1-8b-a100-aic"),
+        ("NVIDIA L40S", "llama3.1-8b-l40s-aic"),
+        ("NVIDIA B200", "llama3.1-8b-b200-aic"),
+        ("Tesla T4", None),
+    ],
+)
+def test_a_gpu_is_held_to_its_own_profile(gpu: str, name: str | None) -> None:
+    found = profile_of(gpu)
+    assert (found and found.name) == name
+
+
+def test_steps_are_held_to_what_the_profile_says_of_the_same_work() -> None:
+    profile = profile_of("NVIDIA H200")
+    assert profile is not None
+    alone = profile.step_time.step_ns(StepWork(512, 1, 512, prefill_squared_tokens=512 * 512)) / 1e6
+    cells = [
+        {"prompt": 512, "batch": 0, "context": 0, "ms": 2 * alone},
+        {"prompt": 0, "batch": 4, "context": 256, "ms": 5.0},
+        {"prompt": 128, "batch": 4, "context": 256, "ms": None},
+    ]
+    rows = against_profile("NVIDIA H200", {"plain_steps": {"cells": cells}, "phase": {"steps": cells}, "kv": None})
+    assert [kind_of(row) for row in rows] == ["prefill", "decode"]
+    assert rows[0]["ratio"] == pytest.approx(2, abs=0.001)
+    assert against_profile("Tesla T4", {"plain_steps": {"cells": cells}}) == []
+
+
+def test_several_prompts_of_a_step_are_not_held_to_one_of_their_length() -> None:
+    several = StepWork(8192, 8, 8192, prefill_squared_tokens=8 * 1024 * 1024)
+    rows = engine_steps.medians([(several, 100_000_000), (several, 102_000_000)])
+    found = against_profile("NVIDIA H200", {"engine_steps": {"steps": rows}})
+    profile = profile_of("NVIDIA H200")
+    assert profile is not None
+    assert [each["predicted_ms"] for each in found] == [round(profile.step_time.step_ns(several) / 1e6, 3)]
 
 
 def test_a_gpu_gets_the_load_and_memory_of_a_gpu() -> None:
@@ -94,6 +163,6 @@ def test_busy_time_is_held_to_the_gpus_own_clock() -> None:
 
 
 def test_figures_are_the_last_json_line_whatever_follows_it() -> None:
-    assert gpu_engine.figures_of(["{1}", '{"a": 1}', '{"a": 2}', "torch: busy_error_points is 3"]) == {"a": 2}
-    assert gpu_engine.figures_of(['{"a": 1}', '{"a"']) == {"a": 1}
-    assert gpu_engine.figures_of(["", "done"]) is None
+    assert bench_gpu.figures_of(["{1}", '{"a": 1}', '{"a": 2}', "torch: busy_error_points is 3"]) == {"a": 2}
+    assert bench_gpu.figures_of(['{"a": 1}', '{"a"']) == {"a": 1}
+    assert bench_gpu.figures_of(["", "done"]) is None

@@ -1,0 +1,175 @@
+"""`python -m load.gpu.engine_steps --engine vllm`: an engine's own steps on a GPU, as its telemetry reports them.
+
+The engine gets a model of Llama-8B's shape and is led through whole prompts of many sizes, decodes by batch and
+context, and prompts that arrive among decodes; every step that it reports is kept with its work. Beside it, the model
+that a worker learns of them. stdout: a table, then one JSON object as the last line.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from libs.engine.config import EngineConfig
+from libs.engine.factory import make_engine
+from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import EngineEvent
+from libs.perfmodel.learner import StepKind, StepTimeLearner
+from libs.perfmodel.priors import prior_step_time
+from libs.policy.step_time import StepWork
+from libs.runtime.clock import SystemClock
+from libs.testing.engines.engine import DirectFetcher, EventReader
+from libs.worker.telemetry.step_times import work_of
+from load.gpu.shapes import add_model_options, vllm_arguments, write_model
+
+PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+DECODES: Final = ((1, 1024), (4, 1024), (16, 1024), (64, 1024), (128, 1024), (16, 4096), (32, 4096))
+MIXED: Final = ((512, 64, 1024), (2048, 64, 1024), (2048, 16, 4096))
+"""(prompt tokens, sequences, context of each)"""
+OUTPUT_TOKENS: Final = 40
+REPEATS: Final = 4
+CHUNK_TOKENS: Final = 8192
+KV_MB: Final = 24 << 10
+VLLM_ARGUMENTS: Final = vllm_arguments(context_tokens=16_384, gpu_share=0.85, kv_mb=KV_MB)
+
+
+@dataclass
+class Led:
+    """An engine, what asks it, and the steps that it has reported."""
+
+    engine: Engine
+    reader: EventReader
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    random: Any = field(default_factory=lambda: np.random.default_rng(3))
+
+    def submit(self, prompt_tokens: int, output_tokens: int) -> int:
+        """A new prompt of random tokens; returns its id."""
+        key = next(self.ids)
+        prompt = self.random.integers(100, 40_000, prompt_tokens, dtype=np.int32)
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+        self.engine.submit(
+            EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, prompt_tokens, output_tokens, sampling)
+        )
+        return key
+
+    async def drain(self, keys: list[int]) -> None:
+        """Wait for the ends of `keys`."""
+        for key in keys:
+            await self.reader.ended(key)
+
+
+async def lead(led: Led) -> None:
+    """Everything that is measured: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
+    for _ in range(REPEATS):
+        for tokens in PROMPTS:
+            await led.drain([led.submit(tokens, 1)])
+    for batch, context in DECODES:
+        await led.drain([led.submit(context, OUTPUT_TOKENS) for _ in range(batch)])
+    for tokens, batch, context in MIXED:
+        keys = [led.submit(context, 4 * OUTPUT_TOKENS) for _ in range(batch)]
+        for key in keys:
+            await led.reader.tokens(key, 2)
+        for _ in range(REPEATS):
+            await led.drain([led.submit(tokens, 1)])
+        await led.drain(keys)
+
+
+def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
+    """The median of steps that are alike: of one kind, with as many tokens, prompts, sequences and, within 512,
+    context."""
+    alike: defaultdict[tuple[str, int, int, int, int, int, int], list[int]] = defaultdict(list)
+    for work, ns in steps:
+        kv = round(work.decode_kv_tokens / max(work.decode_sequences, 1) / 512) * 512
+        prompts = work.prefill_sequences, work.prefill_context_tokens, work.prefill_squared_tokens
+        alike[StepKind.of(work).value, work.prefill_tokens, work.decode_sequences, kv, *prompts].append(ns)
+    return [
+        {
+            "kind": k,
+            "prompt": p,
+            "batch": b,
+            "context": c,
+            "prompts": prompts,
+            "prompt_context": reads,
+            "prompt_squared": squared,
+            "steps": len(ns),
+            "ms": round(statistics.median(ns) / 1e6, 3),
+        }
+        for (k, p, b, c, prompts, reads, squared), ns in sorted(alike.items())
+    ]
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All figures of one engine."""
+    model = options.model or write_model(folder / options.shape, options.shape, options.device)
+    config = EngineConfig(
+        model, options.shape, device=options.device, kv_memory_mb=KV_MB, max_sequences=256,
+        prefill_chunk_tokens=CHUNK_TOKENS, vllm_arguments=VLLM_ARGUMENTS | json.loads(options.vllm_arguments),
+    )  # fmt: skip
+    engine, began_s = make_engine(options.engine, config, SystemClock()), time.monotonic()
+    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda *_: None)
+    start_s, steps = time.monotonic() - began_s, list[tuple[StepWork, int]]()
+    device, variant = engine.device, engine.capabilities.variant
+    prior = prior_step_time(options.engine, device, engine.capabilities.compute)
+
+    def keep(event: EngineEvent) -> None:
+        if event.step is not None and event.step.end_unix_ns:
+            steps.append((work_of(event.step), event.step.end_unix_ns - event.step.start_unix_ns))
+
+    reader = EventReader(engine, keep)
+    try:
+        async with asyncio.timeout(options.limit_s):
+            await lead(Led(engine, reader))
+    except TimeoutError:
+        print("out of time")
+    finally:
+        await reader.close()
+        await engine.close()
+    learner = StepTimeLearner(prior)
+    for work, ns in steps:
+        learner.add(work, ns)
+    learner.refit()
+    return {
+        "engine": options.engine,
+        "device": device,
+        "variant": variant,
+        "start_s": round(start_s, 1),
+        "prior": asdict(prior),
+        "learned": asdict(learner.model),
+        "steps": medians(steps),
+    }
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure, print."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        found = asyncio.run(measure(options, Path(folder)))
+    print(f"{'kind':<9}{'prompt':>7}{'batch':>7}{'context':>9}{'steps':>7}{'ms':>10}")
+    for row in found["steps"]:
+        print(
+            f"{row['kind']:<9}{row['prompt']:>7}{row['batch']:>7}{row['context']:>9}{row['steps']:>7}{row['ms']:>10.3f}"
+        )
+    print(json.dumps(found))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add_model_options(made)
+    made.add_argument("--device", default="cuda:0")
+    made.add_argument("--vllm-arguments", default="{}", help="further ones of vLLM's engine, as JSON")
+    made.add_argument("--limit-s", type=float, default=120.0)
+    return made
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

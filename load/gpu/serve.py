@@ -1,0 +1,129 @@
+"""`python -m load.gpu.serve --engine vllm`: a whole suite on one GPU, prefill and decode as two workers that share it.
+
+`fulcrum up` with a model of Llama-8B's shape; requests arrive at random for a while, and every answer is counted.
+Reported: TTFT and TPOT as clients see them, failures, what the metrics service exposes of KV, occupancy by Fulcrum
+beside the GPU's own utilisation. stdout: a few lines, then one JSON object as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from libs.counters.nvml import open_nvml
+from libs.lab.traces.generate import generate
+from libs.testing.suites.suite import RunningSuite, running_suite
+from load.gpu.shapes import add_model_options, vllm_arguments, write_model
+from load.lab.fidelity import prompt_ids
+from load.lab.fidelity_live import play
+from load.planner.bench_spike import percentiles
+
+START_S: Final = 240.0
+LOOK_S: Final = 0.25
+
+
+async def read_gpu(readings: list[float]) -> None:
+    """The GPU's own utilisation, 0..1, until cancelled."""
+    counters = open_nvml()
+    while counters is not None:
+        readings += [each.utilisation for each in counters.read() if each.utilisation is not None]
+        await asyncio.sleep(LOOK_S)
+
+
+async def ask(suite: RunningSuite, options: argparse.Namespace) -> dict[str, Any]:
+    """Requests that arrive at random, and what the suite says of itself right after them."""
+    spec = f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
+    trace, failed, readings = generate(spec, seed=1), list[str](), list[float]()
+    watching = asyncio.create_task(read_gpu(readings))
+    began_s = time.time()
+    try:
+        answers = await play(suite.gateway, suite.ready["model"], trace, prompt_ids(trace), failed)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    window_s = max(round(time.time() - began_s), 1)
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        metrics = suite.ready["metrics"]
+        occupancy = (await http.get(f"{metrics}/v1/occupancy", params={"window": f"{window_s}s"})).json()
+        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+        exposed = (await http.get(f"{metrics}/metrics")).text
+    return {
+        "trace": spec,
+        "requests": len(trace.requests),
+        "answered": len(answers),
+        "failed": failed[:5],
+        "failures": len(failed),
+        "ttft_ms": percentiles([each.client_ttft_ns / 1e6 for each in answers.values()]),
+        "tpot_ms": percentiles([each.served.tpot_ns / 1e6 for each in answers.values() if each.served.tpot_ns]),
+        "gpu_utilisation": round(sum(readings) / len(readings), 3) if readings else None,
+        "occupancy": occupancy,
+        "workers": workers,
+        "kv": [line for line in exposed.splitlines() if "kv" in line and not line.startswith("#")][:60],
+    }
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start the suite, ask it, stop it."""
+    model = options.model or write_model(folder / options.shape, options.shape, "cuda:0", options.tokenizer)
+    roles = [f"--{role}={getattr(options, role)}" for role in ("prefill", "decode", "mixed")]
+    env = {
+        "FULCRUM_CACHE": str(folder / "cache"),
+        "FULCRUM_WORKER_KV_MEMORY_MB": str(options.kv_mb),
+        "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "2048",
+        "FULCRUM_LOG_LEVEL": "warning",
+    }
+    if options.engine == "vllm":
+        env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(
+            vllm_arguments(context_tokens=8192, gpu_share=0.4, kv_mb=options.kv_mb)
+        )
+    began_s = time.monotonic()
+    arguments = ["--engine", options.engine, "--model", str(model), *roles]
+    with running_suite(folder, *arguments, env=env, start_s=START_S) as up:
+        start_s = time.monotonic() - began_s
+        print(f"started in {start_s:.0f} s", file=sys.stderr, flush=True)
+        found = asyncio.run(ask(up, options))
+        status = up.fulcrum("status", "--json")
+    log = (folder / "up.log").read_text(errors="replace")
+    return {
+        "engine": options.engine,
+        "shape": options.shape,
+        "start_s": round(start_s, 1),
+        "status": status.stdout[-4000:],
+        "log": [line for line in log.splitlines() if "ucx" in line.lower() or "error" in line.lower()][-20:],
+        **found,
+    }
+
+
+def main(options: argparse.Namespace) -> None:
+    """Run, print."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        found = run(options, Path(folder))
+    for name in ("requests", "answered", "failures", "start_s", "ttft_ms", "tpot_ms", "gpu_utilisation"):
+        print(f"{name:<16} {found[name]}")
+    print(json.dumps(found))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add_model_options(made)
+    made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")
+    made.add_argument("--prefill", type=int, default=1)
+    made.add_argument("--decode", type=int, default=1)
+    made.add_argument("--mixed", type=int, default=0)
+    made.add_argument("--kv-mb", type=int, default=10 << 10, help="KV memory of a worker")
+    made.add_argument("--rate", type=float, default=2.0)
+    made.add_argument("--isl", type=int, default=1500)
+    made.add_argument("--osl", type=int, default=100)
+    made.add_argument("--seconds", type=int, default=20)
+    return made
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

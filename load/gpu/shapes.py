@@ -1,0 +1,67 @@
+"""Models of random weights in the shapes of real ones, written where a GPU machine has no weights and no network, and
+how vLLM starts with them there."""
+
+import argparse
+import shutil
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from libs.testing.engines.real_model import write_random_llama
+
+LLAMA_8B: Final = "llama-3.1-8b"
+SHAPES: Final = MappingProxyType(
+    {
+        LLAMA_8B: {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128_256,
+            "max_position_embeddings": 131_072,
+        },
+        "smollm2-135m": {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "vocab_size": 49_152,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    }
+)
+"""LlamaConfig by name, from the config.json of meta-llama/Llama-3.1-8B and HuggingFaceTB/SmolLM2-135M."""
+
+
+def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = None, **changes: Any) -> Path:
+    """A model of `shape` with random weights in bfloat16, drawn on `device`; `tokenizer`: the folder whose files it
+    takes. `changes`: of the shape."""
+    config = {**SHAPES[shape], "bos_token_id": 1, "eos_token_id": 2, **changes}
+    write_random_llama(folder, device=device, dtype=torch.bfloat16, **config)
+    for file in tokenizer.glob("*token*") if tokenizer else ():
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which engine, which model, and where that is written."""
+    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
+    parser.add_argument("--shape", choices=list(SHAPES), default=LLAMA_8B)
+    parser.add_argument("--model", type=Path, help="a folder with weights in place of random ones")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where random weights are written")
+
+
+def vllm_arguments(*, context_tokens: int, gpu_share: float, kv_mb: int) -> dict[str, Any]:
+    """Arguments of vLLM's engine: without its compiler, which takes minutes at its first start; decodes are CUDA
+    graphs. `gpu_share`: of the GPU's memory, 0..1."""
+    return {
+        "max_model_len": context_tokens,
+        "gpu_memory_utilization": gpu_share,
+        "kv_cache_memory_bytes": kv_mb << 20,
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    }
