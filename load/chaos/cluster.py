@@ -19,9 +19,11 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
+from libs.keys.table import KeyTable
 from libs.model.info import load_model_info
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
+from libs.stores.limits.port import Ledger
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry
@@ -119,6 +121,10 @@ class Cluster:
     """By service (gateway, planner, metrics), what it is set to beside its name."""
     batch: BatchPorts | None = None
     """Of every gateway."""
+    keys: KeyTable | None = None
+    """Of every gateway: who calls; None: anybody."""
+    limits: Ledger | None = None
+    """Of all gateways together; None: tenants have no limits, and gateways do not share their places."""
     actuator: Actuator | None = None
     """Of every planner."""
     processes: dict[str, Process] = field(default_factory=dict)
@@ -243,7 +249,10 @@ class Cluster:
             | dict(self.settings.get("gateway", {}))
         )
         starting = process.tasks.spawn("bus", process.bus.start())
-        ports = GatewayPorts(process.bus, self._registry(), MemoryKvIndex(self.stores.redis, CLUSTER), self.batch)
+        ports = GatewayPorts(
+            process.bus, self._registry(), MemoryKvIndex(self.stores.redis, CLUSTER), self.batch, keys=self.keys,
+            limits=self.limits,
+        )  # fmt: skip
         process.gateway = await stack.enter_async_context(
             open_gateway(
                 settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=None,  # type: ignore[arg-type]

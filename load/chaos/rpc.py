@@ -104,6 +104,12 @@ class Call:
             await self.read()
         return self._status.code
 
+    async def details(self) -> str:
+        """What the status says, once the call has ended."""
+        await self.code()
+        assert self._status is not None
+        return self._status.details
+
     # ------------------------------------------------------------ what the world does to it
 
     def broken(self, why: str) -> None:

@@ -9,10 +9,9 @@ nothing.
 import re
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 from libs.contracts.errors import PermissionDenied, StartupError
-from libs.runtime.settings import CommonSettings
 
 Metadata = tuple[tuple[str, str], ...]
 """Metadata of a call, as gRPC takes it."""
@@ -35,6 +34,48 @@ TLS_VARIABLES = "FULCRUM_TLS_CERT, FULCRUM_TLS_KEY and FULCRUM_TLS_CA"
 PLAINTEXT_VARIABLE = "FULCRUM_ALLOW_PLAINTEXT_TOKEN=1"
 
 
+class Secret(Protocol):
+    """A value that does not print."""
+
+    def get_secret_value(self) -> str:
+        """It."""
+        ...
+
+
+class CallSettings(Protocol):
+    """What calls between processes need of `CommonSettings`."""
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+        ...
+
+    @property
+    def token(self) -> Secret:
+        """The suite's; empty: none."""
+        ...
+
+    @property
+    def allow_plaintext_token(self) -> bool:
+        """Whether the token may be read on its way."""
+        ...
+
+    @property
+    def tls_cert(self) -> str:
+        """File; empty: no TLS."""
+        ...
+
+    @property
+    def tls_key(self) -> str:
+        """File."""
+        ...
+
+    @property
+    def tls_ca(self) -> str:
+        """File."""
+        ...
+
+
 def bearer(token: str) -> Metadata:
     """The token as metadata; empty without one."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
@@ -53,7 +94,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def check_listener(settings: CommonSettings, address: str) -> None:
+def check_listener(settings: CallSettings, address: str) -> None:
     """Raises StartupError for a listener beyond loopback that strangers could call."""
     if settings.tls_cert or is_loopback(address):
         return
@@ -64,7 +105,7 @@ def check_listener(settings: CommonSettings, address: str) -> None:
         )
 
 
-def needs_token(settings: CommonSettings, address: str, method: str) -> bool:
+def needs_token(settings: CallSettings, address: str, method: str) -> bool:
     """Whether a call of `method` on a listener at `address` must bring the token."""
     if ADMIN_SERVICE in method:
         return True
@@ -72,12 +113,12 @@ def needs_token(settings: CommonSettings, address: str, method: str) -> bool:
     return not (certified or is_loopback(address) or method.startswith(OPEN_SERVICES))
 
 
-def call_metadata(settings: CommonSettings, address: str) -> Metadata:
+def call_metadata(settings: CallSettings, address: str) -> Metadata:
     """What a call to `address` brings: the token, except where it would be readable on its way."""
     return bearer(settings.token.get_secret_value()) if _hidden(settings, address) else ()
 
 
-def admin_token(settings: CommonSettings, address: str, suite_token: str = "") -> str:
+def admin_token(settings: CallSettings, address: str, suite_token: str = "") -> str:
     """The token for admin verbs at `address`, the suite's own before that of the environment.
 
     Raises StartupError where it would be readable on its way.
@@ -91,7 +132,7 @@ def admin_token(settings: CommonSettings, address: str, suite_token: str = "") -
     return token
 
 
-def _hidden(settings: CommonSettings, address: str) -> bool:
+def _hidden(settings: CallSettings, address: str) -> bool:
     return bool(settings.tls_cert) or settings.allow_plaintext_token or is_loopback(address)
 
 

@@ -4,17 +4,16 @@ import hmac
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, PermissionDenied, StartupError, Unauthenticated
 from libs.runtime.net.access import (
     AUTHORIZATION,
+    CallSettings,
     CertifiedPeer,
     bearer,
     certified,
@@ -22,9 +21,6 @@ from libs.runtime.net.access import (
     check_peer,
     needs_token,
 )
-from libs.runtime.settings import CommonSettings
-
-log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 KEEPALIVE_MS = 2_000
@@ -46,14 +42,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def _read(path: str, variable: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise StartupError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
-
-
-def make_server(settings: CommonSettings, address: str) -> tuple[grpc.aio.Server, int]:
+def make_server(settings: CallSettings, address: str) -> tuple[grpc.aio.Server, int]:
     """A server bound to `address` (port 0 picks one) and its port; raises StartupError."""
     check_listener(settings, address)
     guard = TokenInterceptor(
@@ -61,7 +50,9 @@ def make_server(settings: CommonSettings, address: str) -> tuple[grpc.aio.Server
     )
     try:
         if settings.tls_cert:
-            files = _ServerFiles(settings)
+            from libs.runtime.net.credentials import ListenerFiles  # noqa: PLC0415 (a command without TLS is quick)
+
+            files = ListenerFiles(settings)
             server = grpc.aio.server(options=_OPTIONS, interceptors=(guard, RoleInterceptor(files.own_role())))
             return server, server.add_secure_port(address, files.credentials())
         server = grpc.aio.server(options=_OPTIONS, interceptors=(guard,))
@@ -72,63 +63,12 @@ def make_server(settings: CommonSettings, address: str) -> tuple[grpc.aio.Server
         ) from None
 
 
-class _ServerFiles:
-    """Certificate, key and authority of a listener: read again for each connection, so that rotating them needs no
-    restart."""
-
-    def __init__(self, settings: CommonSettings) -> None:
-        self._settings = settings
-        self._read = self._contents()
-
-    def own_role(self) -> CertifiedPeer | None:
-        """The role that the process's own certificate names."""
-        from libs.runtime.net.authority import held_uris  # noqa: PLC0415 (where there are no certificates none is read)
-
-        return certified(held_uris(self._read[1]))
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Mutual TLS by the files as they are when somebody connects."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(),
-            self._newer,  # type: ignore[arg-type]  # None, as gRPC's documentation has it
-            require_client_authentication=True,
-        )
-
-    def _newer(self) -> "grpc.ServerCertificateConfiguration | None":
-        """On a thread of gRPC's; None: as before."""
-        try:
-            found = self._contents()
-        except StartupError as error:
-            log.warning("certificates cannot be read: the last ones stay", error=error.message)
-            return None
-        if found == self._read:
-            return None
-        self._read = found
-        log.info("certificates were rotated", file=self._settings.tls_cert)
-        return self._configuration()
-
-    def _contents(self) -> tuple[bytes, bytes, bytes]:
-        settings = self._settings
-        return (
-            _read(settings.tls_key, "FULCRUM_TLS_KEY"),
-            _read(settings.tls_cert, "FULCRUM_TLS_CERT"),
-            _read(settings.tls_ca, "FULCRUM_TLS_CA"),
-        )
-
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        key, cert, authority = self._read
-        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=authority)
-
-
-def make_channel(settings: CommonSettings, address: str) -> grpc.aio.Channel:
+def make_channel(settings: CallSettings, address: str) -> grpc.aio.Channel:
     """A channel to another process of the suite."""
     if settings.tls_cert:
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA"),
-            private_key=_read(settings.tls_key, "FULCRUM_TLS_KEY"),
-            certificate_chain=_read(settings.tls_cert, "FULCRUM_TLS_CERT"),
-        )
-        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        from libs.runtime.net.credentials import channel_credentials  # noqa: PLC0415 (as above)
+
+        return grpc.aio.secure_channel(address, channel_credentials(settings), options=_OPTIONS)
     return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 

@@ -1,6 +1,8 @@
 """Certificates that `fulcrum tls` makes: a role in each, what each role may call, and rotation under calls."""
 
 import asyncio
+import itertools
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ from libs.contracts.errors import PermissionDenied, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2, worker_pb2_grpc
 from libs.runtime.net.access import CERTIFICATE_ROLES, CertifiedPeer, certified, check_peer, role_uri
 from libs.runtime.net.authority import describe, issue
+from libs.runtime.net.credentials import CredentialFiles
 from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 
@@ -121,29 +124,95 @@ async def test_another_clusters_certificate_and_an_ended_one_are_turned_away(tmp
         assert await call(address, settings_of(tmp_path, "gateway"), SERVE) is grpc.StatusCode.OK
 
 
+def held(settings: CommonSettings) -> tuple[bytes, bytes]:
+    return Path(settings.tls_cert).read_bytes(), Path(settings.tls_ca).read_bytes()
+
+
 @pytest.mark.system
 async def test_rotation_under_calls_fails_none_of_them(tmp_path: Path) -> None:
     issue(tmp_path, "local", now=now(), names=NAMES)
-    gateway, outcomes, ending, rotations = settings_of(tmp_path, "gateway"), [], asyncio.Event(), 0
+    gateway, outcomes, ending = settings_of(tmp_path, "gateway"), [], asyncio.Event()
 
     async def calls(address: str) -> None:
         while not ending.is_set():
-            before, outcome = rotations, await call(address, gateway, SERVE)
+            before, outcome = held(gateway), await call(address, gateway, SERVE)
             # Who read its files before a rotation and shakes hands after it connects anew, as links do.
-            if outcome is not grpc.StatusCode.OK and rotations != before:
-                outcome = await call(address, gateway, SERVE)
+            while outcome is not grpc.StatusCode.OK and held(gateway) != before:
+                before, outcome = held(gateway), await call(address, gateway, SERVE)
             outcomes.append(outcome)
 
     async with served(settings_of(tmp_path, "worker")) as address:
         calling = asyncio.create_task(calls(address))
         for authority in (False, True, False, True):
-            rotations, seen = rotations + 1, len(outcomes)
+            seen = len(outcomes)
             await asyncio.to_thread(issue, tmp_path, "local", now=now(), names=NAMES, new_authority=authority)
             while len(outcomes) < seen + 5:
                 await asyncio.sleep(0.01)
         ending.set()
         await calling
         assert set(outcomes) == {grpc.StatusCode.OK}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("first", ["tls_key", "tls_cert"])
+def test_a_key_and_a_certificate_are_never_of_two_rotations(tmp_path: Path, first: str) -> None:
+    """Certificates that others make lie in two files, of which one is replaced first."""
+    issue(tmp_path, "local", now=now(), names=NAMES)
+    made = settings_of(tmp_path, "worker")
+    names = {"tls_key": str(tmp_path / "tls.key"), "tls_cert": str(tmp_path / "tls.crt")}
+    apart = CredentialFiles(names["tls_cert"], names["tls_key"], made.tls_ca)
+    files = [Path(names[first]), *(Path(file) for name, file in names.items() if name != first)]
+    pairs = []
+    for _ in range(4):
+        issue(tmp_path, "local", now=now(), names=NAMES, roles=("worker",))
+        pairs.append(Path(made.tls_cert).read_bytes())
+    for file in files:
+        file.write_bytes(pairs[0])
+    ending = threading.Event()
+
+    def rotate() -> None:
+        for pair in itertools.cycle(pairs):
+            for file in files:
+                part = file.with_suffix(".part")
+                part.write_bytes(pair)
+                part.replace(file)
+            if ending.wait(0.001):
+                return
+
+    rotating = threading.Thread(target=rotate)
+    rotating.start()
+    try:
+        for _ in range(300):
+            read = apart.read()
+            assert read.key == read.cert
+    finally:
+        ending.set()
+        rotating.join()
+
+
+@pytest.mark.system
+async def test_a_channel_keeps_the_last_certificate_while_its_file_is_written(tmp_path: Path) -> None:
+    """Whoever connects anew meanwhile is no reason to stop a service."""
+    issue(tmp_path, "local", now=now(), names=NAMES)
+    gateway = settings_of(tmp_path, "gateway")
+    async with served(settings_of(tmp_path, "worker")) as address:
+        assert await call(address, gateway, SERVE) is grpc.StatusCode.OK
+        whole = Path(gateway.tls_cert).read_bytes()
+        for broken in (whole[:200], whole[:-40], b""):
+            Path(gateway.tls_cert).write_bytes(broken)
+            assert await call(address, gateway, SERVE) is grpc.StatusCode.OK
+        Path(gateway.tls_cert).unlink()
+        assert await call(address, gateway, SERVE) is grpc.StatusCode.OK
+
+
+@pytest.mark.system
+def test_a_key_of_another_certificate_is_refused_by_name(tmp_path: Path) -> None:
+    issue(tmp_path, "local", now=now(), names=NAMES)
+    mixed = settings_of(tmp_path, "worker").model_copy(update={"tls_key": str(tmp_path / "gateway.pem")})
+    with pytest.raises(StartupError, match=r"gateway\.pem.* is not that of the certificate in .*worker\.pem"):
+        make_server(mixed, "127.0.0.1:0")
+    with pytest.raises(StartupError, match="holds no certificate"):
+        make_channel(mixed.model_copy(update={"tls_cert": str(tmp_path / "ca-key.pem")}), "127.0.0.1:1")
 
 
 @pytest.mark.system

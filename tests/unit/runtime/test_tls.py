@@ -77,7 +77,7 @@ async def test_a_stranger_and_a_plaintext_client_are_turned_away(tmp_path: Path)
 async def test_a_missing_file_is_one_line_that_names_the_variable(tmp_path: Path) -> None:
     none = {f"tls_{name}": str(tmp_path / f"none.{name}") for name in ("cert", "key", "ca")}
     settings = CommonSettings.model_validate(none)
-    with pytest.raises(StartupError, match="FULCRUM_TLS_KEY"):
+    with pytest.raises(StartupError, match="FULCRUM_TLS_CERT"):
         make_server(settings, "127.0.0.1:0")
 
 
