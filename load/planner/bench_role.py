@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from libs.launch.settings import LaunchSettings
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, open_admins, request_bodies
 from libs.testing.suites.suite import RunningSuite, running_suite
@@ -191,7 +192,7 @@ def run(case: Case, folder: Path, rivals: float, *, guided: bool = False) -> dic
         model = path.name
     env = {"FULCRUM_WORKER_MAX_SEQUENCES": str(SLOTS), "FULCRUM_CACHE": str(folder / "cache")}
     if case.engine == "vllm":
-        env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps({"max_model_len": 1024})
+        env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps({"max_model_len": 1024} | LaunchSettings().vllm_arguments)
         env["FULCRUM_GATEWAY_SILENT_AFTER_MS"] = "10000"  # its engines compute on the cores that its workers need
     # The bench's own collections would walk all of torch while a move's answer waits.
     gc.collect()

@@ -36,7 +36,7 @@ from load.lab.fidelity_live import Answer, play, settings, sim_settings
 from load.planner.bench_role import tiny_model
 from load.planner.dynamo_live import DynamoLive
 from load.planner.spike_worth import judged
-from load.planner.stories import STORIES, Story, made, torch_bursts
+from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
 
 PROFILE: Final = "llama-70b-tp4-h100"
 CHUNK_TOKENS: Final = 2048
@@ -305,7 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
     parser.add_argument("--policies", nargs="+", help="of auto, static, aggregated, dynamo-load; all by default")
-    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=SIZED_FOR)
     parser.add_argument("--torch", action="store_true", help="four workers of a tiny model on torch, bursts alone")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
@@ -316,7 +316,7 @@ def main() -> None:
     began = datetime.now()
     workers = TORCH_WORKERS if asked.torch else asked.workers
     for name in ["torch-bursts"] if asked.torch else asked.stories:
-        story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds)
+        story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds, asked.workers / SIZED_FOR)
         print(f"\n{name}: {story.spec}, {workers} workers of {'torch' if asked.torch else PROFILE}, SLO {SLO}\n{HEAD}")
         for policy in policies(workers)[: 3 if asked.torch else None]:
             if asked.policies and policy.name.split()[0] not in asked.policies:

@@ -35,11 +35,11 @@ def flood(rate: float, seconds: int) -> Story:
     return Story(spec, [(seconds * 0.4, "prefill")])
 
 
-def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_000) -> Story:
+def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_000, rate: float = 4) -> Story:
     """A chat, into which `prompts` long prompts fall within a tenth of a second, again and again."""
     at_s = [float(each) for each in range(every_s // 2, seconds - 2, every_s)]
     return Story(
-        f"poisson:rate=4,isl=500,osl=100,spread=0.25,seconds={seconds}",
+        f"poisson:rate={rate:g},isl=500,osl=100,spread=0.25,seconds={seconds}",
         [(each, "prefill") for each in at_s],
         burst=(prompts, tokens),
     )
@@ -60,12 +60,15 @@ def torch_bursts(seconds: int) -> Story:
     )
 
 
-STORIES: Final[Mapping[str, Callable[[int], Story]]] = {
-    "flipflop": lambda seconds: flipflop(7, seconds, 10),
-    "flood": lambda seconds: flood(5, seconds),
-    "bursts": bursts,
-    "steady": lambda seconds: steady(8, seconds),
+SIZED_FOR: Final = 16
+"""Workers that a story of size 1 suits."""
+STORIES: Final[Mapping[str, Callable[[int, float], Story]]] = {
+    "flipflop": lambda seconds, size: flipflop(7 * size, seconds, 10),
+    "flood": lambda seconds, size: flood(5 * size, seconds),
+    "bursts": lambda seconds, size: bursts(seconds, rate=4 * size, prompts=round(40 * size)),
+    "steady": lambda seconds, size: steady(8 * size, seconds),
 }
+"""Each takes the seconds that it lasts and its size: 1 suits `SIZED_FOR` workers, 2 suits twice as many."""
 MOST_TOKENS: Final = 8_192
 """Of the simulated model's context: what is longer is left out."""
 BURST_S: Final = 0.1

@@ -9,7 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.async_api import Route, expect
 
+from libs.runtime.tasks import end
+from libs.testing.suites.browser import browser, listen_for_errors
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
@@ -18,8 +21,10 @@ FAST = {
     "FULCRUM_PLANNER_MODE": "auto",
     "FULCRUM_WORKER_SIM_SPEEDUP": "10",
     "FULCRUM_PLANNER_MODELS_TURN_S": "1",
+    "FULCRUM_METRICS_SLO_OBJECTIVE": "0.9999",
 }
-"""16 GB are loaded in less than half a second."""
+"""16 GB are loaded in less than half a second. A budget of errors that is gone after a few seconds of nothing but bad
+requests: before, a service that has just begun does not judge."""
 WAIT_S = 30.0
 
 
@@ -192,6 +197,67 @@ async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite:
         for name in targets:
             forecast = (await http.get(f"{metrics}/v1/forecast", params={"model": name, "horizon": "1h"})).json()
             assert forecast["model"] == name and forecast["little_history"]
+
+
+async def test_an_alert_names_the_model_whose_targets_are_missed_and_the_other_stays_silent(
+    suite: RunningSuite,
+) -> None:
+    targets = {"strict": ("0.1", "60000"), "lax": ("60000", "60000")}
+    for name, (tpot_ms, ttft_ms) in targets.items():
+        told(suite, "add", name, "--tpot-ms", tpot_ms, "--ttft-ms", ttft_ms)
+    async with httpx.AsyncClient(timeout=2 * WAIT_S) as http, asyncio.timeout(3 * WAIT_S):
+        for name in targets:
+            while (await ask(http, suite, name)).status_code == 404:  # until the gateway has heard of it
+                await asyncio.sleep(0.05)
+        while True:
+            answers = await asyncio.gather(*(ask(http, suite, name) for name in targets for _ in range(12)))
+            assert {each.status_code for each in answers} == {200}
+            firing = (await http.get(f"{suite.ready['metrics']}/v1/alerts")).json()["firing"]
+            missed = [each for each in firing if each["name"] == "FulcrumSloBurn"]
+            if any(each["labels"]["model"] == "strict" for each in missed):
+                break
+    found = next(each for each in missed if each["labels"]["model"] == "strict")
+    assert found["labels"]["slo"] == "tpot" and "missed TPOT" in found["reason"]
+    assert not [each for each in firing if each["labels"].get("model") == "lax"]
+    shown = suite.fulcrum("alerts")
+    assert "strict" in shown.stdout and "lax" not in shown.stdout
+    for name in targets:
+        told(suite, "remove", name)
+
+
+@pytest.mark.usefixtures("chromium")
+async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) -> None:
+    targets = {"alpha": "25 ms", "gamma": "250 ms"}
+    for name, target in targets.items():
+        told(suite, "add", name, "--tpot-ms", target.removesuffix(" ms"))
+    async with httpx.AsyncClient(timeout=2 * WAIT_S) as http, browser() as running:
+        page = await running.new_page()
+        errors = listen_for_errors(page)
+
+        async def planner(route: Route) -> None:  # the metrics service does not know one that picked its own port
+            await route.fulfill(body=(await http.get(f"{suite.ready['planner']}/v1/models")).text)
+
+        await page.route("**/v1/models", planner)
+        await page.goto(suite.ready["metrics"])
+
+        async def keep_asking(name: str) -> None:
+            while True:
+                await ask(http, suite, name, max_tokens=400)
+
+        asking = [asyncio.create_task(keep_asking(name)) for name in targets]
+        try:
+            for name, target in targets.items():
+                card = page.locator("#pressures .gauges").filter(has=page.get_by_role("button", name=name, exact=True))
+                await expect(card.locator(".gauge.decode .facts")).to_contain_text(
+                    f" of {target}", timeout=WAIT_S * 1e3
+                )
+        finally:
+            await end(*asking)
+        await page.get_by_role("button", name="Models").click()
+        for name, target in targets.items():
+            row = page.locator("#models-table tbody tr").filter(has_text=name)
+            await expect(row).to_contain_text(target, timeout=WAIT_S * 1e3)
+        assert errors == []
 
 
 async def test_an_adapter_is_added_while_workers_run_served_by_its_model_and_counted_apart(suite: RunningSuite) -> None:

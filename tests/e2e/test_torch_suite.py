@@ -105,12 +105,8 @@ def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_th
     for prompt, (_, usage) in zip(prompts, again, strict=True):
         whole_blocks = (len(prompt) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
         assert usage["prompt_tokens_details"]["cached_tokens"] == whole_blocks
-    wanted = dict.fromkeys(LONG_LENGTHS, 2)
-    sources = _sources(suite, wanted)
-    # A worker that a busy machine kept silent has lost its request to another: then there are three.
-    wanted |= {length: 3 for length, workers in sources.items() if len(set(workers)) == len(workers)}
-    sources = _sources(suite, wanted)
-    assert all(len(set(workers)) < len(workers) for workers in sources.values())
+    # Where a busy machine kept a worker silent, two workers have the blocks of its prompt, and either may be asked.
+    sources = _sources(suite, dict.fromkeys(LONG_LENGTHS, 2))
     assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
 
 
