@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from libs.cli.batch.files import MAX_OUTAGE_S, check_targets, content, fetch, requests_file, upload
 from libs.cli.batch.progress import ENDED, Batch, figures, tell, tell_list
-from libs.cli.find import checked, find_suite, key_headers, no_suite
+from libs.cli.find import checked, error_text, find_suite, key_headers, no_suite
 from libs.contracts.batch_terms import check_endpoint, window_s
 from libs.contracts.errors import StartupError
 
@@ -92,9 +92,12 @@ def submit_job(
 def _create(http: httpx.Client, asked: JobOptions) -> Batch:
     headers = {TENANT_HEADER: asked.tenant} if asked.tenant else {}
     if asked.file is None:
-        return checked(http.post("/v1/batches", json=asked.body(None), headers=headers))
+        body = asked.body(None)
+        _await_jobs(http)
+        return checked(http.post("/v1/batches", json=body, headers=headers))
     with requests_file(asked.file) as file:
         body = asked.body(file)
+        _await_jobs(http)
         file_id = upload(http, file)
     answer = http.post("/v1/batches", json={**body, "input_file_id": file_id}, headers=headers)
     if answer.is_client_error:
@@ -102,6 +105,12 @@ def _create(http: httpx.Client, asked: JobOptions) -> Batch:
         with suppress(httpx.TransportError):
             http.delete(f"/v1/files/{file_id}")
     return checked(answer)
+
+
+def _await_jobs(http: httpx.Client) -> None:
+    """Until the gateway knows which jobs there are. A creation that failed may have made one, so only this question is
+    asked again."""
+    _ask(http, "GET", "/v1/batches", params={"limit": 1})
 
 
 def _hint(command: str, does: str) -> None:
@@ -113,19 +122,19 @@ def _hint(command: str, does: str) -> None:
 def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
     """Print one job."""
     with _gateway(ready_file) as http:
-        tell(checked(http.get(f"/v1/batches/{batch_id}")), as_json=as_json)
+        tell(_ask(http, "GET", f"/v1/batches/{batch_id}"), as_json=as_json)
 
 
 def cancel_job(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
     """Cancel one."""
     with _gateway(ready_file) as http:
-        tell(checked(http.post(f"/v1/batches/{batch_id}/cancel")), as_json=as_json)
+        tell(_ask(http, "POST", f"/v1/batches/{batch_id}/cancel"), as_json=as_json)
 
 
 def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
     """Print the youngest jobs."""
     with _gateway(ready_file) as http:
-        batches = checked(http.get("/v1/batches", params={"limit": limit}))["data"]
+        batches = _ask(http, "GET", "/v1/batches", params={"limit": limit})["data"]
     if as_json:
         print(json.dumps([figures(batch) for batch in batches]))
     else:
@@ -138,7 +147,7 @@ def fetch_results(
     """Fetch the files of an ended job; answers go to stdout where no file is named."""
     check_targets(None, output, errors)
     with _gateway(ready_file) as http:
-        batch = checked(http.get(f"/v1/batches/{batch_id}"))
+        batch = _ask(http, "GET", f"/v1/batches/{batch_id}")
         if batch["status"] not in ENDED:
             raise StartupError(f"{batch_id} is {batch['status']}: its files are there once it has ended")
         fetch(http, batch["output_file_id"], output)
@@ -197,6 +206,27 @@ def _wait(http: httpx.Client, batch: Batch) -> Batch:
                 failed=counts["failed"],
             )
     return batch
+
+
+def _ask(http: httpx.Client, method: str, url: str, params: dict[str, int] | None = None) -> Batch:
+    """What the gateway answers, asked again for up to `MAX_OUTAGE_S` while it has just started or has no broker; raises
+    StartupError where it refused."""
+    deadline_s = time.monotonic() + MAX_OUTAGE_S
+    while True:
+        answer = http.request(method, url, params=params)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
+            return checked(answer)
+        if sys.stderr.isatty():
+            print(f"{error_text(answer)}; asked again", file=sys.stderr, flush=True)
+        time.sleep(min(_retry_after_s(answer), max(deadline_s - time.monotonic(), POLL_S)))
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """As the gateway says; `POLL_S` where it says nothing of use."""
+    try:
+        return max(float(answer.headers["retry-after"]), POLL_S)
+    except (KeyError, ValueError):
+        return POLL_S
 
 
 def _ask_again(http: httpx.Client, batch_id: str) -> Batch:

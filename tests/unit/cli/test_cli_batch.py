@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from libs.cli.batch import files as batch_files
+from libs.cli.batch import jobs as batch_jobs
 from libs.cli.main import app
 from libs.launch.ready import Ready, write_ready
 
@@ -36,6 +37,8 @@ class Gateway(ThreadingHTTPServer):
         """Why it takes no job."""
         self.breaks: list[int] = []
         """After how many bytes the next downloads break off."""
+        self.starting = 0
+        """How many questions it still answers with 503, as it has not read which jobs there are."""
         self.job: dict[str, Any] = {
             "id": "batch_1", "status": "completed", "output_file_id": "good", "error_file_id": "bad", "errors": None,
             "request_counts": {"total": 2001, "completed": 2000, "failed": 1},
@@ -56,6 +59,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, json.dumps({**self.server.job, "status": "validating"}).encode())
 
     def do_GET(self) -> None:
+        if self.server.starting:
+            self.server.starting -= 1
+            self._answer(503, b'{"error": {"message": "still reads"}}')
+            return
         found = {"/v1/files/good/content": ANSWERS, "/v1/files/bad/content": ERRORS}.get(self.path)
         self._answer(200, found if found is not None else json.dumps(self.server.job).encode(), breaks=bool(found))
 
@@ -170,6 +177,26 @@ def test_the_input_of_a_job_that_is_refused_is_deleted(gateway: Gateway) -> None
     done = batch("submit", "in.jsonl", "--output-topic", "none")
     assert (done.exit_code, "no such topic" in str(done.exception)) == (1, True)
     assert gateway.asked == ["POST /v1/files", "POST /v1/batches", "DELETE /v1/files/file-1"]
+
+
+@pytest.mark.parametrize("arguments", [("submit", "in.jsonl"), ("status", "batch_1")])
+def test_a_gateway_that_still_reads_its_jobs_is_asked_again(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(batch_jobs, "POLL_S", 0.01)
+    gateway.starting = 3
+    done = batch(*arguments)
+    assert (done.exit_code, gateway.starting) == (0, 0), done.output
+
+
+def test_a_gateway_that_never_reads_its_jobs_is_given_up(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_jobs, "MAX_OUTAGE_S", 0.05)
+    monkeypatch.setattr(batch_jobs, "POLL_S", 0.01)
+    gateway.starting = 1_000
+    done = batch("submit", "in.jsonl")
+    assert done.exit_code == 1
+    assert "still reads" in str(done.output) + str(done.exception)
+    assert gateway.asked == []  # no file was left there, no job begun
 
 
 def test_a_job_that_failed_tells_a_program_why(gateway: Gateway) -> None:
