@@ -1,9 +1,10 @@
 """How far any schedule could get: the fluid bound, which knows the future and splits work without loss."""
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from libs.lab.experiment import Experiment
-from libs.lab.search import WANTED
+from libs.lab.search import WANTED, Measure
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.slack import largest_batch
@@ -12,17 +13,42 @@ LARGEST_CHUNK_TOKENS: Final = 1 << 20
 """A chunk so large that what each step costs beside its tokens counts for nothing."""
 
 
-def fluid_rate(experiment: Experiment) -> float:
-    """Times the trace's rate at which `WANTED` of the work fills all workers from the first arrival to the last.
+def fluid_rate(experiment: Experiment, measure: Measure = "both") -> float:
+    """Times the trace's rate at which `WANTED` of what counts fills all workers, were the trace to go on as it is.
 
-    Prompts in one chunk, nothing computed twice that any worker has had (an unbounded cache shared by all), decodes in
-    the largest batches that hold the TPOT, their reading of weights hidden behind prompts as far as the interference
-    allows. Latency, KV memory and transfers are left out, so no policy can do better.
+    Of requests, those that cost least; of work, that which costs least for what it counts. Prompts in one chunk,
+    nothing computed twice that any worker has had (an unbounded cache shared by all), decodes in the largest batches
+    that hold the TPOT, their reading of weights hidden behind prompts as far as the interference allows. Latency, KV
+    memory and transfers are left out, so no policy can do better for long. A trace that is short beside its answers
+    ends while much of it still decodes, and can be served at more.
     """
+    requests = experiment.trace.requests
+    costs = list(_costs(experiment))
+    works = [experiment.work.ns(each.input_tokens, each.output_tokens) for each in requests]
+    least_ns = {"requests": _least(costs, [1.0] * len(costs)), "work": _least(costs, works)}
+    needed_ns = max(least_ns.values()) if measure == "both" else least_ns[measure]
+    span_ns = experiment.trace.duration_ns + experiment.slo.ttft_limit_ns(0.0)
+    return experiment.workers * span_ns / needed_ns if needed_ns else 0.0
+
+
+def _least(costs: Sequence[float], values: Sequence[float]) -> float:
+    """Cost of `WANTED` of all value, begun with what costs least for its value; the last of it is taken in part."""
+    left = WANTED * sum(values)
+    total = 0.0
+    for cost, value in sorted(zip(costs, values, strict=True), key=lambda each: each[0] / each[1]):
+        part = min(left / value, 1.0)
+        total += part * cost
+        left -= part * value
+        if left <= 0.0:
+            break
+    return total
+
+
+def _costs(experiment: Experiment) -> Iterator[float]:
+    """GPU time of each request, in ns, where nothing hinders it."""
     speed, model = experiment.speed, experiment.step_time
     whole = Speed(model, LARGEST_CHUNK_TOKENS)
     seen: set[int] = set()
-    total_ns = 0.0
     batches: dict[int, int] = {}
     for request in experiment.trace.requests:
         cached = 0
@@ -33,7 +59,6 @@ def fluid_rate(experiment: Experiment) -> float:
         seen.update(request.hash_ids)
         tokens = request.input_tokens
         cached = min(cached, tokens - 1)
-        total_ns += whole.prompt_ns(tokens - cached, tokens * tokens - cached * cached)
         context = tokens + request.output_tokens / 2
         rough = 1 << max(int(context).bit_length() - 1, 6)  # shorter than it is: batches as large as could be
         if rough not in batches:
@@ -41,6 +66,5 @@ def fluid_rate(experiment: Experiment) -> float:
             batches[rough] = max(found, 1)
         reading_ns = model.interference * model.reading_ns(MATRIX_ROWS) / batches[rough]
         each_ns = reading_ns + model.decode_sequence_ns + model.decode_kv_token_ns * context
-        total_ns += max(request.output_tokens - 1, 0) * each_ns
-    span_ns = experiment.trace.duration_ns + experiment.slo.ttft_limit_ns(0.0)
-    return experiment.workers * span_ns / (WANTED * total_ns) if total_ns else 0.0
+        prompt_ns = whole.prompt_ns(tokens - cached, tokens * tokens - cached * cached)
+        yield prompt_ns + max(request.output_tokens - 1, 0) * each_ns

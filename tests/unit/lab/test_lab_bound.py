@@ -1,0 +1,45 @@
+"""The fluid bound: no worse than any policy does for long, and of requests or work whichever is asked for."""
+
+from dataclasses import replace
+
+import pytest
+
+from libs.lab.bound import fluid_rate
+from libs.lab.experiment import Experiment, run
+from libs.lab.hardware import resolve
+from libs.lab.policies import policy_named
+from libs.lab.search import WANTED, passes
+from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
+
+pytestmark = pytest.mark.usefixtures("quiet_lab")
+
+SLO = parse_slo("ttft=max(1s,3x),tpot=30ms")
+HARDWARE = resolve("llama-3.1-8b", "h100")
+ALIKE = Experiment(generate("poisson:rate=4,seconds=60,isl=2000,osl=100,spread=0", seed=3), HARDWARE, 2, SLO)
+MIXED = Experiment(generate("flipflop:rate=10,seconds=40,isl=3000,osl=200", seed=3), HARDWARE, 2, SLO)
+
+
+def test_requests_that_are_alike_count_as_much_as_their_work() -> None:
+    rates = [fluid_rate(ALIKE, measure) for measure in ("both", "requests", "work")]
+    assert rates == pytest.approx([rates[0]] * 3, rel=1e-6)
+
+
+def test_of_requests_that_differ_the_cheap_ones_are_served_first() -> None:
+    requests, work = fluid_rate(MIXED, "requests"), fluid_rate(MIXED, "work")
+    assert fluid_rate(MIXED) == min(requests, work)
+    assert requests > work / WANTED  # a tenth of them holds more than a tenth of the work
+
+
+def test_twice_the_workers_serve_twice_as_much() -> None:
+    assert fluid_rate(replace(MIXED, workers=4)) == pytest.approx(2 * fluid_rate(MIXED))
+
+
+@pytest.mark.parametrize("policy", ["aggregated", "fulcrum:1:1"])
+def test_no_policy_serves_more(policy: str) -> None:
+    """A minute of short answers: what still decodes at the end is little beside them."""
+    asked = Experiment(generate("poisson:rate=60,seconds=60,isl=2000,osl=10", seed=5), HARDWARE, 2, SLO)
+    assert fluid_rate(asked) < 1.0
+    report, _ = run(asked, policy_named(policy, 2))
+    assert passes([report], "requests") < WANTED
+    assert passes([report], "work") < WANTED
