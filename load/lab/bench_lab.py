@@ -88,6 +88,8 @@ TAIL: Final = 0.1
 """Shares of a trace that are served and not scored."""
 START: Final = 0.55
 """Of the fluid bound: where a search begins."""
+OVERTIME_S: Final = 60.0
+"""After the last arrival, beside the time that the longest answer may take."""
 HELD_OUT_SEED: Final = 101
 HELD_OUT_LATER_S: Final = {MOONCAKE: 1200.0, AZURE: 1080.0}
 """By which a held-out stretch of a trace begins later. Azure's two minutes from 2,400 s on have requests in four
@@ -193,13 +195,16 @@ class Base:
         seed = HELD_OUT_SEED if self.held_out else 1
         trace = _trace(self.workloads[cell.workload], seed, held_out=self.held_out)
         seconds = trace.duration_ns / 1e9
+        slo = parse_slo(self.slo)
+        # The longest answer ends at its pace: whoever uses the pace that the SLO allows would seem not to finish.
+        pace_s = max(each.output_tokens for each in trace.requests) * slo.tpot_ns / 1e9
         return Experiment(
             trace,
             resolve(self.model, self.device),
             self.workers,
-            parse_slo(self.slo),
+            slo,
             seed=seed,
-            overtime_s=60.0,
+            overtime_s=OVERTIME_S + pace_s,
             interference=cell.interference,
             warm_up_s=WARM_UP * seconds,
             tail_s=TAIL * seconds,
