@@ -13,7 +13,8 @@ from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
-from services.metrics.accounting.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
+from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
+from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.requests.wire import FinishedRequest
 from services.metrics.stream.hub import Hub
 
