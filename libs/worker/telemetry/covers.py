@@ -125,9 +125,11 @@ class StepBatchBuilder:
         return batch
 
     def _take_dummies(self, steps: Iterable[tuple[int, int]]) -> None:
-        for step in steps:
+        """Of empty ones nobody knows when they ran: they are counted only."""
+        for start, end in steps:
             self._dummy_steps += 1
-            self._dummies.append(step)
+            if start < end:
+                self._dummies.append((start, end))
         del self._dummies[:-MAX_DUMMIES]
 
     def _cut_dummies(self, covered_to: int) -> DummySteps | None:
