@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,25 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
 def show_occupancy_of(found: dict[str, Any]) -> None:
     """Print what `/v1/occupancy` answered."""
     window = f"last {found['window_ms'] / 1000:g} s"
-    table = plain_table("", window, *map(_title, PHASES), "P:D", "covered", left=("", window), gap=1)
-    table.add_row(Text("all", style="bold"), *_cells(found))
-    for worker in found["workers"]:
-        table.add_row(f"{worker['id']}", *_cells(worker))
+    dummies = any(worker["dummy_steps"] for worker in found["workers"])
+    columns = [*map(_title, PHASES), *(["of it dummy"] if dummies else []), "P:D", "covered"]
+    table = plain_table("", window, *columns, left=("", window), gap=1)
+    for name, figures in _rows(found):
+        table.add_row(name, *_cells(figures, dummies=dummies))
     legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
     make_console().print(Group(table, Text(), legend, *_age(found["age_ms"])))
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:
+    """The cluster, and by name its workers and data-parallel groups, each above its ranks."""
+    yield Text("all", style="bold"), found
+    workers = {worker["id"]: worker for worker in found["workers"]}
+    rows = [(worker["id"], worker) for worker in found["workers"] if not worker["group"]]
+    rows += [(f"{group['group']} ×{len(group['ranks'])}", group) for group in found["groups"]]
+    for name, figures in sorted(rows, key=itemgetter(0)):
+        yield Text(name), figures
+        for rank in figures.get("ranks", ()):
+            yield Text(f"  {rank}", style="dim"), workers[rank]
 
 
 def _age(age_ms: int | None) -> Iterator[Text]:
@@ -93,8 +107,9 @@ def _title(phase: str) -> str:
     return phase.replace("_", " ")
 
 
-def _cells(figures: dict[str, Any]) -> list[Text | str]:
+def _cells(figures: dict[str, Any], *, dummies: bool = False) -> list[Text | str]:
     shares = [_percent(figures[phase]) for phase in PHASES]
+    shares += [_percent(figures["dummy"])] if dummies else []
     ratio = (
         f"{figures['ratio']:.2f}" if figures["ratio"] and figures["prefill"] else ""
     )  # of one phase alone there is none

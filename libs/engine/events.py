@@ -105,6 +105,7 @@ def merge(first: EngineEvent, later: EngineEvent) -> EngineEvent:
         kv_transfers=first.kv_transfers + later.kv_transfers,
         blocks=BlockEvents(tuple(changes.stored), tuple(changes.removed)),
         starved=first.starved + later.starved,
+        dummy_steps=first.dummy_steps + later.dummy_steps,
     )
 
 

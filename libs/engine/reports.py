@@ -116,6 +116,10 @@ class EngineEvent:
     blocks: BlockEvents = BlockEvents()
     starved: tuple[tuple[int, int], ...] = ()
     """Likewise, with all KV that sequences awaited still to be computed at its source; no part of `kv_waits`."""
+    dummy_steps: tuple[tuple[int, int], ...] = ()
+    """Steps (start, end) in Unix ns, each once it has ended, that computed nothing of anybody's, since another rank of
+    the data-parallel group had work. No `step` reports them, and they may be heard of up to some tenths of a second
+    late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,12 @@ class FleetTelemetry:
         timeline = self.directory.timelines.get(worker_id)
         return timeline.starved_ns(low_ns, high_ns) if timeline else 0
 
+    def dummy_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
+        """Of a worker's idle time in [low, high), when it ran dummy steps; 0 of one that others read."""
+        self.settle()
+        timeline = self.directory.timelines.get(worker_id)
+        return timeline.dummy_ns(low_ns, high_ns) if timeline else 0
+
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
         """How a worker whose telemetry comes here spent [low, high), and its role at the end; None where it had left in
         good order by then, and of others."""

@@ -39,6 +39,8 @@ class Listed(NamedTuple):
     """Its telemetry comes here."""
     reader: str
     """The process that reads it in place of this one; empty where none does."""
+    group: str = ""
+    """Data-parallel group of which it is a rank; empty: of none."""
 
 
 class Listing:
@@ -87,6 +89,7 @@ def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
         facts.left,
         own,
         reader,
+        facts.group,
     )
 
 

@@ -17,6 +17,13 @@ class Member(NamedTuple):
     node: str
     model: str
     gpus: int
+    group: str = ""
+    """Data-parallel group of which it is a rank; empty: of none."""
+
+    @property
+    def group_name(self) -> str:
+        """That no other group has, of whatever model; empty for a worker of none."""
+        return group_name(self.model, self.group)
 
 
 class Members:
@@ -44,4 +51,9 @@ class Members:
 
 def member_of(worker: Listed) -> Member:
     """From a worker's own words."""
-    return Member(worker.worker_id, worker.node, worker.model, worker.gpus)
+    return Member(worker.worker_id, worker.node, worker.model, worker.gpus, worker.group)
+
+
+def group_name(model: str, group: str) -> str:
+    """Of a data-parallel group, with the model: groups of several may meet at one address, one after the other."""
+    return f"{model}/{group}" if group else ""

@@ -240,6 +240,7 @@ def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> Telem
         max_sequences=can.max_sequences,
         block_size_tokens=can.block_size_tokens,
         chunk_tokens=can.chunk_tokens,
+        group=settings.parallel.group,
     )
 
 

@@ -10,7 +10,8 @@ from libs.contracts.topics import DECISIONS
 from libs.stores.registry.usable import read_worker
 from load.chaos.cluster import Cluster, Process
 from load.chaos.stores import CLUSTER, Stores
-from services.metrics.accounting.occupancy import ClusterOccupancy, GpuTime, cluster_occupancy
+from services.metrics.accounting.answer import ClusterOccupancy, GpuTime
+from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.run import RunningMetrics
 
 PLANNER, METRICS = "planner", "metrics"

@@ -31,7 +31,8 @@ from libs.telemetry.worker.split import prefill_shares
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.phase_account import PhaseAccount
 from load.engine.clocked import Call, CallLog, ClockedSim
-from services.metrics.accounting.occupancy import GpuTime, cluster_occupancy
+from services.metrics.accounting.answer import GpuTime
+from services.metrics.accounting.occupancy import cluster_occupancy
 
 WINDOW_NS: Final = 1_000_000_000
 LAG_S: Final = 1.0

@@ -13,7 +13,8 @@ from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
-from services.metrics.accounting.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
+from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
+from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.requests.wire import FinishedRequest
 from services.metrics.stream.hub import Hub
 
@@ -142,6 +143,9 @@ class OccupancyCollector(Collector):
         refused = CounterMetricFamily(
             names.WORKER_KV_PULLS_REFUSED_TOTAL, "KV transfers refused because it had as many.", labels=("worker",)
         )
+        dummies = CounterMetricFamily(
+            names.WORKER_DUMMY_STEPS_TOTAL, "Steps in which it only ran along with its group.", labels=("worker",)
+        )
         for facts in self._fleet.directory.listed(occupancy.as_of_unix_ns):
             if facts.left:
                 continue
@@ -154,7 +158,9 @@ class OccupancyCollector(Collector):
             faults.add_metric(labels, facts.load.pool_faults)
             pulls.add_metric(labels, facts.load.kv_pulls)
             refused.add_metric(labels, facts.load.refused_kv_pulls)
-        yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused)
+            if facts.group:
+                dummies.add_metric(labels, facts.dummy_steps)
+        yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused, dummies)
 
 
 class LiveCollector(Collector):
@@ -224,6 +230,7 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     tokens = _worker_gauge(names.WORKER_WAITING_PREFILL_TOKENS, "Prompt tokens still to compute.")
     places = _worker_gauge(names.WORKER_PLACES, "Sequences that it runs at a time, where it tells.")
     kv_used = _worker_gauge(names.WORKER_KV_USED_RATIO, "KV blocks held by sequences : all of its KV blocks.")
+    dummy = _worker_gauge(names.WORKER_DUMMY_RATIO, "Share of covered time in dummy steps, a part of idle.")
     since_step = _worker_gauge(names.WORKER_SINCE_STEP_SECONDS, "Since a step ended, while it has work; else 0.")
     for worker in occupancy.workers:
         labels = (worker.id, worker.node, worker.model, worker.role)
@@ -241,8 +248,10 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
             places.add_metric(labels, worker.places)
         if worker.kv_used is not None:
             kv_used.add_metric(labels, worker.kv_used)
+        if worker.group and worker.dummy is not None:
+            dummy.add_metric(labels, worker.dummy)
         since_step.add_metric(labels, worker.since_step_ms / 1000 if worker.at_hand else 0)
-    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens, places, kv_used, since_step)
+    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens, places, kv_used, dummy, since_step)
 
 
 def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from libs.worker.gateways.outbox import Outbox
 from libs.worker.roles.assignment import AssignmentState
 from load.chaos.run import Plan, run_seed
 from load.chaos.schedule import CONTROL_WEIGHTS
-from services.metrics.accounting.occupancy import GpuTime
+from services.metrics.accounting.answer import GpuTime
 from services.metrics.state import MetricsState
 from services.planner import run as planner
 from services.planner.state import PlannerState

@@ -23,6 +23,7 @@ from libs.engine.port import (
 from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.connectors import Connector, Handing, Way
 from libs.engine.vllm.engine import VllmEngine
+from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.step_report import (
     COMMAND_KEY,
@@ -53,7 +54,7 @@ class PlayedCore:
     """A CoreProcess that answers what a test puts into it, and keeps what it was sent."""
 
     def __init__(self, folder: Path) -> None:
-        self._board = Board(folder / "board")
+        self._board, self.dummies = Board(folder / "board"), DummySteps(folder / "dummies")
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self.sent = 0
@@ -62,7 +63,7 @@ class PlayedCore:
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         handing = Handing(Connector("NixlConnector", Way.REPLY, {}), "engine-1")
-        return StartedCore(CAPABILITIES, "cpu", handing, self._board)
+        return StartedCore(CAPABILITIES, "cpu", handing, self._board, self.dummies)
 
     async def send(self, request: Any) -> None:
         self.sent += 1
@@ -90,6 +91,7 @@ class PlayedCore:
 
     async def close(self) -> None:
         self._board.close()
+        self.dummies.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from libs.cli.top import draw, requests, steps
 from libs.cli.top.feed import Feed, NotShown
-from libs.cli.top.model import WorkerRow
+from libs.cli.top.model import Row, WorkerRow
 
 MAX_REQUESTS: Final = 100
 STEPS_WINDOW: Final = "1s"
@@ -76,20 +76,31 @@ class Detail(ModalScreen[None]):
                 shown.update(steps.table(reported) if reported else f"no step in the last {STEPS_WINDOW}")
 
     def _refresh(self) -> None:
-        worker, last_ms = self._worker, self._feed.model.last_ms
-        times = worker.spent(last_ms)
+        worker = self._worker
+        rank = f", a rank of {worker.group}" if worker.group else ""
         text = Text.assemble(
-            (f"{worker.id}", "bold"), f"  {worker.role} on {worker.node}, {worker.model}, {worker.gpus} GPUs\n\n",
-            "30 s  ", draw.history(worker, last_ms, 60, 5), "\n",
-            " 6 s  ", draw.history(worker, last_ms, 60, 1), "\n",
-            " 2 s  ", draw.bar(times, 60), "\n\n",
-        )  # fmt: skip
-        for phase, spent in draw.parts(times).items():
-            text.append(f"{phase.replace('kv', 'KV')} {draw.percent(spent, times[0])}   ", draw.COLORS[phase])
-        text.append(
-            f"\n\nrunning {worker.running}   waiting {worker.waiting}   prompt tokens to compute {worker.tokens:,}\n"
-            f"KV held {draw.percent(worker.kv_used)}  MFU {draw.percent(worker.mfu)}  MBU {draw.percent(worker.mbu)}\n"
+            (worker.id, "bold"), f"  {worker.role} on {worker.node}, {worker.model}, {worker.gpus} GPUs{rank}\n\n"
         )
+        text.append_text(figures(worker, self._feed.model.last_ms))
         shown, other = ("steps of the last second", "requests") if self._steps else ("requests", "steps")
         text.append(f"\n{shown}   (s: {other})", "bold")
         self.query_one("#detail", Static).update(text)
+
+
+def figures(row: Row, last_ms: int) -> Text:
+    """Time, depths and what is known besides, of a worker or a group."""
+    times = row.spent(last_ms)
+    text = Text.assemble(
+        "30 s  ", draw.history(row, last_ms, 60, 5), "\n",
+        " 6 s  ", draw.history(row, last_ms, 60, 1), "\n",
+        " 2 s  ", draw.bar(times, 60), "\n\n",
+    )  # fmt: skip
+    for phase, spent in draw.parts(times).items():
+        text.append(f"{phase.replace('kv', 'KV')} {draw.percent(spent, times[0])}   ", draw.COLORS[phase])
+    if row.dummy:
+        text.append(f"(of it dummy steps {draw.percent(row.dummy)})", draw.COLORS["idle"])
+    text.append(
+        f"\n\nrunning {row.running}   waiting {row.waiting}   prompt tokens to compute {row.tokens:,}\n"
+        f"KV held {draw.percent(row.kv_used)}  MFU {draw.percent(row.mfu)}  MBU {draw.percent(row.mbu)}\n"
+    )
+    return text

@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from libs.cli.top.model import Times, WorkerRow, ratio
+from libs.cli.top.model import Row, Times, ratio
 
 REFRESH_S: Final = 1.0
 """People read no faster, and a frame of a busy cluster costs 30 ms; what happens is drawn at once."""
@@ -36,7 +36,7 @@ def bar(times: Times, cells: int) -> Text:
     return Text.assemble(*(("·" * n if phase == "idle" else "█" * n, COLORS[phase]) for phase, n in dealt.items()))
 
 
-def history(worker: WorkerRow, last_ms: int, cells: int, windows: int) -> Text:
+def history(worker: Row, last_ms: int, cells: int, windows: int) -> Text:
     """The last cells of `windows` each: as high as busy, in the colour of what it did most."""
     drawn = (_cell(worker.spent(last_ms - 100 * windows * cell, windows)) for cell in range(cells - 1, -1, -1))
     text = Text()

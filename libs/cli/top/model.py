@@ -26,6 +26,8 @@ class WorkerRow:
     node: str
     model: str
     gpus: int
+    group: str = ""
+    """Data-parallel group of which it is a rank; empty: of none."""
     role: str = ""
     windows: dict[int, Times] = field(default_factory=dict)
     running: int = 0
@@ -34,12 +36,90 @@ class WorkerRow:
     kv_used: float | None = None
     mfu: float | None = None
     mbu: float | None = None
+    dummy: float | None = None
+    """Share of its time in dummy steps, a part of idle."""
     ttft_s: float | None = None
     tpot_s: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in the table."""
+        return self.id
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which a filter finds it."""
+        return (self.id, self.node, self.role, self.model)
 
     def spent(self, last_ms: int, count: int = FIGURE) -> Times:
         """Over the windows up to that which starts at `last_ms`."""
         return total(self.windows.get(last_ms - 100 * back, NOTHING) for back in range(count))
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A data-parallel group: one row, whose figures are sums of its ranks'."""
+
+    model: str
+    name: str
+    ranks: list[WorkerRow] = field(default_factory=list)
+    kv_used: float | None = None
+    dummy: float | None = None
+    mfu: float | None = None
+    mbu: float | None = None
+
+    @property
+    def id(self) -> str:
+        """That no worker has."""
+        return f"group:{self.model}/{self.name}"
+
+    @property
+    def label(self) -> str:
+        """Its name in the table."""
+        return f"{self.name} ×{len(self.ranks)}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which a filter finds it: its ranks' too."""
+        return (self.name, *(name for rank in self.ranks for name in rank.names))
+
+    @property
+    def node(self) -> str:
+        """The node of its ranks, or how many they are on."""
+        nodes = {rank.node for rank in self.ranks}
+        return next(iter(nodes)) if len(nodes) == 1 else f"{len(nodes)} nodes"
+
+    @property
+    def role(self) -> str:
+        """Of its first rank, as the planner has it."""
+        return self.ranks[0].role
+
+    @property
+    def gpus(self) -> int:
+        """Of all ranks."""
+        return sum(rank.gpus for rank in self.ranks)
+
+    @property
+    def running(self) -> int:
+        """Of all ranks."""
+        return sum(rank.running for rank in self.ranks)
+
+    @property
+    def waiting(self) -> int:
+        """Of all ranks."""
+        return sum(rank.waiting for rank in self.ranks)
+
+    @property
+    def tokens(self) -> int:
+        """Of all ranks."""
+        return sum(rank.tokens for rank in self.ranks)
+
+    def spent(self, last_ms: int, count: int = FIGURE) -> Times:
+        """Over the windows up to that which starts at `last_ms`."""
+        return total(rank.spent(last_ms, count) for rank in self.ranks)
+
+
+Row = WorkerRow | GroupRow
 
 
 def total(times: Any) -> Times:
@@ -61,6 +141,8 @@ class TopModel:
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerRow] = {}
+        self.groups: dict[str, GroupRow] = {}
+        """By their ids."""
         self.lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
         """What happened, and when in Unix ms."""
         self.firing: dict[str, dict[str, Any]] = {}
@@ -88,8 +170,22 @@ class TopModel:
         for member in message["workers"]:
             view = known.get(member["id"]) or WorkerRow(member["id"], "", "", 1)
             view.node, view.model, view.gpus = member["node"], member["model"], member["gpus"]
+            view.group = member.get("group", "")  # which an older service does not say
             self._listed.append(view)
         self.workers = {view.id: view for view in self._listed}
+        known_groups, self.groups = self.groups, {}
+        for view in sorted(self._listed, key=lambda each: each.id):
+            if view.group:
+                group = GroupRow(view.model, view.group)
+                self.groups.setdefault(group.id, group).ranks.append(view)
+        for name, group in self.groups.items():
+            if before := known_groups.get(name):
+                group.kv_used, group.dummy = before.kv_used, before.dummy
+
+    @property
+    def rows(self) -> list[Row]:
+        """Groups, and the workers that are in none."""
+        return [*self.groups.values(), *(worker for worker in self.workers.values() if not worker.group)]
 
     def tick(self, message: dict[str, Any]) -> None:
         """What 100 ms brought, or what has changed between two of those."""
@@ -138,9 +234,12 @@ class TopModel:
             view = self.workers.get(reported["id"])
             if view is None:
                 continue
-            view.kv_used = reported["kv_used"]
+            view.kv_used, view.dummy = reported["kv_used"], reported.get("dummy")
             used = (reported["utilisation"] or {}).get("prefill" if view.role == "prefill" else "decode") or {}
             view.mfu, view.mbu = used.get("mfu"), used.get("mbu")
+        for reported in occupancy.get("groups", ()):
+            if group := self.groups.get(reported["scope"]):
+                group.kv_used, group.dummy = reported["kv_used"], reported["dummy"]
 
     def spent(self, views: Any, count: int = FIGURE) -> Times:
         """Over the newest settled windows of some workers."""

@@ -15,8 +15,9 @@ from libs.cli.find import no_suite
 from libs.cli.top import draw
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
+from libs.cli.top.group import GroupDetail
 from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, alerts, events, head, pools, verdict
-from libs.cli.top.model import WorkerRow
+from libs.cli.top.model import Row
 from libs.cli.top.workers import Workers
 
 LEAST_HIGH: Final = 20
@@ -103,13 +104,9 @@ class Top(App[None]):
         happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)
         happened.show(events(model, FEW if low else MAX_EVENTS, wide=wide))
 
-    def _wanted(self) -> list[WorkerRow]:
+    def _wanted(self) -> list[Row]:
         wanted = self.query_one("#filter", Input).value.casefold()
-        return [
-            worker
-            for worker in self.feed.model.workers.values()
-            if any(wanted in name.casefold() for name in (worker.id, worker.node, worker.role, worker.model))
-        ]
+        return [row for row in self.feed.model.rows if any(wanted in name.casefold() for name in row.names)]
 
     def action_pause(self) -> None:
         """Stop the picture, or go on."""
@@ -149,9 +146,11 @@ class Top(App[None]):
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """A worker, closer, and its requests."""
-        worker = self.feed.model.workers.get(str(event.row_key.value))
-        if worker:
+        """A worker, closer, and its requests; of a group its ranks."""
+        name = str(event.row_key.value)
+        if group := self.feed.model.groups.get(name):
+            self.push_screen(GroupDetail(self.feed, group))
+        elif worker := self.feed.model.workers.get(name):
             self.push_screen(Detail(self.feed, worker))
 
 

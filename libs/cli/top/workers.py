@@ -9,7 +9,7 @@ from textual.binding import BindingType
 from textual.widgets import DataTable
 
 from libs.cli.top import draw
-from libs.cli.top.model import FIGURE, WINDOW_NS, WorkerRow
+from libs.cli.top.model import FIGURE, WINDOW_NS, Row
 
 MAX_ROWS: Final = 200
 """Shown at a time; the filter finds the others."""
@@ -62,8 +62,8 @@ class Workers(DataTable[Any]):
         at = names.index(self.by) if self.by in names else 0
         self.sort_by(names[(at + step) % len(names)])
 
-    def fill(self, workers: Sequence[WorkerRow], last_ms: int) -> None:
-        """Show these workers as of the window that starts at `last_ms`."""
+    def fill(self, workers: Sequence[Row], last_ms: int) -> None:
+        """Show these workers and groups as of the window that starts at `last_ms`."""
         pointed = self._pointed()
         if self._lay_out():
             pointed = None  # in another order the first is what is looked for
@@ -88,7 +88,7 @@ class Workers(DataTable[Any]):
             self.add_column(column.name + mark, key=column.name)
         return before[:2] != self._laid_out[:2]
 
-    def _ordered(self, workers: Sequence[WorkerRow], last_ms: int) -> list[WorkerRow]:
+    def _ordered(self, workers: Sequence[Row], last_ms: int) -> list[Row]:
         return sorted(workers, key=lambda worker: _order(worker, last_ms, self.by), reverse=self.reverse)[:MAX_ROWS]
 
     def _pointed(self) -> str | None:
@@ -105,7 +105,7 @@ class Workers(DataTable[Any]):
             self.move_cursor(row=list(rows).index(pointed))
 
 
-def _cells(worker: WorkerRow, last_ms: int, history_cells: int) -> dict[str, Any]:
+def _cells(worker: Row, last_ms: int, history_cells: int) -> dict[str, Any]:
     times = worker.spent(last_ms)
     shares = {
         phase.replace("kv", "KV"): Text(draw.percent(spent, times[0]), draw.COLORS[phase], justify="right")
@@ -121,17 +121,17 @@ def _cells(worker: WorkerRow, last_ms: int, history_cells: int) -> dict[str, Any
         "covered": draw.percent(times[0], worker.gpus * FIGURE * WINDOW_NS),
     }
     return {
-        "worker": Text(draw.shorten(worker.id, NAME_CELLS)), "role": worker.role,
+        "worker": Text(draw.shorten(worker.label, NAME_CELLS)), "role": worker.role,
         "node": Text(draw.shorten(worker.node, NAME_CELLS)),
         "last 6 s": draw.history(worker, last_ms, history_cells, 60 // history_cells), **shares,
         **{name: Text(number, justify="right") for name, number in numbers.items()},
     }  # fmt: skip
 
 
-def _order(worker: WorkerRow, last_ms: int, column: str) -> Any:
+def _order(worker: Row, last_ms: int, column: str) -> Any:
     """What a column is sorted by: names upwards, figures from the greatest."""
     if column in NAMES:
-        return ({"worker": worker.id, "role": worker.role, "node": worker.node}[column], worker.id)
+        return ({"worker": worker.label, "role": worker.role, "node": worker.node}[column], worker.id)
     times = worker.spent(last_ms)
     found = {
         "run": worker.running, "wait": worker.waiting, "tokens": worker.tokens, "KV": worker.kv_used or 0,

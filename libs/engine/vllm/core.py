@@ -207,6 +207,7 @@ class VllmCore:
         if self._client is not None:
             await asyncio.to_thread(self._thread.join)
             self._ready.board.close()
+            self._ready.dummies.close()
 
     @property
     def _running(self) -> "AsyncMPClient":

@@ -37,7 +37,7 @@ RETRY_AFTER_S = 1.0
 SETTLE_S = 10.0
 """How long what runs in EngineCore may take to be gone before it sleeps."""
 LOOK_S = 0.05
-"""How often the engine looks which step runs."""
+"""How often the engine looks which step runs, and which dummy steps have ended."""
 ANNOUNCE_AFTER_NS = 100_000_000
 """A step that runs so long is announced, so that telemetry can show it before it ends."""
 NOTHING = EngineReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -127,7 +127,7 @@ class VllmEngine:
         )
         self._tasks.spawn("vllm requests", self._send())
         self._tasks.spawn("vllm outputs", self._receive())
-        self._tasks.spawn("vllm long steps", self._look(ready))
+        self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
         """EngineCore sleeps once nothing runs in it and no block waits for a receiver: neither can be there after."""
@@ -328,10 +328,7 @@ class VllmEngine:
         if self._trial is not None:
             self._trial.cancel()
         await self._core.close()
-        outputs = []
-        for live in self._sequences.all():
-            self._sequences.remove(live)
-            outputs.append(live.end(FinishReason.ABORTED))
+        outputs = [live.end(FinishReason.ABORTED) for live in self._sequences.all()]
         self._sequences = Sequences()
         if self._started is not None:
             self._report = msgspec.structs.replace(NOTHING, free_blocks=self.capabilities.kv_blocks)
@@ -384,11 +381,12 @@ class VllmEngine:
         self._took.set()
 
     async def _look(self, ready: StartedCore) -> None:
-        """Announce steps that run for long."""
+        """Announce steps that run for long, and report dummy steps."""
         while True:
             await asyncio.sleep(LOOK_S)
-            running = ready.board.read()
-            if running is not None and self._is_long(running):
+            if dummies := ready.dummies.take():
+                self._events.put(EngineEvent(dummy_steps=dummies))
+            if (running := ready.board.read()) is not None and self._is_long(running):
                 self._announced = running.number
                 self._events.put(EngineEvent(step=announcement(running, self._report)))
 

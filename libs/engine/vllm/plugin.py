@@ -40,8 +40,8 @@ NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTR
 """Variables with the ports that a worker's processes listen on, new at each start."""
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 """Set where its processes are to sleep until there is news."""
-BOARD_FILE, KV_FILE = "board", "kv"
-"""The files in which EngineCore shows which step runs, and what its KV is like."""
+BOARD_FILE, DUMMIES_FILE, KV_FILE = "board", "dummies", "kv"
+"""The files in which EngineCore shows which step runs, which dummy steps have ended, and what its KV is like."""
 HANDSHAKE_FACTOR = "nixl_connector_version"
 """Among what vLLM hashes for NIXL's handshake, and for nothing else."""
 NEWS_SOON_S, NAP_MS = 1.0, 1

@@ -13,9 +13,9 @@ from libs.perfmodel.wire import compute_of
 _TOLD: Final = attrgetter(
     "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
 )
-what_stays: Final = attrgetter("node", "gpus", "engine", "assignment", "compute", "kv_blocks", "max_sequences")
+what_stays: Final = attrgetter("node", "gpus", "engine", "assignment", "compute", "kv_blocks", "max_sequences", "group")
 """What a batch says of its worker, and the next one too, but where it has something new to say."""
-_MORE: Final = attrgetter("kv_blocks", "max_sequences", "last")
+_MORE: Final = attrgetter("kv_blocks", "max_sequences", "last", "group", "dummy_steps.steps")
 
 
 class WorkerFacts(NamedTuple):
@@ -38,6 +38,10 @@ class WorkerFacts(NamedTuple):
     """That it runs at a time; 0: unknown."""
     left: bool = False
     """The worker has sent its last batch."""
+    group: str = ""
+    """Data-parallel group of which it is a rank; empty: of none."""
+    dummy_steps: int = 0
+    """That it has run since it began."""
 
 
 class Shape:

@@ -51,6 +51,10 @@ class Intervals:
             for start, end in zip(self._starts[first:last], self._ends[first:last], strict=True)
         ]
 
+    def within_each(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts inside spans that lie apart and in order."""
+        return [part for span in spans for part in self.within(*span)]
+
     def reach(self, point: int) -> int:
         """The end of the interval that holds or touches `point`; `point` itself where none does."""
         index = bisect_right(self._starts, point) - 1

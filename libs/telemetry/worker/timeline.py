@@ -14,11 +14,13 @@ from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_colum
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.worker.batch_columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
 from libs.telemetry.worker.facts import Shape, WorkerFacts, facts_of, what_stays
+from libs.telemetry.worker.idle_parts import IdleParts
 from libs.telemetry.worker.intervals import Intervals, total_ns
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.role_log import RoleLog
 from libs.telemetry.worker.steps import (
     COUNTS,
+    BusyTime,
     FewBusyTime,
     FinishedSteps,
     RunningStep,
@@ -37,7 +39,6 @@ MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
 MAX_NEW: Final = 16
 """Batches: nearly two seconds of a worker's."""
-
 # Attributes of protobuf's are read in C by this, several times faster than one by one.
 _HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
 
@@ -63,7 +64,7 @@ class Timeline:
         workers would do it at once from then on."""
         self._covers = Intervals()
         self._kv_waits = Intervals()
-        self._starved = Intervals()
+        self._idle_parts = IdleParts()
         self._steps = StepLog()
         self._shape = Shape()
         self._seen = Intervals()
@@ -106,8 +107,7 @@ class Timeline:
 
     def add(self, batch: StepBatch) -> BatchOutcome:
         """Sort in a batch; what was entered before is never counted twice."""
-        steps = self._read(batch)
-        if steps is None:
+        if (steps := self._read(batch)) is None:
             return BatchOutcome.MALFORMED
         refused = self._refusal(batch)
         if refused is not None:
@@ -144,8 +144,8 @@ class Timeline:
         else:
             self._note_sequence(batch)
         self.known_to_ns, self.changed_from_ns = high_ns, low_ns
-        if batch.starved:
-            self._take_starved(batch)
+        if batch.starved or batch.HasField("dummy_steps"):
+            self._idle_parts.take(batch)
         return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns
 
     def enter(
@@ -162,8 +162,7 @@ class Timeline:
 
     def sort_in(self, batch: StepBatch) -> bool:
         """A batch that was followed, and is not plain; False for one that is malformed."""
-        steps = self._read(batch)
-        if steps is None:
+        if (steps := self._read(batch)) is None:
             return False
         self._enter_all(batch, steps)
         return True
@@ -223,20 +222,26 @@ class Timeline:
         covers = self._covers.within(low_ns, high_ns)
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
         steps_ns, prefill_ns = busy.between(covers)
-        waits = [wait for cover in covers for wait in self._kv_waits.within(*cover)]
-        steps_in_waits_ns = busy.between(waits)[0] if waits else 0
-        return PhaseTime(
-            covered_ns=total_ns(covers),
-            prefill_ns=prefill_ns,
-            decode_ns=steps_ns - prefill_ns,
-            kv_wait_ns=total_ns(waits) - steps_in_waits_ns,
-            provisional=busy.provisional,
-        )
+        waited_ns = self._waited_ns(covers, busy)
+        return PhaseTime(total_ns(covers), prefill_ns, steps_ns - prefill_ns, waited_ns, busy.provisional)
+
+    def _waited_ns(self, spans: list[tuple[int, int]], busy: BusyTime | FewBusyTime) -> int:
+        waits = self._kv_waits.within_each(spans)
+        return total_ns(waits) - busy.between(waits)[0] if waits else 0
 
     def starved_ns(self, low_ns: int, high_ns: int) -> int:
         """Idle time in [low, high) in which all KV that sequences awaited was still to be computed elsewhere."""
         self._take_in()
-        return sum(total_ns(self._starved.within(*cover)) for cover in self._covers.within(low_ns, high_ns))
+        return total_ns(self._idle_parts.starved.within_each(self._covers.within(low_ns, high_ns)))
+
+    def dummy_ns(self, low_ns: int, high_ns: int) -> int:
+        """Idle time in [low, high) in which dummy steps ran; what a step or a KV wait claims of it is theirs."""
+        self._take_in()
+        dummies = self._idle_parts.dummies.within_each(self._covers.within(low_ns, high_ns))
+        if not dummies:  # nearly always
+            return 0
+        busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
+        return total_ns(dummies) - busy.between(dummies)[0] - self._waited_ns(dummies, busy)
 
     def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
         """The steps behind `phases`, in order."""
@@ -296,7 +301,7 @@ class Timeline:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._take_in()
         self._steps.settle(self._covers.reach)
-        for kept in (self._covers, self._kv_waits, self._starved, self._steps):
+        for kept in (self._covers, self._kv_waits, self._idle_parts, self._steps):
             kept.forget_from(batch.covered_from_unix_ns)
         self._roles.forget_from(batch.covered_from_unix_ns)
         self._seen, self._seen_from = Intervals(), 0
@@ -366,15 +371,8 @@ class Timeline:
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
-        self._take_starved(batch)
+        self._idle_parts.take(batch)
         self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
-
-    def _take_starved(self, batch: StepBatch) -> None:
-        """Spans that are none are left out: they claim no time but of what is idle."""
-        for span in batch.starved:
-            start_ns, end_ns = span.start_unix_ns, span.end_unix_ns
-            if batch.covered_from_unix_ns <= start_ns < end_ns <= batch.covered_to_unix_ns:
-                self._starved.add(start_ns, end_ns)
 
     def _enter_step(self, step: StepRow, share: int, covered_to_ns: int) -> None:
         row: tuple[int, ...] = step
@@ -391,10 +389,11 @@ class Timeline:
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
         if len(self._steps) > self.max_steps:
             keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(self.max_steps * 15 // 16))
-        for intervals in (self._covers, self._kv_waits, self._starved):
-            if len(intervals) > MAX_INTERVALS:
-                keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
+        for intervals in (self._covers, self._kv_waits, *self._idle_parts):
+            bound = self.max_steps if intervals is self._idle_parts.dummies else MAX_INTERVALS
+            if len(intervals) > bound:
+                keep_from_ns = max(keep_from_ns, intervals.start_of_newest(bound * 15 // 16))
         if keep_from_ns > self._kept_from_ns:
             self._kept_from_ns = keep_from_ns
-            for kept in (self._covers, self._kv_waits, self._starved, self._steps):
+            for kept in (self._covers, self._kv_waits, self._idle_parts, self._steps):
                 kept.forget_before(keep_from_ns)

@@ -2,16 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, StepTime
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval, KvTransfer, StepBatch
 from libs.contracts.step_row import StepRow, step_columns
 from libs.counters.port import GpuReading
 from libs.engine.reports import EngineEvent, EngineLoad, KvTransferReport, StepReport
 from libs.perfmodel.utilisation import Compute
 from libs.perfmodel.wire import compute_message
 from libs.worker.wire import load_message
+
+MAX_DUMMIES: Final = 4_096
+"""Dummy steps that wait for their batch; of more the oldest are counted and their time is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class TelemetrySource:
     """Of each KV block; 0: unknown."""
     chunk_tokens: int = 0
     """Prompt tokens of a step at most; 0: unknown."""
+    group: str = ""
+    """Data-parallel group of which the worker is a rank; empty: of none."""
 
 
 class StepBatchBuilder:
@@ -45,12 +51,14 @@ class StepBatchBuilder:
         self._steps: list[StepRow] = []
         self._waits: list[tuple[int, int]] = []
         self._starved: list[tuple[int, int]] = []
+        self._dummies: list[tuple[int, int]] = []
+        self._dummy_steps = 0
         self._transfers: list[KvTransfer] = []
 
     @property
     def empty(self) -> bool:
         """Whether nothing that happened waits to be sent."""
-        return not (self._steps or self._waits or self._starved or self._transfers)
+        return not (self._steps or self._waits or self._starved or self._dummies or self._transfers)
 
     def add(self, event: EngineEvent, epoch: int) -> None:
         """Take an event in, with the epoch its step ran under."""
@@ -58,6 +66,7 @@ class StepBatchBuilder:
             self._add_step(_step(event.step, epoch))
         self._waits.extend(event.kv_waits)
         self._starved.extend(event.starved)
+        self._take_dummies(event.dummy_steps)
         self._transfers.extend(map(_transfer, event.kv_transfers))
 
     def cut(
@@ -105,6 +114,8 @@ class StepBatchBuilder:
             max_sequences=source.max_sequences,
             block_size_tokens=source.block_size_tokens,
             chunk_tokens=source.chunk_tokens,
+            group=source.group,
+            dummy_steps=self._cut_dummies(covered_to),
             last=last,
         )
         self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]
@@ -112,6 +123,22 @@ class StepBatchBuilder:
         self._starved = [span for span in self._starved if span[1] > covered_to]
         self._transfers = []
         return batch
+
+    def _take_dummies(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Of empty ones nobody knows when they ran: they are counted only."""
+        for start, end in steps:
+            self._dummy_steps += 1
+            if start < end:
+                self._dummies.append((start, end))
+        del self._dummies[:-MAX_DUMMIES]
+
+    def _cut_dummies(self, covered_to: int) -> DummySteps | None:
+        """Each whole and once: the batch that covers its end says it, or a later one where it is heard of later."""
+        if not self._dummy_steps:
+            return None
+        ended = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in self._dummies if end <= covered_to]
+        self._dummies = [step for step in self._dummies if step[1] > covered_to]
+        return DummySteps(steps=self._dummy_steps, spans=ended)
 
     def _add_step(self, step: StepRow) -> None:
         """The end of an announced step replaces its announcement if that was not sent yet."""

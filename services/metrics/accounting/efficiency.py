@@ -6,16 +6,16 @@ from statistics import mean
 from typing import Final
 
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import Members
+from libs.telemetry.members import Members, group_name
 from libs.telemetry.windows.rollups import RollUps
-from services.metrics.accounting.occupancy import (
+from services.metrics.accounting.answer import (
     ClusterOccupancy,
     PhaseUtilisation,
     RoleTime,
     Utilisation,
     WorkerOccupancy,
-    cluster_occupancy_in_turns,
 )
+from services.metrics.accounting.occupancy import cluster_occupancy_in_turns
 from services.metrics.accounting.scope import Scope
 
 WINDOW_NS: Final = 2_000_000_000
@@ -25,6 +25,7 @@ _OF_WORKER: Final[dict[str, Callable[[WorkerOccupancy], set[str]]]] = {
     "model": lambda worker: {worker.model},
     "pool": lambda worker: {worker.role, *(each.role for each in worker.by_role)},
     "node": lambda worker: {worker.node},
+    "group": lambda worker: {group_name(worker.model, worker.group)},
     "worker": lambda worker: {worker.id},
 }
 

@@ -1,10 +1,11 @@
 """GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from dataclasses import asdict
+from functools import reduce
+from typing import Final
 
 from libs.perfmodel.utilisation import utilisation
 from libs.telemetry.fleet import FleetTelemetry
@@ -12,201 +13,27 @@ from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.facts import WorkerFacts
 from libs.telemetry.worker.phase_time import PhaseTime
+from services.metrics.accounting.answer import (
+    ClusterOccupancy,
+    GpuTime,
+    HardwareGpu,
+    ModelOccupancy,
+    NodeOccupancy,
+    PhaseUtilisation,
+    PoolOccupancy,
+    RoleTime,
+    Utilisation,
+    WorkerOccupancy,
+    kv_used,
+    share,
+)
+from services.metrics.accounting.groups import KnownIdle, groups_of
 from services.metrics.accounting.phase_windows import Total, WindowSpan, WorkerTime, spent_in, total
 from services.metrics.accounting.queues import PhaseQueue
 from services.metrics.accounting.role_parts import RoleGpuTime
 
 WORKERS_A_TURN: Final = 100
 """A few ms."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTime:
-    """GPU-nanoseconds: `prefill`, `decode`, `kv_wait` and `idle` add exactly to `covered`."""
-
-    covered: int
-    prefill: int
-    decode: int
-    kv_wait: int
-    idle: int
-
-    @classmethod
-    def of(cls, time: PhaseTime) -> Self:
-        """From a worker's or several workers' GPU-nanoseconds."""
-        return cls(
-            covered=time.covered_ns,
-            prefill=time.prefill_ns,
-            decode=time.decode_ns,
-            kv_wait=time.kv_wait_ns,
-            idle=time.idle_ns,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
-    """Fractions of covered time, null when nothing is covered."""
-
-    gpus: int
-    coverage: float
-    """Share of the time of `gpus` that telemetry covers, 0..1."""
-    prefill: float | None
-    decode: float | None
-    kv_wait: float | None
-    idle: float | None
-    ratio: float | None
-    """Prefill GPU time : decode GPU time; null when decode is 0."""
-    provisional: bool
-    """A step that still runs is counted as far as it is known to have run."""
-    gpu_ns: GpuTime
-
-    @classmethod
-    def of(cls, spent: WorkerTime | Total, **own: Any) -> Self:
-        """Of one worker or several; `own` are the fields that a subclass adds."""
-        time = spent.time
-        return cls(
-            gpus=spent.gpus,
-            coverage=time.covered_ns / spent.due_ns if spent.due_ns else 0.0,
-            prefill=_share(time.prefill_ns, time.covered_ns),
-            decode=_share(time.decode_ns, time.covered_ns),
-            kv_wait=_share(time.kv_wait_ns, time.covered_ns),
-            idle=_share(time.idle_ns, time.covered_ns),
-            ratio=_share(time.prefill_ns, time.decode_ns),
-            provisional=time.provisional,
-            gpu_ns=GpuTime.of(time),
-            **own,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilisation:
-    """How near a phase comes to its device's peaks while it runs; null where that is not known."""
-
-    mfu: float | None
-    """FLOPs that the model needs, over what the device could compute in the phase's time."""
-    mbu: float | None
-    """Bytes of weights and KV that the model needs, over what its memory could move in that time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseUtilisation:
-    """By phase."""
-
-    prefill: Utilisation
-    decode: Utilisation
-
-    def by_phase(self) -> dict[str, Utilisation]:
-        """By the name of the phase."""
-        return {"prefill": self.prefill, "decode": self.decode}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleTime:
-    """What a worker did while it had one role."""
-
-    role: str
-    gpu_ns: GpuTime
-    utilisation: PhaseUtilisation | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOccupancy(Occupancy):
-    """One worker, with its depths at its last report."""
-
-    id: str
-    node: str
-    model: str
-    role: str
-    """That it had last in the window."""
-    by_role: list[RoleTime]
-    """Where it had more than one in the window; empty for all others."""
-    running: int
-    waiting: int
-    waiting_prefill_tokens: int
-    awaiting_kv: int
-    places: int
-    """Sequences that it runs at a time; 0 where it does not report that."""
-    starved: float | None
-    """Share of its time, a part of `idle`: all KV that its sequences awaited was still to be computed elsewhere. Null
-    where nothing is covered, and of a worker that another instance reads."""
-    kv_used: float | None
-    """Share of its KV blocks that sequences hold; null where it does not report how many it has."""
-    since_step_ms: int
-    """From the end of the last step that has ended until its telemetry did."""
-    utilisation: PhaseUtilisation | None
-    """Null for a worker that reports neither its model's shape nor its device's peaks."""
-
-    @property
-    def at_hand(self) -> int:
-        """Sequences that it holds, running or not."""
-        return self.running + self.waiting + self.awaiting_kv
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOccupancy(Occupancy):
-    """The workers assigned to one model now."""
-
-    model: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolOccupancy(Occupancy):
-    """The time of workers while they had one role: a worker that moved counts in both pools, for its time in each."""
-
-    role: str
-    starved: float | None
-    """As of a worker; those that other instances read count as not starved."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOccupancy(Occupancy):
-    """The workers of one host."""
-
-    node: str
-    clock_offset_ms: float
-    """How far its clock seems ahead of the median host's, from when telemetry comes: good to some milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareGpu:
-    """A GPU's own counters at their latest reading; null where GPU or driver do not report it."""
-
-    node: str
-    uuid: str
-    index: int
-    name: str
-    utilisation: float | None
-    """Share of the driver's last sampling period in which any kernel ran."""
-    memory_used_bytes: int | None
-    memory_bytes: int | None
-    power_w: float | None
-    tensor_active: float | None
-    """Share of the last second in which tensor cores worked; Hopper and later."""
-    dram_active: float | None
-    """Share of the memory's bandwidth used in the last second; Hopper and later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOccupancy(Occupancy):
-    """All workers weighed by their GPUs. One that is silent without having left counts in `gpus` and lowers `coverage`
-    until it is given up; in the fractions of time it counts for nothing."""
-
-    window_ms: int
-    """What was asked for, rounded up to whole windows of those kept for that time."""
-    starved: float | None
-    """As of a pool."""
-    as_of_unix_ns: int
-    """The end of the window."""
-    age_ms: int | None
-    """How old the newest data are that the service shows: now, less the instant until which half of its workers have
-    reported their time. Null without any worker, and of a time in the past."""
-    workers: list[WorkerOccupancy]
-    models: list[ModelOccupancy]
-    pools: list[PoolOccupancy]
-    nodes: list[NodeOccupancy]
-    queues: list[PhaseQueue]
-    """What waits now, by model and phase, at workers and at gateways; empty of a time in the past."""
-    hardware: list[HardwareGpu]
-    """GPUs whose counters were read within seconds of the end; empty where none can be, and of a time long past."""
 
 
 def cluster_occupancy(
@@ -246,21 +73,31 @@ def _cluster(
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
-    pools, starved_ns = _pools(span.workers), _starved_by_role(fleet, span.workers)
-    whole = total(span.workers)
+    pools, idle = _pools(span.workers), _idle_by_role(fleet, span.workers)
+    whole, known = total(span.workers), reduce(KnownIdle.plus, idle.values(), KnownIdle())
+    here = {each.facts.worker_id: _idle(fleet, each) for each in span.workers if each.facts.group}
     return ClusterOccupancy.of(
         whole,
-        starved=_share(sum(starved_ns.values()), whole.time.covered_ns),
+        starved=share(known.starved_ns, whole.time.covered_ns),
+        dummy=share(known.dummy_ns, whole.time.covered_ns),
+        dummy_gpu_ns=known.dummy_ns,
         window_ms=(span.high_ns - span.low_ns) // 1_000_000,
         as_of_unix_ns=span.high_ns,
         age_ms=age_ms,
         workers=workers,
+        groups=groups_of(span.workers, workers, {name: each for name, each in here.items() if each is not None}),
         models=[
             ModelOccupancy.of(part, model=model)
             for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
         ],
         pools=[
-            PoolOccupancy.of(part, role=role, starved=_share(starved_ns[role], part.time.covered_ns))
+            PoolOccupancy.of(
+                part,
+                role=role,
+                starved=share(idle[role].starved_ns, part.time.covered_ns),
+                dummy=share(idle[role].dummy_ns, part.time.covered_ns),
+                dummy_gpu_ns=idle[role].dummy_ns,
+            )
             for role, part in pools
         ],
         nodes=[
@@ -273,23 +110,19 @@ def _cluster(
     )
 
 
-def kv_used(free_kv_blocks: int, kv_blocks: int) -> float | None:
-    """Share of a worker's KV blocks that sequences hold; None where it does not report how many it has."""
-    return 1 - min(free_kv_blocks / kv_blocks, 1) if kv_blocks else None
-
-
 def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     """From the end of the last step that has ended until the worker's telemetry did."""
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
 def _worker(fleet: FleetTelemetry, spent: WorkerTime, span: WindowSpan) -> WorkerOccupancy:
-    facts = spent.facts
+    facts, idle, covered_ns = spent.facts, _idle(fleet, spent), spent.time.covered_ns
     return WorkerOccupancy.of(
         spent,
         id=facts.worker_id,
         node=facts.node,
         model=facts.assignment.model,
+        group=facts.group,
         role=spent.role,
         by_role=[_role_time(fleet, facts, part) for part in spent.parts] if len(spent.parts) > 1 else [],
         running=facts.load.running,
@@ -297,26 +130,38 @@ def _worker(fleet: FleetTelemetry, spent: WorkerTime, span: WindowSpan) -> Worke
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
         awaiting_kv=facts.load.awaiting_kv,
         places=facts.max_sequences,
-        starved=_share(sum(_starved_ns(fleet, each, facts) for each in spent.parts), spent.time.covered_ns)
-        if fleet.timeline(facts.worker_id) is not None
-        else None,
+        starved=idle and share(idle.starved_ns, covered_ns),
+        dummy=idle and share(idle.dummy_ns, covered_ns),
+        dummy_gpu_ns=idle and idle.dummy_ns,
+        dummy_steps=facts.dummy_steps,
         kv_used=kv_used(facts.load.free_kv_blocks, facts.kv_blocks),
         since_step_ms=since_step_ns(facts, fleet.last_step_end_ns(facts.worker_id)) // 1_000_000,
         utilisation=_utilisation(fleet, facts, spent.time, [(span.low_ns, span.high_ns)]),
     )
 
 
-def _starved_ns(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> int:
-    """GPU-nanoseconds, never more than it was idle."""
+def _idle(fleet: FleetTelemetry, spent: WorkerTime) -> KnownIdle | None:
+    """None of a worker that another instance reads."""
+    if fleet.timeline(spent.facts.worker_id) is None:
+        return None
+    found = KnownIdle()
+    for part in spent.parts:
+        found = found.plus(_idle_in(fleet, part, spent.facts))
+    return found
+
+
+def _idle_in(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> KnownIdle:
     starved_ns = sum(fleet.starved_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
-    return min(starved_ns, part.time.idle_ns)
+    dummy_ns = sum(fleet.dummy_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
+    return KnownIdle(min(starved_ns, part.time.idle_ns), min(dummy_ns, part.time.idle_ns))
 
 
-def _starved_by_role(fleet: FleetTelemetry, spent: Sequence[WorkerTime]) -> Counter[str]:
-    found: Counter[str] = Counter()
+def _idle_by_role(fleet: FleetTelemetry, spent: Sequence[WorkerTime]) -> defaultdict[str, KnownIdle]:
+    """Workers that other instances read count for nothing."""
+    found: defaultdict[str, KnownIdle] = defaultdict(KnownIdle)
     for each in spent:
         for part in each.parts:
-            found[part.role] += _starved_ns(fleet, part, each.facts)
+            found[part.role] = found[part.role].plus(_idle_in(fleet, part, each.facts))
     return found
 
 
@@ -369,7 +214,3 @@ def _parts(spent: Sequence[WorkerTime], name: Callable[[WorkerFacts], str]) -> l
     for each in spent:
         parts.setdefault(name(each.facts), []).append(each)
     return [(name, total(part)) for name, part in sorted(parts.items())]
-
-
-def _share(part_ns: int, whole_ns: int) -> float | None:
-    return part_ns / whole_ns if whole_ns else None

@@ -128,4 +128,5 @@ def _gone(member: Member, role_then: str) -> WorkerFacts:
         covered_to_unix_ns=0,
         dropped_batches=0,
         left=True,
+        group=member.group,
     )

@@ -1,4 +1,4 @@
-"""Which GPUs a series is of: the cluster, a model, a pool, a node, a worker. Pure."""
+"""Which GPUs a series is of: the cluster, a model, a pool, a node, a data-parallel group, a worker. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.members import Member, Members
 from libs.telemetry.windows.cells import ROLE_NUMBERS
 
-ALLOWED: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME or worker:ID"
+ALLOWED: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME, group:MODEL/NAME or worker:ID"
 MAX_NAMES: Final = 8
 """That an error lists of those there are."""
 _OF_WORKER: Final[dict[str, Callable[[Member], str]]] = {
     "model": lambda member: member.model,
     "node": lambda member: member.node,
+    "group": lambda member: member.group_name,
     "worker": lambda member: member.worker_id,
 }
 
@@ -39,6 +40,7 @@ class Scope:
         if attribute is None:
             return list(worker_ids)
         names = {worker_id: attribute(member) for worker_id in worker_ids if (member := members.get(worker_id))}
+        names = {worker_id: name for worker_id, name in names.items() if name}  # most are of no group
         found = [worker_id for worker_id, name in names.items() if name == self.name]
         if not found:
             known = sorted(set(names.values()))

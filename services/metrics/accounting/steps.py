@@ -9,7 +9,7 @@ from libs.contracts.step_row import ReportedStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, FleetTelemetry
 from libs.telemetry.worker.steps import FULL_SHARE, SpentStep
 from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, Timeline
-from services.metrics.accounting.occupancy import GpuTime
+from services.metrics.accounting.answer import GpuTime
 from services.metrics.accounting.queues import MAX_COUNT
 
 KEPT: Final = (

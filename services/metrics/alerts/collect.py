@@ -13,7 +13,7 @@ from libs.telemetry.listing import Loads
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.batch_columns import Ints
-from services.metrics.accounting.occupancy import kv_used
+from services.metrics.accounting.answer import kv_used
 from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
 
 

@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS members (
   id TEXT PRIMARY KEY, node TEXT NOT NULL, model TEXT NOT NULL, gpus INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS ranks (id TEXT PRIMARY KEY, data_group TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS windows (
   window_ns INTEGER, start_ns INTEGER, data BLOB NOT NULL, PRIMARY KEY (window_ns, start_ns)
 ) WITHOUT ROWID;
@@ -70,7 +71,9 @@ class HistoryFile:
 
     def members(self) -> list[Member]:
         """All it holds windows of."""
-        rows = self._database.execute("SELECT id, node, model, gpus FROM members").fetchall()
+        rows = self._database.execute(
+            "SELECT id, node, model, gpus, coalesce(data_group, '') FROM members LEFT JOIN ranks USING (id)"
+        ).fetchall()
         self._members = {worker_id for worker_id, *_ in rows}
         return [Member(*row) for row in rows]
 
@@ -85,6 +88,9 @@ class HistoryFile:
         with self._database as database:
             members = [(member.worker_id, member.node, member.model, member.gpus) for member in snapshot.members]
             database.executemany("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", members)
+            ranks = [(member.worker_id, member.group) for member in snapshot.members if member.group]
+            database.execute("DELETE FROM ranks")  # a table of its own, so that older versions read the file too
+            database.executemany("INSERT INTO ranks VALUES (?, ?)", ranks)
             known = {worker_id for worker_id, *_ in members}
             gone = [(worker_id,) for worker_id in self._members - known]
             database.executemany("DELETE FROM members WHERE id = ?", gone)

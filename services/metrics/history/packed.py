@@ -32,6 +32,8 @@ class Header(msgspec.Struct):
     models: list[str]
     gpus: list[int]
     """Of each worker, as last heard of."""
+    groups: list[str]
+    """Data-parallel groups of which workers are ranks; empty: of none."""
     type: str
     told_to_unix_ms: int
     """The end of the newest 100 ms that are in them: of the window that holds it only what lies before is over."""
@@ -52,6 +54,7 @@ def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
             nodes=[member.node for member in of],
             models=[member.model for member in of],
             gpus=[member.gpus for member in of],
+            groups=[member.group for member in of],
             type="uint32" if small else "float64",
             told_to_unix_ms=written_to_ns // 1_000_000,
         )

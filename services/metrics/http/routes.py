@@ -14,8 +14,9 @@ from libs.policy.metrics.kv_links import KvLink, judge
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from libs.telemetry.fleet import FleetTelemetry
+from services.metrics.accounting.answer import ClusterOccupancy
 from services.metrics.accounting.efficiency import Efficiency, RecentOccupancy, efficiency
-from services.metrics.accounting.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
+from services.metrics.accounting.occupancy import cluster_occupancy_in_turns
 from services.metrics.accounting.queues import phase_queues
 from services.metrics.accounting.scope import parse_scope
 from services.metrics.accounting.steps import KEPT, StepsReport, steps_of

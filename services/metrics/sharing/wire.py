@@ -30,6 +30,7 @@ def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> S
     )
     for field in ("steps", "kv_waits", "starved", "kv_transfers"):
         worker.newest.ClearField(field)
+    worker.newest.dummy_steps.ClearField("spans")
     return worker
 
 

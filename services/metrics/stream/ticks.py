@@ -24,6 +24,8 @@ class StreamWorker(msgspec.Struct, frozen=True):
     model: str
     gpus: int
     engine: str
+    group: str
+    """Data-parallel group of which it is a rank; empty: of none."""
 
 
 class StreamWorkers(msgspec.Struct):
@@ -98,7 +100,8 @@ class TickWriter:
         if listing is self._listing:
             return None
         members = [
-            StreamWorker(each.worker_id, each.node, each.model, each.gpus, each.engine) for each in listing.workers
+            StreamWorker(each.worker_id, each.node, each.model, each.gpus, each.engine, each.group)
+            for each in listing.workers
         ]
         same, self._listing, self._members = members == self._members, listing, members
         if self.version and same:

@@ -49,6 +49,7 @@ class Worker:
     compute: Compute | None = None
     model: str = "sim"
     incarnation: int = 1
+    group: str = ""
 
     def batch(self, start_ns: int, length_ns: int = BATCH_NS) -> StepBatch:
         role, budget = role_from_name(self.role)
@@ -64,6 +65,7 @@ class Worker:
             assignment=Assignment(model=self.model, role=role, budget_tokens=budget, epoch=1),
             covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + length_ns, steps=step_columns([step]),
             load=Load(running=2, waiting=3, waiting_prefill_tokens=40), last=self.leaves, compute=self.compute,
+            group=self.group,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from libs.contracts.step_row import step_rows
 from libs.engine.reports import EngineEvent, EngineLoad, StepReport
 from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
 
-START_NS = 1_000_000
+START_NS, NEVER = 1_000_000, 2**62
 
 
 def report(start: int, end: int) -> StepReport:
@@ -20,13 +20,13 @@ def report(start: int, end: int) -> StepReport:
 
 @dataclass(frozen=True)
 class Span:
-    kind: str  # "idle", "wait", "step"
+    kind: str  # "idle", "wait", "step", "dummy"
     duration: int
     announced: bool
 
 
 spans = st.lists(
-    st.builds(Span, st.sampled_from(["idle", "wait", "step"]), st.integers(1, 50), st.booleans()), max_size=30
+    st.builds(Span, st.sampled_from(["idle", "wait", "step", "dummy"]), st.integers(1, 50), st.booleans()), max_size=30
 )
 
 
@@ -36,6 +36,7 @@ class Timeline:
     def __init__(self, spans: list[Span]) -> None:
         self.steps: list[tuple[int, int]] = []
         self.waits: list[tuple[int, int]] = []
+        self.dummies: list[tuple[int, int]] = []
         self.events: list[tuple[int, EngineEvent, int]] = []  # (when put out, event, earliest start in it)
         now = START_NS
         for span in spans:
@@ -45,6 +46,9 @@ class Timeline:
                     self.events.append((start + 1, EngineEvent(step=report(start, 0)), start))
                 self.steps.append((start, now))
                 self.events.append((now, EngineEvent(step=report(start, now)), start))
+            elif span.kind == "dummy":  # of which batches may be cut before it is heard of
+                self.dummies.append((start, now))
+                self.events.append((now, EngineEvent(dummy_steps=((start, now),)), NEVER))
             elif span.kind == "wait":
                 if self.waits and self.waits[-1][1] == start:
                     start = self.waits.pop()[0]
@@ -88,6 +92,7 @@ def test_covers_touch_and_every_interval_is_told_once_within_its_cover(
     announced: set[int] = set()
     steps: list[tuple[int, int]] = []
     waited: set[int] = set()
+    dummies: list[tuple[int, int]] = []
     for number, batch in enumerate(batches, start=1):
         assert (batch.sequence, batch.covered_from_unix_ns) == (number, covered_to)
         assert batch.covered_to_unix_ns > covered_to
@@ -106,7 +111,12 @@ def test_covers_touch_and_every_interval_is_told_once_within_its_cover(
             told = set(range(wait.start_unix_ns, wait.end_unix_ns))
             assert not told & waited
             waited |= told
+        ended = [(span.start_unix_ns, span.end_unix_ns) for span in batch.dummy_steps.spans]
+        assert all(end <= batch.covered_to_unix_ns for _, end in ended)
+        dummies += ended
         covered_to = batch.covered_to_unix_ns
     assert steps == timeline.steps
     assert waited == {ns for start, end in timeline.waits for ns in range(start, end)}
+    assert dummies == timeline.dummies
+    assert batches[-1].dummy_steps.steps == len(dummies)
     assert covered_to == max(batches[-1].covered_to_unix_ns, timeline.end)

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from libs.bus.port import Record
 from libs.cli.main import app as cli
+from libs.cli.tables import show_occupancy_of
 from libs.cli.top import draw, steps
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed, NotShown
+from libs.cli.top.group import GroupDetail
 from libs.cli.top.requests import HEADS
 from libs.cli.top.screen import Top
 from libs.cli.top.workers import Workers
@@ -54,6 +56,8 @@ class Service:
 
     state: MetricsState
     clock: SystemClock
+    group: str = ""
+    """Of those whose names end in -dp0 and -dp1."""
     busy: dict[str, float] = field(default_factory=lambda: {"prefill-0": 0.6, "decode-0": 0.2, "decode-1": 0.1})
     url: str = ""
 
@@ -75,6 +79,7 @@ class Service:
                     role = worker_id.split("-")[0]
                     steps = [step(start_ms, start_ms + 100 * busy, **{role: 1})]
                     batch = step_batch(number, (start_ms, start_ms + 100), steps, worker=worker_id, role=role)
+                    batch.group = self.group if "-dp" in worker_id else ""
                     self.state.take(Record(STEPS, worker_id, batch, 0, 0), self.clock.now_ns())
                 sent = number + 1
             await asyncio.sleep(0.02)
@@ -355,3 +360,44 @@ async def test_what_happens_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) ->
             await seen(pilot, lambda: "a spike" in text(app, "events"))
             service.busy["decode-2"] = 0.5
             await seen(pilot, lambda: len(rows(app)) == 4)
+
+
+async def test_a_data_parallel_group_is_one_row_that_opens_on_its_ranks() -> None:
+    async with serving() as service:
+        service.group, service.busy = "10.0.0.1:29550", {"decode-dp0": 0.4, "decode-dp1": 0.2, "prefill-0": 0.6}
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: rows(app) == ["group:sim/10.0.0.1:29550", "prefill-0"])
+            model = app.feed.model
+            group = model.groups["group:sim/10.0.0.1:29550"]
+            await seen(pilot, lambda: all(rank.spent(model.last_ms)[2] for rank in group.ranks))
+            ranks = [rank.spent(model.last_ms) for rank in group.ranks]
+            assert group.spent(model.last_ms) == tuple(map(sum, zip(*ranks, strict=True)))
+            assert (group.gpus, group.role) == (2, "decode")
+            await pilot.press("enter")
+            await seen(pilot, lambda: isinstance(app.screen, GroupDetail))
+            inside = app.screen.query_one(DataTable)
+            assert [str(key.value) for key in inside.rows] == ["decode-dp0", "decode-dp1"]
+            await pilot.press("enter")
+            await seen(pilot, lambda: isinstance(app.screen, Detail))
+            await pilot.press("escape")
+            await seen(pilot, lambda: isinstance(app.screen, GroupDetail))
+            await pilot.press("escape")
+            await seen(pilot, lambda: not isinstance(app.screen, GroupDetail))
+
+
+async def test_occupancy_prints_a_group_above_its_ranks_and_dummy_steps_as_a_part_of_idle(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shares = {"prefill": 0.0, "decode": 0.25, "kv_wait": 0.0, "idle": 0.75, "ratio": None, "coverage": 1.0}
+    ranks = [{"id": f"w-{n}", "group": "g", **shares, "dummy": 0.5 * n, "dummy_steps": n} for n in range(2)]
+    group = {"group": "g", "model": "m", "ranks": ["w-0", "w-1"], **shares, "dummy": 0.25, "dummy_steps": 1}
+    alone = {"id": "a", "group": "", **shares, "dummy": 0.0, "dummy_steps": 0}
+    show_occupancy_of(
+        {"window_ms": 2000, "age_ms": None, **shares, "dummy": 0.2, "workers": [alone, *ranks], "groups": [group]}
+    )
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = {line[0]: line for line in lines if line}
+    assert "dummy" in lines[0]
+    assert list(told)[1:6] == ["all", "a", "g", "w-0", "w-1"]
+    assert "25.0%" in told["g"] and "50.0%" in told["w-1"] and "×2" in told["g"]

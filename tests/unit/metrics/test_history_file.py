@@ -72,6 +72,16 @@ def test_what_was_saved_is_there_again_and_the_old_is_gone(path):
     ]
 
 
+def test_ranks_of_data_parallel_groups_are_kept_with_their_group(path):
+    file, rank = opened(path), A._replace(group="10.0.0.1:29550")
+    file.save(HistorySnapshot(10**9, [rank, B], [kept(0)]))
+    file.close()
+    file = opened(path)
+    assert told(file)[0] == [rank, B]
+    file.save(HistorySnapshot(2 * 10**9, [A, B], [kept(1)]))
+    assert told(file)[0] == [A, B]
+
+
 def test_a_file_in_use_or_of_another_cluster_is_refused_in_one_line(path):
     file = opened(path)
     with pytest.raises(StartupError, match="no other metrics service"):

@@ -15,6 +15,8 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decisi
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_CLIENT_GONE,
     OUTCOME_REJECTED,
+    DummySteps,
+    Interval,
     KvTransfer,
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
@@ -242,6 +244,32 @@ async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics)
     assert samples["fulcrum_kv_transfer_bytes_total", ("way", "shared_memory")] == 15
     assert samples["fulcrum_request_time_to_first_token_seconds_sum", ("model", "sim")] == 0.1
     assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1
+
+
+async def test_a_group_is_a_scope_and_its_ranks_tell_their_dummy_steps(metrics):
+    for rank, dummy_ms in enumerate((300, 0)):
+        batch = step_batch(1, (0, 1400), [step(800, 1200, decode=1)], worker=f"w-{rank}", gpus=2, model="org/moe")
+        batch.group = "10.0.0.1:29550"
+        spans = [Interval(start_unix_ns=at(400), end_unix_ns=at(400 + dummy_ms))] * bool(dummy_ms)
+        batch.dummy_steps.CopyFrom(DummySteps(steps=7 * rank + 1, spans=spans))
+        metrics.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), metrics.clock.now_ns())
+    metrics.take(STEPS, step_batch(1, (0, 1400), worker="alone"))
+    body = (await metrics.http.get("/v1/occupancy", params={"window": "1s"})).json()
+    (group,) = body["groups"]
+    assert (group["scope"], group["ranks"], group["gpus"]) == ("group:org/moe/10.0.0.1:29550", ["w-0", "w-1"], 4)
+    assert (group["dummy_gpu_ns"], group["dummy_steps"], group["dummy"]) == (600 * MS, 9, 0.15)
+    assert (group["due_gpu_ns"], group["coverage"]) == (4_000 * MS, 1.0)
+    asked = {"window": "1s", "span": "1s", "scope": group["scope"]}
+    history = (await metrics.http.get("/v1/occupancy/history", params=asked)).json()
+    assert max(history["gpus"]) == 4
+    efficiency = (await metrics.http.get("/v1/occupancy/efficiency", params={"scope": group["scope"]})).json()
+    assert efficiency["scope"] == group["scope"]
+    refused = (await metrics.http.get("/v1/occupancy/history", params=asked | {"scope": "group:moe"})).json()
+    assert "known: org/moe/10.0.0.1:29550" in refused["error"]["message"]
+    samples = await metrics.samples()
+    steps = {key: value for key, value in samples.items() if key[0] == "fulcrum_worker_dummy_steps_total"}
+    assert sorted(steps.values()) == [1, 8]  # of ranks alone
+    assert sorted(value for key, value in samples.items() if key[0] == "fulcrum_worker_dummy_ratio") == [0, 0.3]
 
 
 async def test_every_metric_shown_is_named_in_the_one_module(metrics):

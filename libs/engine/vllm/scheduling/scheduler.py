@@ -20,8 +20,9 @@ from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRE
 from vllm.v1.request import Request, RequestStatus
 
 from libs.engine.kv.wait import KvWait
-from libs.engine.vllm.plugin import BOARD_FILE, FOLDER_VARIABLE, KV_FILE
+from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE
 from libs.engine.vllm.scheduling.block_hashes import Rehash
+from libs.engine.vllm.scheduling.dummy_steps import DummySteps, count_in
 from libs.engine.vllm.scheduling.guides import follow_generated, serve_guides
 from libs.engine.vllm.scheduling.kv_events import Rehasher, whole_context_group
 from libs.engine.vllm.scheduling.kv_groups import write_kv_facts
@@ -52,6 +53,13 @@ CHUNK_SETTING = "fulcrum_prefill_chunk"
 ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
+def _count_dummy_steps(path: Path) -> None:
+    """In this process, which is EngineCore's: it runs them past its scheduler."""
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - it imports schedulers
+
+    count_in(EngineCore, DummySteps(path))
+
+
 class _Reporting(Scheduler):  # type: ignore[misc]
     """What both schedulers below share."""
 
@@ -68,6 +76,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         folder = Path(os.environ[FOLDER_VARIABLE])
         write_kv_facts(folder / KV_FILE, self.vllm_config, self.kv_cache_config)
         self._steps = Steps(Board(folder / BOARD_FILE), self._kv_wait)
+        _count_dummy_steps(folder / DUMMIES_FILE)
         self._trial = TrialStep()
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""

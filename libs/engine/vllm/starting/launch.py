@@ -21,6 +21,7 @@ from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.connectors import NIXL, Connector, Handing, connector_of
 from libs.engine.vllm.kv_facts import KvFacts
+from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import environment
@@ -55,11 +56,11 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
     """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
     with _prepared(config, identity) as (vllm_config, connector, bootstrap):
         compute = compute_of(config, vllm_config)
-        client, board, handshake, kv = _client(vllm_config)
+        client, shown, handshake, kv = _client(vllm_config)
     layout = kv_layout(vllm_config, connector, kv, handshake)
     capabilities = _capabilities(config, vllm_config, layout, compute, kv.shape, kv_once=connector.holds)
     handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
-    return client, StartedCore(capabilities, _device(), handing, board)
+    return client, StartedCore(capabilities, _device(), handing, *shown)
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
@@ -101,8 +102,8 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
         yield configured(config, connector), connector, f"http://{host}:{mooncake_port}"
 
 
-def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str, KvFacts]:
-    """Connected to an EngineCore that serves; the board that it writes on, its handshake, and its KV."""
+def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, DummySteps], str, KvFacts]:
+    """Connected to an EngineCore that serves; what it shows of its steps, its handshake, and its KV."""
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
@@ -113,7 +114,7 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str, KvFacts
         except StartupError:
             client.shutdown(timeout=0)
             raise
-        return client, Board(files.board), files.handshake(), files.kv()
+        return client, (Board(files.board), DummySteps(files.dummies)), files.handshake(), files.kv()
 
 
 def _reachable(identity: EngineIdentity) -> str:

@@ -11,7 +11,15 @@ import msgspec
 
 from libs.contracts.errors import StartupError
 from libs.engine.vllm.kv_facts import KvFacts
-from libs.engine.vllm.plugin import BOARD_FILE, CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, KV_FILE, REGISTERED_FILE
+from libs.engine.vllm.plugin import (
+    BOARD_FILE,
+    CAUSE_FILE,
+    DUMMIES_FILE,
+    FOLDER_VARIABLE,
+    HANDSHAKE_FILE,
+    KV_FILE,
+    REGISTERED_FILE,
+)
 
 PLUGIN = "fulcrum"
 """Name of the plug-in's entry point."""
@@ -29,6 +37,11 @@ class Starting:
     def board(self) -> Path:
         """Where EngineCore shows which step runs."""
         return self._folder / BOARD_FILE
+
+    @property
+    def dummies(self) -> Path:
+        """Where it shows which dummy steps have ended."""
+        return self._folder / DUMMIES_FILE
 
     def check(self, pids: Iterable[int]) -> None:
         """Raises StartupError unless each of these processes has loaded the plug-in: others outlive the worker."""

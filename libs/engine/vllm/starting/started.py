@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from libs.engine.port import Capabilities
 from libs.engine.vllm.connectors import Handing
+from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
 
 
@@ -17,3 +18,5 @@ class StartedCore:
     """How it hands sequences over."""
     board: Board
     """Which step it runs."""
+    dummies: DummySteps
+    """Which dummy steps it has run."""

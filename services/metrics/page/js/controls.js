@@ -11,7 +11,7 @@ const $ = (id) => document.getElementById(id);
 const SORTS = ["node", "pool", "model", "busy"];
 
 /** Wire the page's controls; what they do as functions by key. */
-export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
+export function makeControls(view, { pause, replay, goTo, save, above }) {
   for (const name of Object.keys(RANGES)) {
     const button = $("ranges").appendChild(document.createElement("button"));
     button.textContent = name;
@@ -40,7 +40,7 @@ export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
       $(list).appendChild(document.createElement("dd")).textContent = what;
     }
   }
-  const up = () => view.set({ scope: parent(view.scope, nodeOf) });
+  const up = () => view.set({ scope: parent(view.scope, above) });
   const act = { " ": pause, ArrowLeft: () => replay.step(-1), ArrowRight: () => replay.step(1), p: () => replay.toggle(), g: () => $("when").focus(), t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
   act.s = () => view.set({ sort: SORTS[(SORTS.indexOf(view.sort) + 1) % SORTS.length] });
   for (const [index, range] of Object.keys(RANGES).entries()) act[index + 1] = () => view.set({ range });
@@ -63,7 +63,7 @@ function makeTimeField(field, goTo) {
 }
 
 /** Show the view in the controls. */
-export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
+export function drawControls(view, { paused, playing, nowMs, above }) {
   for (const button of $("ranges").children) button.setAttribute("aria-pressed", button.textContent === view.range);
   $("range-choice").value = view.range;
   $("pause").setAttribute("aria-pressed", paused);
@@ -79,7 +79,7 @@ export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
   $("sort").value = view.sort;
   if (document.activeElement !== $("filter")) $("filter").value = view.filter;
   const trail = [];
-  for (let scope = view.scope; ; scope = parent(scope, nodeOf)) {
+  for (let scope = view.scope; ; scope = parent(scope, above)) {
     trail.unshift(scope);
     if (scope === "cluster") break;
   }
@@ -94,10 +94,9 @@ export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
   );
 }
 
-function parent(scope, nodeOf) {
+function parent(scope, above) {
   const [kind, name] = splitScope(scope);
-  const node = kind === "worker" ? nodeOf(name) : "";
-  return node ? `node:${node}` : "cluster";
+  return (kind === "worker" && above(name)) || "cluster";
 }
 
 /** As a date-time field has it: the reader's own clock, to the second. */

@@ -25,7 +25,7 @@ import { Gauges } from "./status/gauges.js";
 import { VerdictPanel } from "./status/verdict.js";
 import { span as spanText } from "./status/words.js";
 import { figuresOf, Replay } from "./replay.js";
-import { splitScope } from "./store.js";
+import { groupScope, splitScope } from "./store.js";
 import { drawSummary } from "./summary.js";
 import { Tables } from "./tables.js";
 import { ForecastTab } from "./tabs/forecast.js";
@@ -76,14 +76,18 @@ const moves = new Moves($("moves"), $("move"));
 const happened = new HappenedList($("events"), $("event-kind"), (unixMs) => goTo(unixMs + (view.rangeOf.windowMs * view.rangeOf.columns) / 2));
 $("event-kind").addEventListener("change", redraw);
 for (const [sign, words] of LEGEND) $("marks-legend").appendChild(document.createElement("span")).textContent = `${sign} ${words}`;
-const nodeOf = (id) => feed.shown.members[feed.shown.slots.get(id)]?.node;
+/** The scope that a worker's lies in: of a rank its group, of all others the node. */
+function above(id) {
+  const member = feed.shown.members[feed.shown.slots.get(id)];
+  return member && (groupScope(member) ?? `node:${member.node}`);
+}
 const applyTheme = followTheme(view, () => {
   heat.invalidate();
   redraw();
 });
 offerLogout();
 const replay = new Replay(view, feed);
-listen(makeControls(view, { pause, replay, goTo, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
+listen(makeControls(view, { pause, replay, goTo, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), above }));
 
 // Whatever changes the view, a button, the browser's back or a link, the feed follows.
 let shown = { range: view.range, endMs: view.endMs };
@@ -186,7 +190,7 @@ function draw(now) {
     tablesAt = now;
     tables.draw(figures.store, { depths, offsets }, view, figures.last, figures.count);
     happened.draw(events, view.endMs);
-    drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, nodeOf });
+    drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, above });
     $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hourCycle: "h23" }) : clockText(asOfMs / 1000, 1)}`;
     $("empty").hidden = !feed.connected || feed.loading || heat.gpus > 0;
     $("empty").textContent = missing();

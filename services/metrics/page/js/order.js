@@ -10,12 +10,12 @@ export function order(store, live, scope, sort, first, last) {
   for (let slot = 0; slot < store.members.length; slot++) {
     const role = store.roleIn(slot, first, last);
     if (!role || !store.inScope(slot, scope, first, last)) continue;
-    const { id, node, model } = store.members[slot];
+    const { id, node, model, group: ranksOf } = store.members[slot];
     const busy = sort === "busy" ? busyShare(live, live.slots.get(id)) : 0;
-    rows.push({ slot, id, busy, group: { node, pool: role, model, busy: "" }[sort] });
+    rows.push({ slot, id, busy, place: ranksOf || id, group: { node, pool: role, model, busy: "" }[sort] });
   }
   const compare = new Intl.Collator("en", { numeric: true }).compare;
-  rows.sort((a, b) => b.busy - a.busy || compare(a.group, b.group) || compare(a.id, b.id));
+  rows.sort((a, b) => b.busy - a.busy || compare(a.group, b.group) || compare(a.place, b.place) || compare(a.id, b.id));
   return rows;
 }
 

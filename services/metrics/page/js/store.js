@@ -21,7 +21,7 @@ export class Store {
     this.windowMs = windowMs;
     this.columns = columns;
     this.newest = -1; // number of the newest window: its start over windowMs
-    this.members = []; // by slot: {id, node, model, gpus, engine}
+    this.members = []; // by slot: {id, node, model, gpus, engine, group}
     this.slots = new Map();
     this.groups = new Map(); // "cluster", "node:a", "pool:decode", ... -> Group
     this.writes = 0; // of windows, new or revised
@@ -55,7 +55,8 @@ export class Store {
       this.#group("cluster").workers++;
       this.#group(`node:${member.node}`).workers++;
       this.#group(`model:${member.model}`).workers++;
-    } else if (["node", "model", "gpus"].some((name) => this.members[slot][name] !== member[name])) {
+      if (member.group) this.#group(groupScope(member)).workers++;
+    } else if (["node", "model", "gpus", "group"].some((name) => this.members[slot][name] !== member[name])) {
       this.members[slot] = member;
       for (let column = 0; column < this.columns; column++) this.dirty.add(column);
     } else {
@@ -129,7 +130,9 @@ export class Store {
       if (!role) continue;
       const { node, model, gpus } = this.members[slot];
       const at = (column * this.size + slot) * 4;
-      for (const group of [cluster, pools[role & 127], this.groups.get(`node:${node}`) ?? this.#group(`node:${node}`), this.groups.get(`model:${model}`) ?? this.#group(`model:${model}`)]) {
+      const sums = [cluster, pools[role & 127], this.groups.get(`node:${node}`) ?? this.#group(`node:${node}`), this.groups.get(`model:${model}`) ?? this.#group(`model:${model}`)];
+      if (this.members[slot].group) sums.push(this.#group(groupScope(this.members[slot])));
+      for (const group of sums) {
         const values = group.values;
         values[begin + COVERED] += this.times[at] * gpus;
         values[begin + PREFILL] += this.times[at + 1] * gpus;
@@ -193,8 +196,14 @@ export class Store {
     const [kind, name] = splitScope(scope);
     if (kind === "cluster") return true;
     if (kind === "pool") return this.rolesIn(slot, first, last).has(name);
+    if (kind === "group") return groupScope(this.members[slot]) === scope;
     return this.members[slot][{ node: "node", model: "model", worker: "id" }[kind]] === name;
   }
+}
+
+/** The scope of the data-parallel group that a worker is a rank of; undefined for one of none. */
+export function groupScope({ model, group }) {
+  return group ? `group:${model}/${group}` : undefined;
 }
 
 /** "node:a:b" as ["node", "a:b"]. */

@@ -9,7 +9,7 @@ const ALLOWED = {
   sort: (value) => ["node", "pool", "model", "busy"].includes(value),
   theme: (value) => ["", "light", "dark"].includes(value),
   end: (value) => /^\d{13}$/.test(value) || value === "",
-  scope: (value) => value === "cluster" || /^(pool|model|node|worker):./.test(value),
+  scope: (value) => value === "cluster" || /^(pool|model|node|group|worker):./.test(value),
   filter: () => true,
   tab: (value) => TABS.includes(value),
   order: (value) => /^-?[a-z_]+$/.test(value),

@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class StepBatch(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -69,7 +71,17 @@ class StepBatch(_message.Message):
     last: bool
     block_size_tokens: int
     chunk_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+    group: str
+    dummy_steps: DummySteps
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ...) -> None: ...
+
+class DummySteps(_message.Message):
+    __slots__ = ("steps", "spans")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    spans: _containers.RepeatedCompositeFieldContainer[Interval]
+    def __init__(self, steps: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
 
 class GpuReading(_message.Message):
     __slots__ = ("uuid", "index", "name", "utilisation", "memory_used_bytes", "memory_bytes", "power_w", "tensor_active", "dram_active")
