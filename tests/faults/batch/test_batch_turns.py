@@ -11,13 +11,15 @@ from libs.testing.batch.jobs import ENDPOINT, until_answered
 from libs.testing.workers.scripted import scripted_worker
 from services.gateway.batch.run import BatchPorts
 
-LINES = 2_000
+LINES = 3_000
+"""Of each of five jobs: twice what the other tenant has in all, which ends before them though turns are not even for
+every moment."""
 URGENT_LINES = 500
 OTHER_LINES = MAX_OPEN_LINES + 2_500
 """Of the job that an urgent one overtakes: however fast lines are dealt, not all of them are out when it comes. Shares
 wait in eight partitions, which are read unevenly on a busy machine, so ten of them follow the urgent job's."""
-ENDED_S = 200.0
-"""Bound on all jobs: 14,000 lines over the embedded broker took 41 s on a busy machine."""
+ENDED_S = 220.0
+"""Bound on all jobs: 17,000 lines over the embedded broker took 98 s on a machine with four times its cores' work."""
 
 
 async def test_one_tenants_many_jobs_hold_up_neither_anothers_nor_an_urgent_one(
