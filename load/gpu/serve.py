@@ -26,6 +26,10 @@ from load.planner.bench_spike import percentiles
 
 START_S: Final = 240.0
 LOOK_S: Final = 0.25
+TAIL: Final = 4000
+"""Characters of what a command or a log says that are kept."""
+MOST_LINES: Final = 400
+"""Of what metrics exposes."""
 
 
 async def read_gpu(readings: list[float]) -> None:
@@ -64,7 +68,7 @@ async def ask(suite: RunningSuite, options: argparse.Namespace) -> dict[str, Any
         "gpu_utilisation": round(sum(readings) / len(readings), 3) if readings else None,
         "occupancy": occupancy,
         "workers": workers,
-        "kv": [line for line in exposed.splitlines() if "kv" in line and not line.startswith("#")][:60],
+        "exposed": [line for line in exposed.splitlines() if line[0] != "#" and "_bucket" not in line][:MOST_LINES],
     }
 
 
@@ -79,22 +83,27 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "FULCRUM_LOG_LEVEL": "warning",
     }
     if options.engine == "vllm":
-        env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(
-            vllm_arguments(context_tokens=8192, gpu_share=0.4, kv_mb=options.kv_mb)
-        )
+        arguments = vllm_arguments(context_tokens=8192, gpu_share=0.4, kv_mb=options.kv_mb)
+        if options.dummy:
+            arguments["load_format"] = "dummy"
+        env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(arguments)
     began_s = time.monotonic()
-    arguments = ["--engine", options.engine, "--model", str(model), *roles]
-    with running_suite(folder, *arguments, env=env, start_s=START_S) as up:
+    with running_suite(
+        folder, "--engine", options.engine, "--model", str(model), *roles, env=env, start_s=START_S
+    ) as up:
         start_s = time.monotonic() - began_s
         print(f"started in {start_s:.0f} s", file=sys.stderr, flush=True)
         found = asyncio.run(ask(up, options))
-        status = up.fulcrum("status", "--json")
+        status, links = up.fulcrum("status", "--json"), up.fulcrum("status", "--links", "--json")
+    logs = {log.name: log.read_text(errors="replace")[-TAIL:] for log in sorted((folder / "cache").rglob("*.log"))}
     log = (folder / "up.log").read_text(errors="replace")
     return {
         "engine": options.engine,
         "shape": options.shape,
         "start_s": round(start_s, 1),
-        "status": status.stdout[-4000:],
+        "status": status.stdout[-TAIL:],
+        "links": links.stdout[-TAIL:],
+        "logs": logs,
         "log": [line for line in log.splitlines() if "ucx" in line.lower() or "error" in line.lower()][-20:],
         **found,
     }
@@ -114,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_model_options(made)
     made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")
+    made.add_argument("--dummy", action="store_true", help="vLLM draws the weights: of --model only the config counts")
     made.add_argument("--prefill", type=int, default=1)
     made.add_argument("--decode", type=int, default=1)
     made.add_argument("--mixed", type=int, default=0)

@@ -10,7 +10,7 @@ from libs.policy.step_time import StepWork
 from load.engine import bench_phase, bench_steps, bench_tune
 from load.engine.clocked import Call
 from load.engine.step_grid import CPU_SIZES, GPU_SIZES, Cell, batch_of, folds, grid
-from load.gpu import bench_gpu, engine_steps, plain_steps, serve
+from load.gpu import bench_gpu, engine_steps, kv_path, plain_steps, serve
 from load.gpu.against_profile import against_profile, kind_of, profile_of
 
 SMOLLM_KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
@@ -68,6 +68,7 @@ def test_every_part_is_given_the_gpu_and_its_arguments_are_taken() -> None:
         "plain_steps": plain_steps.parser(),
         "engine_steps": engine_steps.parser(),
         "vllm_steps": engine_steps.parser(),
+        "vllm_kv_path": kv_path.parser(),
     }
     for name, parser in parsers.items():
         assert parser.parse_args(commands[name][1:]).device == DEVICE

@@ -31,6 +31,10 @@ def test_processes_are_spawned_whatever_a_person_has_set() -> None:
     assert not own.keys() & environment.defaults(EngineConfig(None, "m"), on_cpu=True).keys()
 
 
+def test_gpus_without_nvlink_hand_kv_over_by_cuda_ipc() -> None:
+    assert environment.defaults(EngineConfig(None, "m"), on_cpu=False)["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
+
+
 @pytest.mark.system
 def test_a_worker_starts_only_with_processes_that_are_on_its_leash() -> None:
     with starting() as files:

@@ -12,6 +12,8 @@ def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(max(config.kv_lease_ms // 1000, 1)),
+        # Between GPUs without NVLink, or on one GPU, UCX reads by CUDA IPC only where it is told to, and by TCP else.
+        "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
     }
     if on_cpu:
         environment |= {

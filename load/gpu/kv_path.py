@@ -1,0 +1,173 @@
+"""`python -m load.gpu.kv_path`: how fast NIXL reads KV out of another process's memory on the same GPU, and which of
+UCX's transports carries it.
+
+Two processes stand for a prefill and a decode worker: one holds the KV of a prompt, the other reads it block by block,
+in a random order, as vLLM's connector does: for several settings of UCX and sizes of block, with the holder at rest
+and while it computes. Beside it: CUDA IPC by torch alone, which UCX's cuda_ipc rests on. stdout: a table, then one JSON
+object as the last line.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.multiprocessing
+
+SETTINGS: Final = (("", "on", 4), ("", "on", 0), ("", "", 4), ("tcp,cuda_copy", "", 4))
+"""(UCX_TLS, UCX_CUDA_IPC_ENABLE_GET_ZCOPY, threads of NIXL). Empty leaves the choice to UCX; vLLM's connector takes 4
+threads."""
+BLOCK_KIB: Final = (32, 256, 2048)
+"""K or V of a layer of Llama-8B takes 32 KiB for a block of 16 tokens."""
+REPEATS: Final = 6
+MOST_S: Final = 3.0
+"""After so long a cell is not repeated any more."""
+LIMIT_S: Final = 60.0
+"""Of one setting."""
+END_S: Final = 10.0
+"""For a process to end by itself: UCX writes the rest of its log then."""
+FILL: Final = 7
+
+
+def agent_of(name: str, memory: torch.Tensor, threads: int) -> Any:
+    """A NIXL agent that has registered `memory`. UCX's settings are read when NIXL is imported."""
+    nixl = import_module("nixl._api")
+    agent = nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=threads))
+    agent.register_memory(memory)
+    return agent
+
+
+def hold(pipe: Connection, size: int, device: str, threads: int | None) -> None:
+    """The holder: computes while it is told to, until it is told to end. `threads`: None shares by CUDA IPC alone."""
+    memory = torch.full((size,), FILL, dtype=torch.uint8, device=device)
+    agent = None if threads is None else agent_of("holder", memory, threads)
+    pipe.send(memory if agent is None else (agent.get_agent_metadata(), memory.data_ptr()))
+    side = 256 if device == "cpu" else 8192
+    factor, word = torch.randn(side, side, dtype=torch.bfloat16, device=device), "rest"
+    while word != "end":
+        if pipe.poll(0.0 if word == "busy" else 0.05):
+            word = pipe.recv()
+            pipe.send(word)
+        if word == "busy":
+            torch.mm(factor, factor).sum().item()  # waits for the device
+
+
+def read(pipe: Connection, out: Connection, size: int, device: str, threads: int | None) -> None:
+    """The reader: sends a row for each size of block, with the holder at rest and busy."""
+    memory, shared = torch.zeros(size, dtype=torch.uint8, device=device), pipe.recv()
+    agent = None if threads is None else agent_of("reader", memory, threads)
+    name = "" if agent is None else agent.add_remote_agent(shared[0])
+    for kib in BLOCK_KIB if agent else (size >> 10,):
+        for word in ("rest", "busy"):
+            memory.zero_()
+            pipe.send(word)
+            pipe.recv()
+            times, end_s = list[float](), time.perf_counter() + MOST_S
+            while not times or (len(times) < REPEATS and time.perf_counter() < end_s):
+                times.append(read_once(agent, name, memory, shared, kib << 10))
+            rate = size / statistics.median(times[1:] or times) / 1e9
+            row = {"block_kib": kib, "holder": word, "gb_per_s": round(rate, 2), "times_s": times}
+            out.send({**row, "exact": bool((memory == FILL).all())})
+    pipe.send("end")
+    out.send(None)
+
+
+def read_once(agent: Any, name: str, memory: torch.Tensor, shared: Any, block: int) -> float:
+    """Seconds until everything has been read."""
+    if agent is None:
+        begin_s = time.perf_counter()
+        memory.copy_(shared)
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin_s
+    kind, count = "VRAM" if memory.is_cuda else "DRAM", len(memory) // block
+    order = torch.randperm(count).tolist()
+    sides = [
+        agent.prep_xfer_dlist(whose, agent.get_xfer_descs([(base + block * i, block, 0) for i in range(count)], kind))
+        for whose, base in (("NIXL_INIT_AGENT", memory.data_ptr()), (name, shared[1]))
+    ]
+    handle = agent.make_prepped_xfer("READ", sides[0], order, sides[1], order)
+    begin_s, state = time.perf_counter(), agent.transfer(handle)
+    while state == "PROC":
+        time.sleep(20e-6)
+        state = agent.check_xfer_state(handle)
+    took_s = time.perf_counter() - begin_s
+    if state != "DONE":
+        raise RuntimeError(f"a transfer ended as {state}")
+    for each in (handle, *sides):
+        each.release()
+    return took_s
+
+
+def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: str = "") -> dict[str, Any]:
+    """One setting in two processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": f"{folder}/%p.log"}
+        for name, value in (("UCX_TLS", tls), ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", get_zcopy)):
+            os.environ.pop(name, None)
+            if value:
+                os.environ[name] = value
+        context = torch.multiprocessing.get_context("spawn")
+        (near, far), (told, tells) = context.Pipe(), context.Pipe()
+        reader = context.Process(target=read, args=(far, tells, size, device, threads), daemon=True)
+        holder = context.Process(target=hold, args=(near, size, device, threads), daemon=True)
+        for each in (reader, holder):
+            each.start()
+        rows, end_s = list[dict[str, Any]](), time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s and not reader.exitcode and not holder.exitcode:
+            if told.poll(0.1):
+                row = told.recv()
+                if row is None:
+                    break
+                rows.append(row)
+        for each in (reader, holder):  # the reader first: it would complain of a holder that is gone
+            each.join(END_S)
+            each.kill()
+            each.join()
+        log = Path(folder) / f"{reader.pid}.log"
+        by = transports(log.read_text(errors="replace") if log.exists() else "")
+    ended = [reader.exitcode, holder.exitcode]
+    return {"tls": tls, "get_zcopy": get_zcopy, "threads": threads, "rows": rows, "ended": ended, "transports": by}
+
+
+def transports(log: str) -> list[str]:
+    """How UCX reads memory of another process, by its own account: a line for each range of sizes."""
+    found, reads = list[str](), False
+    for line in log.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) in (1, 2):  # the head of a table, the second time with the name of the connection
+            reads = cells[-1].startswith("remote memory read")
+        if reads and cells and cells[0] != "Range":
+            found.append(" | ".join(cells))
+    return list(dict.fromkeys(found))
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure each setting, print each as it comes."""
+    found = []
+    for tls, get_zcopy, threads in (*([("", "", None)] if options.device != "cpu" else []), *SETTINGS):
+        one = measure(tls, threads, options.mb << 20, options.device, get_zcopy)
+        found.append(one)
+        way = "CUDA IPC by torch" if threads is None else f"UCX_TLS={tls} GET_ZCOPY={get_zcopy}, {threads} threads"
+        print(way, *one["transports"], f"processes ended: {one['ended']}", sep="\n  ")
+        for row in one["rows"]:
+            print("  {block_kib:>7} KiB, holder {holder}: {gb_per_s:>8.2f} GB/s, exact: {exact}".format(**row))
+    print(json.dumps({"mb": options.mb, "settings": found}))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    made.add_argument("--device", default="cuda:0")
+    made.add_argument("--mb", type=int, default=192, help="KV of a prompt: 1,500 tokens of Llama-8B")
+    return made
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
