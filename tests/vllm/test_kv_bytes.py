@@ -68,7 +68,8 @@ def configured(folder: Path, shape: dict[str, Any], block_tokens: int = 64) -> A
     from libs.engine.vllm.starting import launch
 
     (folder / "config.json").write_text(json.dumps(shape))
-    arguments = {"max_model_len": CONTEXT_TOKENS, "dtype": "bfloat16"}
+    # States in float32, as on GPUs and CPUs that compute bfloat16; elsewhere vLLM takes the model's type for them.
+    arguments = {"max_model_len": CONTEXT_TOKENS, "dtype": "bfloat16", "mamba_ssm_cache_dtype": "float32"}
     config = EngineConfig(folder, "m", block_size_tokens=block_tokens, vllm_arguments=arguments)
     return launch.configured(config, connector_of(config))
 
