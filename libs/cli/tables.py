@@ -68,7 +68,7 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
 def show_occupancy_of(found: dict[str, Any]) -> None:
     """Print what `/v1/occupancy` answered."""
     window = f"last {found['window_ms'] / 1000:g} s"
-    dummies = any(worker["dummy_steps"] for worker in found["workers"])
+    dummies = any(worker.get("dummy_steps") for worker in found["workers"])
     columns = [*map(_title, PHASES), *(["of it dummy"] if dummies else []), "P:D", "covered"]
     table = plain_table("", window, *columns, left=("", window), gap=1)
     for name, figures in _rows(found):
@@ -78,11 +78,12 @@ def show_occupancy_of(found: dict[str, Any]) -> None:
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:
-    """The cluster, and by name its workers and data-parallel groups, each above its ranks."""
+    """The cluster, and by name its workers and data-parallel groups, each above its ranks. An older service has no
+    groups."""
     yield Text("all", style="bold"), found
     workers = {worker["id"]: worker for worker in found["workers"]}
-    rows = [(worker["id"], worker) for worker in found["workers"] if not worker["group"]]
-    rows += [(f"{group['group']} ×{len(group['ranks'])}", group) for group in found["groups"]]
+    rows = [(worker["id"], worker) for worker in found["workers"] if not worker.get("group")]
+    rows += [(f"{group['group']} ×{len(group['ranks'])}", group) for group in found.get("groups", ())]
     for name, figures in sorted(rows, key=itemgetter(0)):
         yield Text(name), figures
         for rank in figures.get("ranks", ()):

@@ -68,7 +68,9 @@ async def ask(suite: RunningSuite, options: argparse.Namespace) -> dict[str, Any
         "gpu_utilisation": round(sum(readings) / len(readings), 3) if readings else None,
         "occupancy": occupancy,
         "workers": workers,
-        "exposed": [line for line in exposed.splitlines() if line[0] != "#" and "_bucket" not in line][:MOST_LINES],
+        "exposed": [line for line in exposed.splitlines() if not line.startswith("#") and "_bucket" not in line][
+            :MOST_LINES
+        ],
     }
 
 

@@ -53,6 +53,12 @@ class GroupDetail(ModalScreen[None]):
         self.query_one("#whole", Static).update(text)
         self.query_one(Workers).fill(group.ranks, last_ms)
 
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        """Sort the ranks by the column whose head was clicked, not the table below."""
+        event.stop()
+        self.query_one(Workers).sort_by(str(event.column_key.value))
+        self._refresh()
+
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """A rank, closer."""
         event.stop()

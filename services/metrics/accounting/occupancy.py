@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import reduce
 from typing import Final
@@ -34,6 +34,8 @@ from services.metrics.accounting.role_parts import RoleGpuTime
 
 WORKERS_A_TURN: Final = 100
 """A few ms."""
+PartsIdle = Sequence[KnownIdle]
+"""Of each of a worker's parts, in their order."""
 
 
 def cluster_occupancy(
@@ -42,7 +44,9 @@ def cluster_occupancy(
     """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
     to now."""
     span = spent_in(fleet, rollups, members, end_ns, window_ns)
-    return _cluster(fleet, span, [_worker(fleet, each, span) for each in span.workers], end_ns)
+    known = [_known_idle(fleet, each) for each in span.workers]
+    workers = [_worker(fleet, *each, span) for each in zip(span.workers, known, strict=True)]
+    return _cluster(fleet, span, workers, known, end_ns)
 
 
 async def cluster_occupancy_in_turns(
@@ -56,36 +60,40 @@ async def cluster_occupancy_in_turns(
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
     """The same, with a turn for others every `WORKERS_A_TURN`."""
-    span, workers = spent_in(fleet, rollups, members, end_ns, window_ns), []
+    span = spent_in(fleet, rollups, members, end_ns, window_ns)
+    workers, known = list[WorkerOccupancy](), list[PartsIdle | None]()
     for first in range(0, len(span.workers), WORKERS_A_TURN):
-        workers += [_worker(fleet, each, span) for each in span.workers[first : first + WORKERS_A_TURN]]
+        turn = span.workers[first : first + WORKERS_A_TURN]
+        known += [_known_idle(fleet, each) for each in turn]  # once: more of it may become known at any turn
+        workers += [_worker(fleet, *each, span) for each in zip(turn, known[first:], strict=True)]
         await asyncio.sleep(0)
-    return _cluster(fleet, span, workers, end_ns, queues, age_ms=age_ms)
+    return _cluster(fleet, span, workers, known, end_ns, queues=queues, age_ms=age_ms)
 
 
 def _cluster(
     fleet: FleetTelemetry,
     span: WindowSpan,
     workers: list[WorkerOccupancy],
+    known: list[PartsIdle | None],
     end_ns: int,
-    queues: Sequence[PhaseQueue] = (),
     *,
+    queues: Sequence[PhaseQueue] = (),
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
-    pools, idle = _pools(span.workers), _idle_by_role(fleet, span.workers)
-    whole, known = total(span.workers), reduce(KnownIdle.plus, idle.values(), KnownIdle())
-    here = {each.facts.worker_id: _idle(fleet, each) for each in span.workers if each.facts.group}
+    pools, idle = _pools(span.workers), _idle_by_role(span.workers, known)
+    whole, everywhere = total(span.workers), _sum(idle.values())
+    here = {each.id: _sum(parts) for each, parts in zip(workers, known, strict=True) if parts is not None}
     return ClusterOccupancy.of(
         whole,
-        starved=share(known.starved_ns, whole.time.covered_ns),
-        dummy=share(known.dummy_ns, whole.time.covered_ns),
-        dummy_gpu_ns=known.dummy_ns,
+        starved=share(everywhere.starved_ns, whole.time.covered_ns),
+        dummy=share(everywhere.dummy_ns, whole.time.covered_ns),
+        dummy_gpu_ns=everywhere.dummy_ns,
         window_ms=(span.high_ns - span.low_ns) // 1_000_000,
         as_of_unix_ns=span.high_ns,
         age_ms=age_ms,
         workers=workers,
-        groups=groups_of(span.workers, workers, {name: each for name, each in here.items() if each is not None}),
+        groups=groups_of(span.workers, workers, here),
         models=[
             ModelOccupancy.of(part, model=model)
             for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
@@ -115,8 +123,9 @@ def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
-def _worker(fleet: FleetTelemetry, spent: WorkerTime, span: WindowSpan) -> WorkerOccupancy:
-    facts, idle, covered_ns = spent.facts, _idle(fleet, spent), spent.time.covered_ns
+def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsIdle | None, span: WindowSpan) -> WorkerOccupancy:
+    facts, covered_ns = spent.facts, spent.time.covered_ns
+    idle = None if known is None else _sum(known)
     return WorkerOccupancy.of(
         spent,
         id=facts.worker_id,
@@ -140,14 +149,11 @@ def _worker(fleet: FleetTelemetry, spent: WorkerTime, span: WindowSpan) -> Worke
     )
 
 
-def _idle(fleet: FleetTelemetry, spent: WorkerTime) -> KnownIdle | None:
+def _known_idle(fleet: FleetTelemetry, spent: WorkerTime) -> PartsIdle | None:
     """None of a worker that another instance reads."""
     if fleet.timeline(spent.facts.worker_id) is None:
         return None
-    found = KnownIdle()
-    for part in spent.parts:
-        found = found.plus(_idle_in(fleet, part, spent.facts))
-    return found
+    return [_idle_in(fleet, part, spent.facts) for part in spent.parts]
 
 
 def _idle_in(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> KnownIdle:
@@ -156,13 +162,17 @@ def _idle_in(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> Kn
     return KnownIdle(min(starved_ns, part.time.idle_ns), min(dummy_ns, part.time.idle_ns))
 
 
-def _idle_by_role(fleet: FleetTelemetry, spent: Sequence[WorkerTime]) -> defaultdict[str, KnownIdle]:
+def _idle_by_role(spent: Sequence[WorkerTime], known: Sequence[PartsIdle | None]) -> defaultdict[str, KnownIdle]:
     """Workers that other instances read count for nothing."""
     found: defaultdict[str, KnownIdle] = defaultdict(KnownIdle)
-    for each in spent:
-        for part in each.parts:
-            found[part.role] = found[part.role].plus(_idle_in(fleet, part, each.facts))
+    for each, parts in zip(spent, known, strict=True):
+        for part, idle in zip(each.parts, parts or (), strict=parts is not None):
+            found[part.role] = found[part.role].plus(idle)
     return found
+
+
+def _sum(parts: Iterable[KnownIdle]) -> KnownIdle:
+    return reduce(KnownIdle.plus, parts, KnownIdle())
 
 
 def _role_time(fleet: FleetTelemetry, facts: WorkerFacts, part: RoleGpuTime) -> RoleTime:

@@ -30,7 +30,8 @@ def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> S
     )
     for field in ("steps", "kv_waits", "starved", "kv_transfers"):
         worker.newest.ClearField(field)
-    worker.newest.dummy_steps.ClearField("spans")
+    if worker.newest.HasField("dummy_steps"):  # to clear a part of what is absent would make it present
+        worker.newest.dummy_steps.ClearField("spans")
     return worker
 
 

@@ -64,3 +64,13 @@ async def test_figures_of_a_group_are_those_of_the_service_and_the_trail_leads_f
         shown = await figures(page, lambda found: found["scope"] == "worker:decode-dp1" and found["coverage"] == 1)
         assert (shown["gpu_ns"], shown["coverage"]) == await told(service, "decode-dp1", shown)
         await expect(page.locator("#trail button")).to_have_text(["cluster", f"group sim/{GROUP}", "worker decode-dp1"])
+
+
+async def test_on_the_page_of_a_node_that_has_some_ranks_they_are_rows_with_their_own_gpus() -> None:
+    async with serving(*ranks(), Worker("prefill-0", "prefill", 0.6)) as service, looking(service) as page:
+        rows = page.locator(".of-worker tbody tr")
+        await expect(rows).to_have_count(2, timeout=WAIT_MS)
+        await page.locator(".of-node tbody th button", has_text="node-1").click()
+        await expect(rows).to_have_count(1, timeout=WAIT_MS)
+        await expect(rows.first).to_contain_text("decode-dp1")
+        await expect(rows.first.locator(".c-gpus")).to_have_text("2", timeout=WAIT_MS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 from typer.testing import CliRunner
@@ -362,6 +363,19 @@ async def test_what_happens_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) ->
             await seen(pilot, lambda: len(rows(app)) == 4)
 
 
+def inside(app: Top) -> list[str]:
+    """Ranks of the open group; none until its table has the focus."""
+    table = app.screen.focused
+    if not (isinstance(app.screen, GroupDetail) and isinstance(table, Workers)):
+        return []
+    return [str(key.value) for key in table.rows]
+
+
+def head_clicked(table: Workers, name: str) -> DataTable.HeaderSelected:
+    key = next(key for key in table.columns if key.value == name)
+    return DataTable.HeaderSelected(table, key, 0, Text(name))
+
+
 async def test_a_data_parallel_group_is_one_row_that_opens_on_its_ranks() -> None:
     async with serving() as service:
         service.group, service.busy = "10.0.0.1:29550", {"decode-dp0": 0.4, "decode-dp1": 0.2, "prefill-0": 0.6}
@@ -375,9 +389,10 @@ async def test_a_data_parallel_group_is_one_row_that_opens_on_its_ranks() -> Non
             assert group.spent(model.last_ms) == tuple(map(sum, zip(*ranks, strict=True)))
             assert (group.gpus, group.role) == (2, "decode")
             await pilot.press("enter")
-            await seen(pilot, lambda: isinstance(app.screen, GroupDetail))
-            inside = app.screen.query_one(DataTable)
-            assert [str(key.value) for key in inside.rows] == ["decode-dp0", "decode-dp1"]
+            await seen(pilot, lambda: inside(app) == ["decode-dp0", "decode-dp1"])
+            app.screen.query_one(Workers).post_message(head_clicked(app.screen.query_one(Workers), "worker"))
+            await seen(pilot, lambda: inside(app) == ["decode-dp1", "decode-dp0"])
+            assert not app.query_one(Workers).reverse  # of the table below
             await pilot.press("enter")
             await seen(pilot, lambda: isinstance(app.screen, Detail))
             await pilot.press("escape")
@@ -401,3 +416,11 @@ async def test_occupancy_prints_a_group_above_its_ranks_and_dummy_steps_as_a_par
     assert "dummy" in lines[0]
     assert list(told)[1:6] == ["all", "a", "g", "w-0", "w-1"]
     assert "25.0%" in told["g"] and "50.0%" in told["w-1"] and "×2" in told["g"]
+
+
+def test_occupancy_of_a_service_that_knows_no_groups_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    shares = {"prefill": 0.0, "decode": 0.25, "kv_wait": 0.0, "idle": 0.75, "ratio": None, "coverage": 1.0}
+    show_occupancy_of({"window_ms": 2000, "age_ms": None, **shares, "workers": [{"id": "a", **shares}]})
+    out = capsys.readouterr().out
+    assert "dummy" not in out
+    assert [line.split()[0] for line in out.splitlines() if "25.0%" in line] == ["all", "a"]

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import dataclasses
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval
 from libs.telemetry.directory import LEFT_NS, LISTED_NS
 from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
 from libs.telemetry.history import History
@@ -18,7 +19,7 @@ from libs.telemetry.worker.split import prefill_shares
 from libs.telemetry.worker.timeline import BatchOutcome
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.accounting.efficiency import efficiency
-from services.metrics.accounting.occupancy import cluster_occupancy
+from services.metrics.accounting.occupancy import cluster_occupancy, cluster_occupancy_in_turns
 from services.metrics.accounting.scope import parse_scope
 from services.metrics.accounting.window import MIN_WINDOW_NS, parse_window_ns
 
@@ -53,6 +54,28 @@ def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
     assert cluster.decode == pytest.approx(0.4 / 5)
     assert cluster.ratio == pytest.approx(8.0)
     assert [worker.id for worker in cluster.workers] == ["decode-0", "prefill-0"]
+
+
+async def test_a_group_is_the_sum_of_its_ranks_where_dummy_steps_become_known_in_between():
+    def rank(number, sequence, cover_ms, *dummies_ms):
+        batch = step_batch(sequence, cover_ms, worker=f"w-{number}")
+        batch.group = "g"
+        spans = [Interval(start_unix_ns=at(start), end_unix_ns=at(end)) for start, end in dummies_ms]
+        batch.dummy_steps.CopyFrom(DummySteps(steps=sequence, spans=spans))
+        return batch
+
+    told = Told(*(rank(number, 1, (0, 1100), (200, 300)) for number in range(2)))
+
+    async def late():
+        for number in range(2):
+            batch = rank(number, 2, (1100, 1200), (900, 950))
+            told.fleet.add(batch, batch.covered_to_unix_ns)
+
+    asked = cluster_occupancy_in_turns(told.fleet, told.rollups, told.members, at(1000), 1000 * MS)
+    found, _ = await asyncio.gather(asked, late())
+    assert [worker.dummy_gpu_ns for worker in found.workers] == [100 * MS, 100 * MS]
+    assert [found.groups[0].dummy_gpu_ns, found.dummy_gpu_ns, found.pools[0].dummy_gpu_ns] == [200 * MS] * 3
+    assert told.occupancy(1000).dummy_gpu_ns == 300 * MS
 
 
 def test_pools_nodes_and_models_each_add_up_to_the_cluster():

@@ -9,7 +9,14 @@ from structlog.testing import capture_logs
 
 from libs.bus.clients import MAX_RECORD_BYTES
 from libs.bus.port import TAKEN_OVER_NS, Record
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, SharedWindows, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    DummySteps,
+    Interval,
+    KvTransfer,
+    RequestEvent,
+    SharedWindows,
+    StepBatch,
+)
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.metrics.shares import Shares
 from libs.telemetry.directory import LISTED_NS
@@ -166,6 +173,16 @@ def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
     assert [len(message.workers) for message in teller.tick(silent_ms)] == [1]
     assert [len(message.workers) for message in teller.tick(silent_ms + 100)] == [0]
     assert teller.fleet.directory.is_own("w")
+
+
+def test_dummy_steps_are_told_without_their_spans_and_only_of_workers_that_ran_any() -> None:
+    teller, batches = Instance("a"), [step_batch(1, (0, 100), worker=name) for name in ("rank", "plain")]
+    span = Interval(start_unix_ns=at(10), end_unix_ns=at(20))
+    batches[0].dummy_steps.CopyFrom(DummySteps(steps=7, spans=[span]))
+    rank, plain = (shared_worker(batch, at(100), teller.fleet).newest for batch in batches)
+    assert (rank.dummy_steps.steps, list(rank.dummy_steps.spans)) == (7, [])
+    assert list(batches[0].dummy_steps.spans) == [span]
+    assert not plain.HasField("dummy_steps")
 
 
 def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() -> None:

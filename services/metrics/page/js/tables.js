@@ -1,5 +1,6 @@
 // Tables of pools, models, nodes and workers: a name opens it as the scope of the page, a head puts rows in order. A
-// data-parallel group is one row among workers, which opens on its ranks; where it is the scope, they are the rows.
+// data-parallel group is one row among workers, which opens on its ranks; where it is the scope, or only some of them are
+// in the scope, they are the rows.
 
 import { COLUMNS } from "./columns.js";
 import { COVERED } from "./phases.js";
@@ -32,10 +33,13 @@ export class Tables {
 
   #draw(store, { depths, offsets }, { scope, filter, order }, last, count) {
     const first = last - count + 1;
-    const roles = new Map();
+    const roles = new Map(), wholes = new Map(); // by slot; how many ranks a group has, in the scope or not
     for (let slot = 0; slot < store.members.length; slot++) {
       const held = store.rolesIn(slot, first, last);
-      if (held.size && store.inScope(slot, scope, first, last)) roles.set(slot, held);
+      if (!held.size) continue;
+      const group = groupScope(store.members[slot]);
+      wholes.set(group, (wholes.get(group) ?? 0) + 1);
+      if (store.inScope(slot, scope, first, last)) roles.set(slot, held);
     }
     const names = { pool: new Set(), model: new Set(), node: new Set() }, alone = [], groups = new Map();
     for (const [slot, held] of roles) {
@@ -43,8 +47,13 @@ export class Tables {
       for (const role of held) names.pool.add(role);
       names.model.add(member.model);
       names.node.add(member.node);
-      if (!group || group === scope || scope === `worker:${member.id}`) alone.push(slot);
+      if (!group || group === scope) alone.push(slot);
       else groups.set(group, [...(groups.get(group) ?? []), slot]);
+    }
+    for (const [group, slots] of groups) {
+      if (slots.length === wholes.get(group)) continue;
+      alone.push(...slots);
+      groups.delete(group);
     }
     const figures = (of, name, more = {}) => ({
       scope: of,

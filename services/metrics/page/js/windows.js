@@ -37,7 +37,7 @@ function enter(store, bytes, memberOf) {
   for (let at = 0; at < roles.length; at++) heard[at % workers.length] |= roles[at];
   const slots = workers.map((id, index) => {
     if (!heard[index]) return -1;
-    const [node, model, gpus, group] = [header.nodes[index], header.models[index], header.gpus[index], header.groups[index]];
+    const [node, model, gpus, group] = [header.nodes[index], header.models[index], header.gpus[index], header.groups?.[index] ?? ""];
     return store.slot(memberOf({ id, node, model, gpus, engine: "", group }));
   });
   const first = Math.round(header.first_start_unix_ms / store.windowMs);
