@@ -211,13 +211,14 @@ def _wait(http: httpx.Client, batch: Batch) -> Batch:
 def _ask(http: httpx.Client, method: str, url: str, params: dict[str, int] | None = None) -> Batch:
     """What the gateway answers, asked again for up to `MAX_OUTAGE_S` while it has just started or has no broker; raises
     StartupError where it refused."""
-    deadline_s = time.monotonic() + MAX_OUTAGE_S
+    deadline_s, waits = time.monotonic() + MAX_OUTAGE_S, False
     while True:
         answer = http.request(method, url, params=params)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
             return checked(answer)
-        if sys.stderr.isatty():
-            print(f"{error_text(answer)}; asked again", file=sys.stderr, flush=True)
+        if not waits:
+            print(f"{error_text(answer)}; asking again for {MAX_OUTAGE_S:.0f} s", file=sys.stderr, flush=True)
+            waits = True
         time.sleep(min(_retry_after_s(answer), max(deadline_s - time.monotonic(), POLL_S)))
 
 

@@ -12,10 +12,11 @@ def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(max(config.kv_lease_ms // 1000, 1)),
-        # Between GPUs without NVLink, or on one GPU, UCX reads by CUDA IPC only where it is told to, and by TCP else.
-        "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
     }
-    if on_cpu:
+    if not on_cpu:
+        # Where it finds no NVLink, as on one GPU, UCX reads by CUDA IPC only if it is told to, and by TCP else.
+        environment["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
+    else:
         environment |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(config.threads or 1),
