@@ -156,6 +156,7 @@ async def test_a_time_long_past_is_shown_from_what_is_kept_of_it_by_field_key_an
             assert shown["gpu_ns"] == (await occupancy(service, shown))["gpu_ns"]
             assert await page.locator("#ratio").inner_text() == "16.0"
             await expect(page.locator("#tables tr", has_text="prefill-0")).to_contain_text("60 %")
+            await expect(page.locator("#status")).to_have_text("paused")  # older windows load after the newest
             assert await page.evaluate("(() => document.querySelector('#stack canvas').getContext('2d')"
                                        ".getImageData(400, 150, 1, 1).data[3])()") == 255  # fmt: skip
             await expect(page.locator("#queue-prefill")).to_have_text("–")
