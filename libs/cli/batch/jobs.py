@@ -196,7 +196,7 @@ def _wait(http: httpx.Client, batch: Batch) -> Batch:
         bar = bars.add_task(batch["status"], total=None, failed=0)
         while batch["status"] not in ENDED:
             time.sleep(POLL_S)
-            batch = _ask_again(http, batch["id"])
+            batch = _ask(http, "GET", f"/v1/batches/{batch['id']}", survives=True)
             counts = batch["request_counts"]
             bars.update(
                 bar,
@@ -208,18 +208,30 @@ def _wait(http: httpx.Client, batch: Batch) -> Batch:
     return batch
 
 
-def _ask(http: httpx.Client, method: str, url: str, params: dict[str, int] | None = None) -> Batch:
-    """What the gateway answers, asked again for up to `MAX_OUTAGE_S` while it has just started or has no broker; raises
-    StartupError where it refused."""
+def _ask(
+    http: httpx.Client, method: str, url: str, params: dict[str, int] | None = None, *, survives: bool = False
+) -> Batch:
+    """What the gateway answers, asked again for up to `MAX_OUTAGE_S` while it has just started or has no broker, and
+    with `survives` while it fails or is away altogether.
+
+    Raises StartupError where it refused, httpx.TransportError where it is away.
+    """
     deadline_s, waits = time.monotonic() + MAX_OUTAGE_S, False
     while True:
-        answer = http.request(method, url, params=params)
-        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
-            return checked(answer)
-        if not waits:
-            print(f"{error_text(answer)}; asking again for {MAX_OUTAGE_S:.0f} s", file=sys.stderr, flush=True)
-            waits = True
-        time.sleep(min(_retry_after_s(answer), max(deadline_s - time.monotonic(), POLL_S)))
+        pause_s, over = POLL_S, time.monotonic() > deadline_s
+        try:
+            answer = http.request(method, url, params=params)
+        except httpx.TransportError:
+            if over or not survives:
+                raise
+        else:
+            if over or not (answer.status_code == httpx.codes.SERVICE_UNAVAILABLE or (survives and answer.is_error)):
+                return checked(answer)
+            pause_s = _retry_after_s(answer)
+            if not (waits or survives):
+                print(f"{error_text(answer)}; asking again for {MAX_OUTAGE_S:.0f} s", file=sys.stderr, flush=True)
+                waits = True
+        time.sleep(min(pause_s, max(deadline_s - time.monotonic(), POLL_S)))
 
 
 def _retry_after_s(answer: httpx.Response) -> float:
@@ -228,17 +240,3 @@ def _retry_after_s(answer: httpx.Response) -> float:
         return max(float(answer.headers["retry-after"]), POLL_S)
     except (KeyError, ValueError):
         return POLL_S
-
-
-def _ask_again(http: httpx.Client, batch_id: str) -> Batch:
-    """How the job is now, also when its gateway was away for a moment."""
-    deadline_s = time.monotonic() + MAX_OUTAGE_S
-    while True:
-        try:
-            answer = http.get(f"/v1/batches/{batch_id}")
-            if answer.is_success or time.monotonic() > deadline_s:
-                return checked(answer)
-        except httpx.TransportError:
-            if time.monotonic() > deadline_s:
-                raise
-        time.sleep(POLL_S)

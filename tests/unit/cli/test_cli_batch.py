@@ -39,6 +39,8 @@ class Gateway(ThreadingHTTPServer):
         """After how many bytes the next downloads break off."""
         self.starting = 0
         """How many questions it still answers with 503, as it has not read which jobs there are."""
+        self.failing = 0
+        """How many questions after its job it still answers with 500."""
         self.job: dict[str, Any] = {
             "id": "batch_1", "status": "completed", "output_file_id": "good", "error_file_id": "bad", "errors": None,
             "request_counts": {"total": 2001, "completed": 2000, "failed": 1},
@@ -62,6 +64,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.starting:
             self.server.starting -= 1
             self._answer(503, b'{"error": {"message": "still reads"}}')
+            return
+        if self.server.failing and self.path == "/v1/batches/batch_1":
+            self.server.failing -= 1
+            self._answer(500, b'{"error": {"message": "broken"}}')
             return
         found = {"/v1/files/good/content": ANSWERS, "/v1/files/bad/content": ERRORS}.get(self.path)
         self._answer(200, found if found is not None else json.dumps(self.server.job).encode(), breaks=bool(found))
@@ -197,6 +203,18 @@ def test_a_gateway_that_never_reads_its_jobs_is_given_up(gateway: Gateway, monke
     assert done.exit_code == 1
     assert "still reads" in str(done.output) + str(done.exception)
     assert gateway.asked == []  # no file was left there, no job begun
+
+
+def test_who_waits_for_a_job_goes_on_after_faults_of_the_gateway_and_who_asks_once_hears_of_them(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_jobs, "POLL_S", 0.01)
+    gateway.failing = 3
+    done = batch("submit", "in.jsonl", "--wait", "--output", "out.jsonl")
+    assert (done.exit_code, gateway.failing) == (0, 0), done.output
+    gateway.failing = 3
+    done = batch("status", "batch_1")
+    assert (done.exit_code, gateway.failing, "broken" in str(done.output) + str(done.exception)) == (1, 2, True)
 
 
 def test_a_job_that_failed_tells_a_program_why(gateway: Gateway) -> None:
