@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
+from typing import Final
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
@@ -23,6 +24,8 @@ RETRY_AFTER_S = 1.0
 """Where it is not for the queue that a client has to wait."""
 AT_ONCE_NS = 50_000_000
 """What finds room within this time found it free: it says nothing of how fast workers make more."""
+MOST_PACES: Final = 256
+"""Models whose pace is remembered while nobody waits for them."""
 
 
 class WaitingQueue:
@@ -46,6 +49,9 @@ class WaitingQueue:
         self._batch: Counter[str] = Counter()
         self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()
+        """Prompt tokens, of all models."""
+        self._paces: dict[str, Outflow] = {}
+        """Nanoseconds of prefill, by model; the one that was longest without a request is the first to be forgotten."""
         self._promises = Promises()
         self.batch = 0
         """Waiting lines of batch jobs."""
@@ -136,9 +142,20 @@ class WaitingQueue:
         self._waiting[sequence_id] = generation
         if model not in self._lines:
             self._lines[model], self._fair[model] = Line(), FairTurns()
-        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation))
+            self._resume(model, now_ns)
+        flow = generation.context.tenant, generation.context.service_class
+        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation), flow)
         self._unjudged.append(generation)
         self._count(generation, 1)
+
+    def _resume(self, model: str, now_ns: int) -> None:
+        """Somebody waits for the model again."""
+        pace = self._paces[model] = self._paces.pop(model) if model in self._paces else Outflow()
+        pace.resume(now_ns)
+        if len(self._paces) > MOST_PACES:
+            idle = next((each for each in self._paces if each not in self._lines), None)
+            if idle is not None:
+                del self._paces[idle]
 
     def remove(self, generation: Generation, *, bound: bool = False) -> bool:
         """Whether it was waiting; it is not any more. `bound`: it goes to workers."""
@@ -181,10 +198,18 @@ class WaitingQueue:
 
     def bound(self, generation: Generation, now_ns: int) -> None:
         """Take a request off the queue, as it was bound."""
-        if (line := self._lines.get(generation.model)) is not None:
-            line.bound(generation.placement.sequence_id)
+        line, prefill_ns = self._lines.get(generation.model), 0
+        if line is not None:
+            prefill_ns = line.bound(generation.placement.sequence_id)
         waited = self.remove(generation, bound=True) and now_ns - generation.timeline.queued_ns >= AT_ONCE_NS
         self._outflow.left(generation.prompt_tokens if waited else 0, now_ns)
+        if (pace := self._paces.get(generation.model)) is not None:
+            pace.left(prefill_ns if waited else 0, now_ns)
+
+    def _pace(self, model: str, now_ns: int) -> float | None:
+        """Nanoseconds of the model's prefill that go to workers in one; None: not known yet."""
+        per_s = self._paces[model].per_s(now_ns)
+        return per_s / 1e9 if per_s else None
 
     def judge(self, workers: Sequence[WorkerView]) -> None:
         """Reckon until when those that have come since could be in time, at the speed of the fastest worker."""
@@ -200,7 +225,8 @@ class WaitingQueue:
                     speeds[model] = fastest_speed(workers, model)
                 tokens, cached = generation.tokens, max(generation.cached_hints.values(), default=0)
                 prefill_ns = speeds[model].prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
-                line.judge(generation.placement.sequence_id, hopeless_from_ns(generation, prefill_ns))
+                hopeless_ns = hopeless_from_ns(generation, prefill_ns)
+                line.judge(generation.placement.sequence_id, hopeless_ns, round(prefill_ns))
 
     def in_order(
         self,
@@ -217,7 +243,8 @@ class WaitingQueue:
             free = len(line) if room is None else room.get(model, 0)
             if not free and not whole:
                 continue
-            ready: Iterator[Generation] = (each for each in line.in_order(now_ns) if each.may_start)
+            waiting = line.in_order(now_ns, self._pace(model, now_ns))
+            ready: Iterator[Generation] = (each for each in waiting if each.may_start)
             if places is not None:
                 ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
             found.extend(ready if whole else islice(ready, free))
@@ -235,7 +262,7 @@ class WaitingQueue:
         return QueuedDemand(
             waiting=len(line),
             waiting_tokens=self._tokens[model],
-            head_deadline_unix_ns=line.head_deadline_ns(now_ns),
+            head_deadline_unix_ns=line.head_deadline_ns(now_ns, self._pace(model, now_ns)),
         )
 
 

@@ -3,15 +3,18 @@
 First come, first served, so long as all can be in time. Once a cluster has fallen behind, that order makes everyone
 late by as much: the head of the queue is always the one that has just missed its deadline. So a request that can
 no longer have its first token in time waits behind those that can ("late-last"), and goes when there is room for it.
-A share of the prompt tokens is theirs all the same, so that no overload starves them.
+Before that it may have to make room: see making_room.py. A share of the prompt tokens is theirs all the same, so that
+no overload starves them.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from libs.policy.gateway.making_room import PACE_COUNTED_ON, Due, making_room
 
 PREFILL_MARGIN: Final = 1.5
 LIMIT_MARGIN: Final = 0.15
@@ -20,8 +23,9 @@ TTFT limit. Without a margin every request is served at the limit, and half of t
 LATE_SHARE: Final = 1 / 16
 """Of prompt tokens bound while late requests wait that have been late for `LATE_PATIENCE_NS`."""
 LATE_PATIENCE_NS: Final = 10_000_000_000
-
-
+MOST_LOOKED_AT: Final = 256
+"""Requests at the front of a line that may have to make room; a look costs by their number, in every turn of a gateway
+that has fallen behind."""
 MOST_GONE: Final = 1024
 """Requests that have left and are still remembered with the time at which they would have turned late."""
 
@@ -89,14 +93,17 @@ class Line(Generic[W]):
     """Requests that wait for one model. Adding, removing and turning late take O(log n) comparisons."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, tuple[_Place, W]] = {}
+        self._requests: dict[int, tuple[_Place, W, Hashable]] = {}
         self._hopeful: list[_Place] = []
         self._late: list[_Place] = []
-        self._hopeless_ns: dict[int, float] = {}
+        self._due: dict[int, Due] = {}
+        """Of those that were judged."""
         self._turning: list[tuple[float, int]] = []
         """A heap of (hopeless from, sequence id); what has left may still be in it."""
         self.hopeful_tokens = 0
         """Prompt tokens of those that can be in time, as of the last look."""
+        self._hopeful_ns = 0
+        """Prefill of those that were judged."""
         self._owed_tokens = 0.0
         """What is due to late ones of what was bound while they wait."""
 
@@ -108,21 +115,27 @@ class Line(Generic[W]):
         """Requests that can no longer be in time, as of the last look."""
         return len(self._late)
 
-    def add(self, sequence_id: int, waiting: W, turn: int = 0) -> None:
-        """Let it wait; it can be in time until `judge` says otherwise. `turn`: see fairness.py."""
+    def add(self, sequence_id: int, waiting: W, turn: int = 0, flow: Hashable = None) -> None:
+        """Let it wait; it can be in time until `judge` says otherwise. `turn`: see fairness.py; `flow`: who makes room
+        for one another."""
         place = _Place(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
-        self._requests[sequence_id] = place, waiting
+        self._requests[sequence_id] = place, waiting, flow
         insort(self._hopeful, place)
         self.hopeful_tokens += waiting.prompt_tokens
 
-    def judge(self, sequence_id: int, hopeless_ns: float) -> None:
-        """From when on one that waits cannot be in time: see `hopeless_from_ns`. Once for each."""
-        if hopeless_ns == inf or sequence_id not in self._requests:
+    def judge(self, sequence_id: int, hopeless_ns: float, prefill_ns: int = 0) -> None:
+        """From when on one that waits cannot be in time: see `hopeless_from_ns`; and how long its prompt takes. Once
+        for each."""
+        found = self._requests.get(sequence_id)
+        if found is None:
             return
-        self._hopeless_ns[sequence_id] = hopeless_ns
+        self._due[sequence_id] = Due(sequence_id, found[2], prefill_ns, hopeless_ns)
+        self._hopeful_ns += prefill_ns
+        if hopeless_ns == inf:
+            return
         heappush(self._turning, (hopeless_ns, sequence_id))
-        if len(self._turning) > MOST_GONE + 2 * len(self._hopeless_ns):
-            self._turning = [(at_ns, each) for each, at_ns in self._hopeless_ns.items()]
+        if len(self._turning) > MOST_GONE + 2 * len(self._due):
+            self._turning = [(due.latest_ns, each) for each, due in self._due.items() if due.latest_ns != inf]
             heapify(self._turning)
 
     def remove(self, sequence_id: int) -> bool:
@@ -130,26 +143,31 @@ class Line(Generic[W]):
         found = self._requests.pop(sequence_id, None)
         if found is None:
             return False
-        self._hopeless_ns.pop(sequence_id, None)
-        place, waiting = found
+        place, waiting, _ = found
+        due = self._due.pop(sequence_id, None)
         if _discard(self._hopeful, place):
-            self.hopeful_tokens -= waiting.prompt_tokens
+            self._hopes_less(waiting, due)
         else:
             _discard(self._late, place)
         if not self._late:
             self._owed_tokens = 0.0
         return True
 
-    def bound(self, sequence_id: int) -> None:
-        """It is about to leave for workers: late ones are owed their share of it, or have had it."""
-        found = self._requests.get(sequence_id)
-        if found is None or not self._late:
-            return
-        place, waiting = found
-        if _index(self._late, place) is None:
-            self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
-        else:
-            self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
+    def _hopes_less(self, waiting: W, due: Due | None) -> None:
+        self.hopeful_tokens -= waiting.prompt_tokens
+        self._hopeful_ns -= due.prefill_ns if due else 0
+
+    def bound(self, sequence_id: int) -> int:
+        """It is about to leave for workers: late ones are owed their share of it, or have had it. Its prefill in
+        nanoseconds, 0 where it was not judged."""
+        found, due = self._requests.get(sequence_id), self._due.get(sequence_id)
+        if found is not None and self._late:
+            place, waiting, _ = found
+            if _index(self._late, place) is None:
+                self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
+            else:
+                self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
+        return due.prefill_ns if due else 0
 
     def look(self, now_ns: int) -> None:
         """Set those back that can no longer be in time."""
@@ -159,30 +177,52 @@ class Line(Generic[W]):
             found = self._requests.get(sequence_id)
             if found is not None and _discard(self._hopeful, found[0]):
                 insort(self._late, found[0])
-                self.hopeful_tokens -= found[1].prompt_tokens
+                self._hopes_less(found[1], self._due.get(sequence_id))
 
-    def in_order(self, now_ns: int) -> Iterator[W]:
-        """The next one first. Whoever iterates may not change the line meanwhile."""
+    def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
+        """The next one first. Whoever iterates may not change the line meanwhile. `pace`: see `making_room`; None: it
+        is not known, and nobody makes room."""
         self.look(now_ns)
         first = self._overdue(now_ns)
         if first is not None:
             yield self._requests[first.sequence_id][1]
         people = bisect_left(self._hopeful, _FIRST_LINE)
-        for place in chain(self._hopeful[:people], self._late, self._hopeful[people:]):
+        going, aside = self._sorted_out(self._hopeful[:people], now_ns, pace)
+        for place in chain(going, aside, self._late, self._hopeful[people:]):
             if place is not first:
                 yield self._requests[place.sequence_id][1]
 
-    def head_deadline_ns(self, now_ns: int) -> int:
+    def _sorted_out(self, people: list[_Place], now_ns: int, pace: float | None) -> tuple[list[_Place], list[_Place]]:
+        """(Those that go, those that wait so that others can be in time)."""
+        turning = self._turning
+        while turning and turning[0][1] not in self._requests:
+            heappop(turning)
+        if not pace or not turning:
+            return people, []
+        pace *= PACE_COUNTED_ON
+        if now_ns + self._hopeful_ns / pace <= turning[0][0]:
+            return people, []
+        due = (self._due.get(each.sequence_id) for each in people[:MOST_LOOKED_AT])
+        numbers = making_room((each for each in due if each is not None), now_ns, pace)
+        if not numbers:
+            return people, []
+        going = [each for each in people if each.sequence_id not in numbers]
+        return going, [each for each in people if each.sequence_id in numbers]
+
+    def head_deadline_ns(self, now_ns: int, pace: float | None = None) -> int:
         """Deadline of the first one that can be in time; 0 where none can, who are in no hurry any more."""
         self.look(now_ns)
-        return self._requests[self._hopeful[0].sequence_id][1].ttft_deadline_unix_ns if self._hopeful else 0
+        if not self._hopeful:
+            return 0
+        going, aside = self._sorted_out(self._hopeful[:MOST_LOOKED_AT], now_ns, pace)
+        return self._requests[(going or aside)[0].sequence_id][1].ttft_deadline_unix_ns
 
     def _overdue(self, now_ns: int) -> _Place | None:
         """The oldest late one, if it has been late for long and what late ones are owed is enough for it."""
         if not self._late:
             return None
         oldest = self._late[0]
-        if now_ns - self._hopeless_ns[oldest.sequence_id] < LATE_PATIENCE_NS:
+        if now_ns - self._due[oldest.sequence_id].latest_ns < LATE_PATIENCE_NS:
             return None
         return oldest if self._owed_tokens >= self._requests[oldest.sequence_id][1].prompt_tokens else None
 

@@ -9,34 +9,36 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 class Outflow:
-    """Prompt tokens a second that leave the queue for workers, over the time in which something waits."""
+    """How much a second leaves the queue for workers, over the time in which something waits: prompt tokens, or
+    nanoseconds of their prefill."""
 
     def __init__(self) -> None:
-        self._tokens = 0.0
+        self._amount = 0.0
         self._measured_s = 0.0
-        """Time behind `_tokens`, forgotten at the same pace."""
+        """Time behind `_amount`, forgotten at the same pace."""
         self._seen_ns = 0
 
     def resume(self, now_ns: int) -> None:
         """Something waits again: the time since nothing did says nothing of how fast workers are."""
         self._seen_ns = now_ns
 
-    def left(self, tokens: int, now_ns: int) -> None:
-        """Note that `count` have left."""
-        self._pass(now_ns)
-        self._tokens += tokens
+    def left(self, amount: int, now_ns: int) -> None:
+        """Note that so much has left."""
+        amount_before, self._measured_s = self._as_of(now_ns)
+        self._amount = amount_before + amount
+        self._seen_ns = max(now_ns, self._seen_ns)
 
     def per_s(self, now_ns: int) -> float | None:
-        """Tokens a second; None as long as there is nothing to tell it by."""
-        self._pass(now_ns)
-        return self._tokens / self._measured_s if self._measured_s > 0 and self._tokens else None
+        """The rate; None as long as there is nothing to tell it by. To ask changes nothing: how often somebody looks
+        is no fact about workers."""
+        amount, measured_s = self._as_of(now_ns)
+        return amount / measured_s if measured_s > 0 and amount else None
 
-    def _pass(self, now_ns: int) -> None:
+    def _as_of(self, now_ns: int) -> tuple[float, float]:
+        """(what has left, the time behind it), both forgotten up to now."""
         passed_s = max(now_ns - self._seen_ns, 0) / 1e9
         kept = exp(-passed_s / MEMORY_S)
-        self._tokens *= kept
-        self._measured_s = self._measured_s * kept + MEMORY_S * (1 - kept)
-        self._seen_ns = max(now_ns, self._seen_ns)
+        return self._amount * kept, self._measured_s * kept + MEMORY_S * (1 - kept)
 
 
 def retry_after_s(queued_tokens: int, tokens_per_s: float | None) -> float:

@@ -29,11 +29,11 @@ class Item:
     batch: bool = False
 
 
-def line_of(items: list[Item], hopeless_ns: dict[int, float]) -> Line[Item]:
+def line_of(items: list[Item], hopeless_ns: dict[int, float], prefill_ns: int = 0) -> Line[Item]:
     line = Line[Item]()
     for item in items:
         line.add(item.number, item)
-        line.judge(item.number, hopeless_ns.get(item.number, inf))
+        line.judge(item.number, hopeless_ns.get(item.number, inf), prefill_ns * item.prompt_tokens)
     return line
 
 
@@ -64,6 +64,42 @@ def test_the_order_is_that_of_a_sort_by_what_is_so_now(
     assert numbers(line, now_ns) == [item.number for item in wanted]
     assert (len(line), line.late) == (len(here), len(late))
     assert line.hopeful_tokens == 100 * (len(here) - len(late))
+
+
+@given(people, st.integers(0, 40), st.sets(st.integers(0, 11)), st.one_of(st.none(), st.floats(0.1, 1e3)))
+def test_whoever_makes_room_keeps_a_place_before_late_ones_and_to_look_changes_nothing(
+    drawn: list[tuple[int, float, bool, bool]], now_ns: int, gone: set[int], pace: float | None
+) -> None:
+    items = [Item(number, at, resumed=resumed, batch=batch) for number, (at, _, resumed, batch) in enumerate(drawn)]
+    late_ns = {item.number: inf if item.batch or item.resumed else drawn[item.number][1] for item in items}
+    line = line_of(items, late_ns, prefill_ns=1)
+    for number in gone:
+        line.remove(number)
+    found = [item.number for item in line.in_order(now_ns, pace)]
+    assert sorted(found) == [item.number for item in items if item.number not in gone]
+    tail = [number for number in found if items[number].batch or late_ns[number] <= now_ns]
+    assert found[len(found) - len(tail) :] == tail
+    assert found == [item.number for item in line.in_order(now_ns, pace)]
+
+
+def test_the_longest_makes_room_for_others_of_its_class_at_a_known_pace() -> None:
+    items = [Item(1, 0, 90, prompt_tokens=800), *(Item(number, number, 99, prompt_tokens=40) for number in (2, 3, 4))]
+    line = line_of(items, dict.fromkeys(range(1, 5), 60.0), prefill_ns=1)
+    assert [each.number for each in line.in_order(0, pace=2.0)] == [2, 3, 4, 1]
+    assert line.head_deadline_ns(0, pace=2.0) == 99, "the one that makes room is in no hurry"
+    assert [each.number for each in line.in_order(0, pace=100.0)] == [1, 2, 3, 4]
+    assert [each.number for each in line.in_order(0, pace=None)] == [1, 2, 3, 4]
+    line.remove(3)
+    line.remove(4)
+    assert [each.number for each in line.in_order(0, pace=20.0)] == [1, 2], "there is time for both by now"
+
+
+def test_a_class_makes_room_for_its_own_alone() -> None:
+    line = Line[Item]()
+    for number, flow, tokens in ((1, "essays", 800), (2, "chat", 40), (3, "chat", 30)):
+        line.add(number, Item(number, number, 99, prompt_tokens=tokens), turn=number, flow=flow)
+        line.judge(number, 60.0, tokens)
+    assert [each.number for each in line.in_order(0, pace=2.0)] == [1, 2, 3]
 
 
 def test_a_request_is_hopeless_once_its_prefill_and_a_margin_do_not_fit() -> None:
