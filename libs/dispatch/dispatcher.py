@@ -263,7 +263,7 @@ class Dispatcher:
         if len(self._queue):
             views = self._links.views()
             self._queue.judge(views)
-            waiting = self._queue.in_order(now_ns, rooms(views), self.places, whole=bool(self.suspects))
+            waiting = self._queue.in_order(now_ns, views, self.places, whole=bool(self.suspects))
             if self.suspects:
                 waiting = self._bind_suspects(waiting, links, now_ns)
                 views = self._links.views()

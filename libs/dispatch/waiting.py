@@ -17,7 +17,7 @@ from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.places import queue_room
 from libs.policy.gateway.prediction import fastest_speed
 from libs.policy.gateway.promises import NEWCOMERS, Promises
-from libs.policy.gateway.view import WorkerView, serves, why_not
+from libs.policy.gateway.view import WorkerView, prompts_may_start, rooms, serves, why_not
 from libs.policy.speed import Speed
 
 RETRY_AFTER_S = 1.0
@@ -231,19 +231,22 @@ class WaitingQueue:
     def in_order(
         self,
         now_ns: int,
-        room: Mapping[str, int] | None = None,
+        workers: Sequence[WorkerView] | None = None,
         places: TenantPlaces | None = None,
         *,
         whole: bool = False,
     ) -> list[Generation]:
-        """Those of each model that may start, the next one first; of each no more than it has `room` for, unless the
-        `whole` queue is asked for. `places`: of tenants, who are held to their shares of them."""
+        """Those of each model that may start, the next one first; of each no more than `workers` have room for (None:
+        for all), unless the `whole` queue is asked for. `places`: of tenants, who are held to their shares of them."""
         found: list[Generation] = []
+        room = None if workers is None else rooms(workers)
         for model, line in self._lines.items():
             free = len(line) if room is None else room.get(model, 0)
             if not free and not whole:
                 continue
-            waiting = line.in_order(now_ns, self._pace(model, now_ns))
+            # While no prompt can start it does not matter which would be next.
+            pace = self._pace(model, now_ns) if workers and prompts_may_start(workers, model) else None
+            waiting = line.in_order(now_ns, pace)
             ready: Iterator[Generation] = (each for each in waiting if each.may_start)
             if places is not None:
                 ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
@@ -262,7 +265,7 @@ class WaitingQueue:
         return QueuedDemand(
             waiting=len(line),
             waiting_tokens=self._tokens[model],
-            head_deadline_unix_ns=line.head_deadline_ns(now_ns, self._pace(model, now_ns)),
+            head_deadline_unix_ns=line.head_deadline_ns(now_ns),
         )
 
 

@@ -19,7 +19,7 @@ from libs.dispatch.waiting import WaitingQueue
 from libs.lab.cluster.sequence import CountedTokens
 from libs.perfmodel.profiles import profile
 from libs.policy.gateway.routing import POLICIES
-from libs.policy.gateway.view import WorkerView, rooms
+from libs.policy.gateway.view import WorkerView
 from libs.policy.planner.role_planning import Memory, PlannedWorker, assign
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
@@ -95,7 +95,7 @@ def decision_us(length: int, *, ours: bool, times: int) -> list[float]:
         began = time.thread_time_ns()
         queue.add(came, now_ns)
         queue.judge(there)
-        waiting = queue.in_order(now_ns, rooms(there))
+        waiting = queue.in_order(now_ns, there)
         bindings = router.round(
             waiting, there, now_ns, quiet=frozenset(), drop_stale_kv=lambda each: None, barred=frozenset()
         )

@@ -36,15 +36,17 @@ def making_room(line: Iterable[Due], now_ns: int, pace: float) -> set[int]:
     starts_ns, found = float(now_ns), set[int]()
     longest: dict[Hashable, list[tuple[int, int]]] = {}
     """By flow, heaps of (-prefill, number) of those that go and could wait."""
-    for due in line:
-        before_ns, starts_ns = starts_ns, starts_ns + due.prefill_ns / pace
-        if due.latest_ns == inf:
+    for number, flow, prefill_ns, latest_ns in line:
+        before_ns, starts_ns = starts_ns, starts_ns + prefill_ns / pace
+        if latest_ns == inf:
             continue
-        own = longest.setdefault(due.flow, [])
-        heappush(own, (-due.prefill_ns, due.number))
-        while before_ns > due.latest_ns and due.number not in found:
-            minus_ns, number = heappop(own)
-            found.add(number)
+        own = longest.get(flow)
+        if own is None:
+            own = longest[flow] = []
+        heappush(own, (-prefill_ns, number))
+        while before_ns > latest_ns and number not in found:
+            minus_ns, other = heappop(own)
+            found.add(other)
             starts_ns += minus_ns / pace
             before_ns += minus_ns / pace
     return found

@@ -10,7 +10,7 @@ no overload starves them.
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ TTFT limit. Without a margin every request is served at the limit, and half of t
 LATE_SHARE: Final = 1 / 16
 """Of prompt tokens bound while late requests wait that have been late for `LATE_PATIENCE_NS`."""
 LATE_PATIENCE_NS: Final = 10_000_000_000
-MOST_LOOKED_AT: Final = 256
+MOST_LOOKED_AT: Final = 64
 """Requests at the front of a line that may have to make room; a look costs by their number, in every turn of a gateway
 that has fallen behind."""
 MOST_GONE: Final = 1024
@@ -180,42 +180,39 @@ class Line(Generic[W]):
                 self._hopes_less(found[1], self._due.get(sequence_id))
 
     def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
-        """The next one first. Whoever iterates may not change the line meanwhile. `pace`: see `making_room`; None: it
-        is not known, and nobody makes room."""
+        """The next one first. Whoever iterates may not change the line meanwhile. `pace`: see `making_room`; None:
+        nobody is to make room, as it is not known, or no prompt can start."""
         self.look(now_ns)
         first = self._overdue(now_ns)
         if first is not None:
             yield self._requests[first.sequence_id][1]
-        people = bisect_left(self._hopeful, _FIRST_LINE)
-        going, aside = self._sorted_out(self._hopeful[:people], now_ns, pace)
-        for place in chain(going, aside, self._late, self._hopeful[people:]):
+        hopeful, people = self._hopeful, bisect_left(self._hopeful, _FIRST_LINE)
+        front = hopeful[: min(people, MOST_LOOKED_AT)]
+        numbers = self._making_room(front, now_ns, pace)
+        aside = [each for each in front if each.sequence_id in numbers] if numbers else []
+        going = [each for each in front if each.sequence_id not in numbers] if numbers else front
+        behind, lines = islice(hopeful, len(front), people), islice(hopeful, people, None)
+        for place in chain(going, behind, aside, self._late, lines):
             if place is not first:
                 yield self._requests[place.sequence_id][1]
 
-    def _sorted_out(self, people: list[_Place], now_ns: int, pace: float | None) -> tuple[list[_Place], list[_Place]]:
-        """(Those that go, those that wait so that others can be in time)."""
+    def _making_room(self, front: list[_Place], now_ns: int, pace: float | None) -> set[int]:
+        """Sequence ids of those of the line's front that wait so that others can be in time."""
         turning = self._turning
         while turning and turning[0][1] not in self._requests:
             heappop(turning)
         if not pace or not turning:
-            return people, []
+            return set()
         pace *= PACE_COUNTED_ON
         if now_ns + self._hopeful_ns / pace <= turning[0][0]:
-            return people, []
-        due = (self._due.get(each.sequence_id) for each in people[:MOST_LOOKED_AT])
-        numbers = making_room((each for each in due if each is not None), now_ns, pace)
-        if not numbers:
-            return people, []
-        going = [each for each in people if each.sequence_id not in numbers]
-        return going, [each for each in people if each.sequence_id in numbers]
+            return set()
+        due = self._due
+        return making_room([due[each.sequence_id] for each in front if each.sequence_id in due], now_ns, pace)
 
-    def head_deadline_ns(self, now_ns: int, pace: float | None = None) -> int:
+    def head_deadline_ns(self, now_ns: int) -> int:
         """Deadline of the first one that can be in time; 0 where none can, who are in no hurry any more."""
         self.look(now_ns)
-        if not self._hopeful:
-            return 0
-        going, aside = self._sorted_out(self._hopeful[:MOST_LOOKED_AT], now_ns, pace)
-        return self._requests[(going or aside)[0].sequence_id][1].ttft_deadline_unix_ns
+        return self._requests[self._hopeful[0].sequence_id][1].ttft_deadline_unix_ns if self._hopeful else 0
 
     def _overdue(self, now_ns: int) -> _Place | None:
         """The oldest late one, if it has been late for long and what late ones are owed is enough for it."""

@@ -131,8 +131,7 @@ class WorkerRoom:
         """Whether a step could lack prompt tokens before the next prompt is there. What a worker cannot begin yet waits
         in a gateway, where it can still go elsewhere, or let others by: credits bound how many are there, but not how
         long they are."""
-        tokens, speed = self.prompt_tokens, self.view.speed
-        return tokens <= speed.chunk_tokens or tokens <= speed.filled_tokens()
+        return _runs_out(self.prompt_tokens, self.view.speed)
 
     def admits(self, ask: Ask) -> bool:
         """Whether the prompt may take a prefill credit: batch lines leave half of a gateway's to people who may come,
@@ -146,6 +145,20 @@ def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
     for view in workers:
         found[view.model] = found.get(view.model, 0) + max(view.decode_credits, 0)
     return found
+
+
+def prompts_may_start(workers: Iterable[WorkerView], model: str) -> bool:
+    """Whether some worker of the model takes a prompt now, credits of the other phase aside."""
+    return any(
+        view.model == model
+        and ((view.takes_prefill and view.prefill_credits > 0) or (view.takes_both and view.decode_credits > 0))
+        and _runs_out(view.prompt_tokens, view.speed)
+        for view in workers
+    )
+
+
+def _runs_out(prompt_tokens: int, speed: Speed) -> bool:
+    return prompt_tokens <= speed.chunk_tokens or prompt_tokens <= speed.filled_tokens()
 
 
 def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bool:
