@@ -4,12 +4,15 @@ import pytest
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch import waiting as waiting_queue
 from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
 from libs.dispatch.ports import OneForAll, QueuedDemand
 from libs.dispatch.waiting import WaitingQueue, expired
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.expiry import WaitBounds
 from libs.policy.gateway.view import WorkerView, serves
+from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.settings import load_settings
 from services.gateway.dispatch.recorder import request_event
 from services.gateway.prompt.catalog import load_catalog
@@ -127,6 +130,67 @@ def test_resumed_requests_come_first_then_first_come_first_served() -> None:
         assert queue.remove(item)
     assert not queue.remove(late)
     assert queue.demand("sim", 0) == QueuedDemand()
+
+
+MS = 1_000_000
+MS_A_TOKEN = Speed(StepTimeModel(0.0, MS, 0.0, 0.0, 0.0, 0.0, 0.0), chunk_tokens=512)
+
+
+def waits(number: int, tokens: int, arrival_ns: int, limit_ms: int) -> Generation:
+    """For its first token, `limit_ms` at most."""
+    found = generation(number, arrival_ns=arrival_ns, queued_ns=arrival_ns)
+    found.prompt_tokens, found.prompt = tokens, b"\1\0\0\0" * tokens
+    found.context.ttft_deadline_unix_ns = arrival_ns + limit_ms * MS
+    return found
+
+
+def takes_one(prompt_tokens: int = 0) -> WorkerView:
+    """A worker at a millisecond a prompt token."""
+    return WorkerView(
+        "w", "sim", "k", takes_prefill=True, takes_decode=True, takes_both=False, prefill_credits=1, decode_credits=9,
+        load=0, speed=MS_A_TOKEN, prompt_tokens=prompt_tokens,
+    )  # fmt: skip
+
+
+def queued_at_a_known_pace() -> tuple[WaitingQueue, list[Generation], int]:
+    """A long prompt before two short ones, after 2 s in which the one worker took 100 ms of prefill each 100 ms."""
+    queue, now_ns, views = WaitingQueue(100), 1_000_000 * MS, [takes_one()]
+    for number in range(21):
+        queue.add(waits(number, 100, now_ns, 60_000), now_ns)
+    queue.judge(views)
+    for each in list(queue)[:20]:
+        now_ns += 100 * MS
+        queue.bound(each, now_ns)
+    queue.remove(next(iter(queue)))
+    waiting = [waits(100, 600, now_ns, 2_000), waits(101, 100, now_ns, 800), waits(102, 100, now_ns, 800)]
+    for each in waiting:
+        queue.add(each, now_ns)
+    queue.judge(views)
+    return queue, waiting, now_ns
+
+
+def test_a_long_prompt_makes_room_at_the_pace_at_which_others_left() -> None:
+    queue, (long, *short), now_ns = queued_at_a_known_pace()
+    assert queue.in_order(now_ns, [takes_one()]) == [*short, long]
+    for each in short:
+        queue.remove(each)
+    assert queue.in_order(now_ns, [takes_one()]) == [long]
+
+
+def test_while_no_prompt_can_start_nobody_is_looked_for_who_makes_room() -> None:
+    queue, waiting, now_ns = queued_at_a_known_pace()
+    assert queue.in_order(now_ns, [takes_one(prompt_tokens=10_000)]) == waiting
+
+
+def test_paces_of_many_models_are_forgotten_the_longest_unused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_queue, "MOST_PACES", 3)
+    queue = WaitingQueue(10)
+    for number in range(8):
+        item = generation(number)
+        item.model = f"model-{number % 5}"
+        queue.add(item, 0)
+        queue.remove(item)
+    assert list(queue._paces) == ["model-0", "model-1", "model-2"]
 
 
 def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
