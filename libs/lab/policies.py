@@ -1,13 +1,14 @@
 """Policies by name: Fulcrum's own, and rivals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.planner import OnLook
 from libs.lab.rivals.catalog import RIVALS, rival
-from libs.lab.rivals.port import MoveCost, PromptOrder, QueuedPrompt, Rival, RivalSetting
+from libs.lab.rivals.port import MoveCost, PromptOrder, PromptTurn, QueuedPrompt, Rival, RivalSetting
+from libs.policy.gateway.making_room import PACE_COUNTED_ON, Due, making_room
 from libs.policy.gateway.order import hopeless_from_ns
 from libs.policy.roles import Role
 
@@ -147,8 +148,15 @@ def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
     return Policy(name, roles, found, guard=guard or found.guard, ours=ours, prompt_order=found.prompt_order)
 
 
-def late_prompts_last(prompt: QueuedPrompt, now_ns: int) -> tuple[float, ...]:
-    """Fulcrum's own order of its gateways, in a worker's queue: prompts that can be in time first, what has begun
-    before all. The share that gateways leave to late ones (`LATE_SHARE`) is left out, to the advantage of others."""
-    late = hopeless_from_ns(prompt, prompt.left_ns) <= now_ns
-    return not prompt.resumed, late, prompt.arrival_unix_ns
+def late_prompts_last(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list[tuple[float, ...]]:
+    """Fulcrum's own order of its gateways, in a worker's queue: what has begun, prompts that can be in time, those that
+    make room for them, late ones. The share that gateways leave to late ones (`LATE_SHARE`) is left out, to the
+    advantage of others."""
+    latest_ns = [hopeless_from_ns(prompt, prompt.left_ns) for prompt in prompts]
+    late = [each <= turn.now_ns for each in latest_ns]
+    aside: set[int] = set()
+    if turn.pace:
+        order = sorted(range(len(prompts)), key=lambda at: (not prompts[at].resumed, prompts[at].arrival_unix_ns))
+        hopeful = (Due(at, prompts[at].flow, round(prompts[at].left_ns), latest_ns[at]) for at in order if not late[at])
+        aside = making_room(hopeful, round(turn.starts_ns), PACE_COUNTED_ON * turn.pace)
+    return [(not prompt.resumed, late[at], at in aside, prompt.arrival_unix_ns) for at, prompt in enumerate(prompts)]

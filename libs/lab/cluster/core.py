@@ -6,11 +6,12 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.kv.handles import RandomBytes
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase
-from libs.engine.reports import EngineLoad
+from libs.engine.reports import EngineLoad, StepReport
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.lab.cluster.sequence import CountedRequest, CountedSequence
-from libs.lab.rivals.port import PromptOrder, QueuedPrompt
+from libs.lab.rivals.port import PromptOrder, PromptTurn, QueuedPrompt
+from libs.policy.gateway.outflow import Outflow
 from libs.policy.speed import Speed
 
 MIN_COAST_STEPS: Final = 2
@@ -36,6 +37,8 @@ class LabCore(Core):
         )
         self._order: PromptOrder | None = None
         self._speed: Speed | None = None
+        self._done = Outflow()
+        self._prompts_wait = False
 
     def order_prompts(self, order: PromptOrder, speed: Speed) -> None:
         """Sort prompts by this from now on. `speed`: what computing them takes."""
@@ -44,32 +47,60 @@ class LabCore(Core):
     def admit(self, now_ns: int) -> None:
         """As `Core.admit`, the first in order first."""
         if self._order is not None and len(self._sequences.at(Stage.QUEUED_PROMPT)) > 1:
-            self._sort(Stage.QUEUED_PROMPT, now_ns)
+            admitted_ns = sum(each.left_ns for each in self._queued(Stage.PREFILL))
+            pace = self._per_ns(now_ns)
+            self._sort(Stage.QUEUED_PROMPT, now_ns, now_ns + admitted_ns / pace if pace else now_ns)
         super().admit(now_ns)
 
     def _ready(self, now_ns: int) -> tuple[list[Sequence], list[Sequence]]:
         if self._order is not None and len(self._sequences.at(Stage.PREFILL)) > 1:
-            self._sort(Stage.PREFILL, now_ns)
+            self._sort(Stage.PREFILL, now_ns, now_ns)
         return super()._ready(now_ns)
 
-    def _sort(self, stage: Stage, now_ns: int) -> None:
-        order, speed = self._order, self._speed
-        assert order is not None and speed is not None
+    def _sort(self, stage: Stage, now_ns: int, starts_ns: float) -> None:
+        order = self._order
+        assert order is not None
+        queued = self._queued(stage)
+        keys = order(queued, PromptTurn(now_ns, starts_ns, self._per_ns(now_ns)))
+        of = {sequence.sequence_id: key for sequence, key in zip(self._sequences.at(stage), keys, strict=True)}
+        self._sequences.sort(stage, lambda sequence: of[sequence.sequence_id])
 
-        def key(sequence: Sequence) -> tuple[float, ...]:
+    def _queued(self, stage: Stage) -> list[QueuedPrompt]:
+        speed, found = self._speed, []
+        assert speed is not None
+        for sequence in self._sequences.at(stage):
             request = cast(CountedRequest, sequence.request)
             length, computed = sequence.length, sequence.computed
-            queued = QueuedPrompt(
-                request.arrival_ns,
-                request.first_token_due_ns,
-                request.prompt_tokens,
-                speed.prompt_ns(length - computed, length**2 - computed**2),
-                resumed=computed > sequence.cached_tokens or sequence.output_tokens > 0,
-                batch=request.yields,
+            found.append(
+                QueuedPrompt(
+                    request.arrival_ns,
+                    request.first_token_due_ns,
+                    request.prompt_tokens,
+                    speed.prompt_ns(length - computed, length**2 - computed**2),
+                    resumed=computed > sequence.cached_tokens or sequence.output_tokens > 0,
+                    batch=request.yields,
+                    flow=request.service_class,
+                )
             )
-            return order(queued, now_ns)
+        return found
 
-        self._sequences.sort(stage, key)
+    def _per_ns(self, now_ns: int) -> float | None:
+        per_s = self._done.per_s(now_ns)
+        return per_s / 1e9 if per_s else None
+
+    def begin(self, batch: Batch, now_ns: int) -> StepReport:
+        """As `Core.begin`; where prompts are put in order, what is done of them while others wait is their pace."""
+        if self._order is not None and batch.work.prefill_tokens:
+            roster = self._sequences
+            waits = len(roster.at(Stage.QUEUED_PROMPT)) + len(roster.at(Stage.PREFILL)) > 1
+            if waits and not self._prompts_wait:
+                self._done.resume(now_ns)
+            if waits:
+                assert self._speed is not None
+                done_ns = self._speed.prompt_ns(batch.work.prefill_tokens, batch.work.squared)
+                self._done.left(round(done_ns), now_ns)
+            self._prompts_wait = waits
+        return super().begin(batch, now_ns)
 
     def cached_tokens(self, keys: list[bytes]) -> int:
         """Tokens of a prompt's start whose KV is here."""

@@ -146,6 +146,7 @@ class PushGateway:
             output_tokens=request.output_tokens,
             keys=pushed.keys,
             arrival_ns=answer.arrival_ps // PS_PER_NS,
+            service_class=request.service_class,
             kind=f"{request.tenant}/{request.service_class}",
         )
         self._send(worker, ToWorker(submits=[submit]))

@@ -55,6 +55,8 @@ class CountedRequest(EngineRequest):
     """Of the prompt's full blocks."""
     arrival_ns: int = 0
     """When its client sent it; known where the worker orders its prompts."""
+    service_class: str = ""
+    """Known there too."""
 
 
 class CountedSequence(Sequence):

@@ -5,10 +5,11 @@ prioritisation (deadline plus a multiple of the work left), and relegation of re
 Its scheduler works inside one replica; how requests reach replicas is left open there.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from libs.lab.rivals.aggregated import AggregatedRouter, all_mixed
-from libs.lab.rivals.port import QueuedPrompt, Rival, RivalRouter, RivalSetting
+from libs.lab.rivals.port import PromptTurn, QueuedPrompt, Rival, RivalRouter, RivalSetting
 
 MOST_CHUNK_TOKENS: Final = 8192
 
@@ -31,9 +32,14 @@ def niyama() -> Rival:
         ),
         first_roles=lambda cluster: all_mixed(cluster, min(MOST_CHUNK_TOKENS, cluster.speed.chunk_tokens)),
         router=router,
-        prompt_order=deadline_and_work,
+        prompt_order=by_deadline_and_work,
         guard=True,
     )
+
+
+def by_deadline_and_work(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list[tuple[float, ...]]:
+    """A key for each."""
+    return [deadline_and_work(prompt, turn.now_ns) for prompt in prompts]
 
 
 def deadline_and_work(prompt: QueuedPrompt, now_ns: int) -> tuple[float, ...]:

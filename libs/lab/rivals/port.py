@@ -6,7 +6,7 @@ the cluster at fixed intervals and changes roles. Both are pure: no clock, no ch
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
@@ -117,10 +117,22 @@ class QueuedPrompt:
     resumed: bool
     """Some of it was computed here, beyond what was found in the cache."""
     batch: bool = False
+    flow: str = ""
+    """Class of its request."""
 
 
-PromptOrder = Callable[[QueuedPrompt, int], tuple[float, ...]]
-"""What a worker sorts its prompts by at a moment (ns), the least first."""
+class PromptTurn(NamedTuple):
+    """When a worker sorts its prompts."""
+
+    now_ns: int
+    starts_ns: float
+    """When the first of these can start: what the worker admitted before is computed."""
+    pace: float | None
+    """Nanoseconds of `left_ns` that it did in one while prompts waited; None: not known."""
+
+
+PromptOrder = Callable[[Sequence[QueuedPrompt], PromptTurn], Sequence[tuple[float, ...]]]
+"""What a worker sorts its prompts by, a key for each, the least first."""
 
 
 class RivalRouter(Protocol):

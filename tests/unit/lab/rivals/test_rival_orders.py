@@ -9,8 +9,8 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import late_prompts_last, policy_named
-from libs.lab.rivals.niyama import deadline_and_work
-from libs.lab.rivals.port import QueuedPrompt
+from libs.lab.rivals.niyama import by_deadline_and_work
+from libs.lab.rivals.port import PromptOrder, PromptTurn, QueuedPrompt
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 
@@ -29,10 +29,11 @@ def queued(came_ms: int, due_ms: int, left_ms: int, *, begun: bool = False) -> Q
     return QueuedPrompt(came_ms * MS, due_ms * MS, 1000, left_ms * MS, resumed=begun)
 
 
-def in_order(order: Any, now_ms: int, *prompts: QueuedPrompt) -> list[int]:
+def in_order(order: PromptOrder, now_ms: int, *prompts: QueuedPrompt, pace: float | None = None) -> list[int]:
     """When they came, in ms."""
-    ordered = sorted(prompts, key=lambda each: order(each, now_ms * MS))
-    return [each.arrival_unix_ns // MS for each in ordered]
+    keys = order(prompts, PromptTurn(now_ms * MS, now_ms * MS, pace))
+    ordered = sorted(zip(keys, prompts, strict=True), key=lambda each: each[0])
+    return [each.arrival_unix_ns // MS for _, each in ordered]
 
 
 def test_prompts_that_can_be_in_time_go_before_older_ones_that_cannot_and_what_has_begun_before_all() -> None:
@@ -42,13 +43,26 @@ def test_prompts_that_can_be_in_time_go_before_older_ones_that_cannot_and_what_h
     assert in_order(late_prompts_last, 250, new, old, begun) == [200, 100, 0]
 
 
+def test_at_a_known_pace_the_longest_makes_room_and_goes_before_late_ones() -> None:
+    # Those of 100 ms have to start by 1,000 - 150 - 150 = 700 ms after they came; the long one takes 850 / 0.85.
+    late, long, short, other = (
+        queued(0, 900, 800),
+        queued(100, 9100, 850),
+        queued(110, 1110, 100),
+        queued(120, 1120, 90),
+    )
+    assert in_order(late_prompts_last, 130, late, long, short, other) == [100, 110, 120, 0]
+    assert in_order(late_prompts_last, 130, late, long, short, other, pace=1.0) == [110, 120, 100, 0]
+    assert in_order(late_prompts_last, 130, late, long, short, other, pace=2.0) == [100, 110, 120, 0]
+
+
 def test_deadline_and_work_puts_short_prompts_before_slightly_older_long_ones_and_relegates_the_rest() -> None:
     # Deadline + work: 1,900 and 1,550 ms.
     long, short = queued(0, 1000, 900), queued(500, 1500, 50)
-    assert in_order(deadline_and_work, 50, long, short) == [500, 0]
-    assert in_order(deadline_and_work, 50, queued(0, 1000, 400), short) == [0, 500]
+    assert in_order(by_deadline_and_work, 50, long, short) == [500, 0]
+    assert in_order(by_deadline_and_work, 50, queued(0, 1000, 400), short) == [0, 500]
     # At 700 ms one of 400 ms of work is too late for its deadline at 1,000.
-    assert in_order(deadline_and_work, 700, queued(0, 1000, 400), short) == [500, 0]
+    assert in_order(by_deadline_and_work, 700, queued(0, 1000, 400), short) == [500, 0]
 
 
 def report(name: str, **changes: Any) -> LabReport:
