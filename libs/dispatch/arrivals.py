@@ -7,7 +7,7 @@ from typing import Final
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
 from libs.dispatch.waiting import WaitingQueue
-from libs.policy.gateway.queues import Queue, model_queues
+from libs.policy.queue.queues import Queue, model_queues
 
 MAX_MODELS: Final = 64
 """Later ones are not counted."""

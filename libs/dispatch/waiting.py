@@ -10,14 +10,14 @@ from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import ColdModels, OneForAll, QueuedDemand, Tenancy
-from libs.policy.gateway.expiry import Expiry, WaitBounds
-from libs.policy.gateway.fairness import FairTurns, Flow
-from libs.policy.gateway.order import Line, hopeless_from_ns
-from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.places import queue_room
 from libs.policy.gateway.prediction import fastest_speed
-from libs.policy.gateway.promises import NEWCOMERS, Promises
 from libs.policy.gateway.view import WorkerView, prompts_may_start, rooms, serves, why_not
+from libs.policy.queue.expiry import Expiry, WaitBounds
+from libs.policy.queue.fairness import FairTurns, Flow
+from libs.policy.queue.order import Line, hopeless_from_ns
+from libs.policy.queue.outflow import Outflow, retry_after_s
+from libs.policy.queue.promises import NEWCOMERS, Promises
 from libs.policy.speed import Speed
 
 RETRY_AFTER_S = 1.0

@@ -26,6 +26,7 @@ MODULES: Final = (
     "libs/policy/*.py",
     "libs/policy/estimates/*.py",
     "libs/policy/gateway/*.py",
+    "libs/policy/queue/*.py",
     "libs/policy/worker/*.py",
     "libs/dispatch/*.py",
     *(

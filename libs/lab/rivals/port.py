@@ -107,7 +107,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class QueuedPrompt:
-    """A prompt that a worker holds and has not computed to its end; `libs.policy.gateway.order.Waiting` to an order."""
+    """A prompt that a worker holds and has not computed to its end; `libs.policy.queue.order.Ordered` to an order."""
 
     arrival_unix_ns: int
     ttft_deadline_unix_ns: int

@@ -2,7 +2,7 @@
 
 All of a gateway's work shares one processor: while requests are taken in, frames of workers wait, and with them
 everybody's tokens and credits. So requests are taken in a few at a time, and between two such rounds whatever has come
-from workers is handled. A round serves tenants by start-time fair queueing (see libs/policy/gateway/fairness.py), by
+from workers is handled. A round serves tenants by start-time fair queueing (see libs/policy/queue/fairness.py), by
 what a request costs here rather than by how many there are: one that asks for 128 choices counts as nine that ask for
 one.
 """
@@ -10,7 +10,7 @@ one.
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from libs.policy.gateway.fairness import FairTurns, Flow
+from libs.policy.queue.fairness import FairTurns, Flow
 
 ROUND_UNITS: Final = 4
 """Units of one round. A unit is about 0.3 ms: what it takes to read and refuse one request."""

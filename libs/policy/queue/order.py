@@ -14,7 +14,7 @@ from itertools import chain, islice
 from math import inf
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from libs.policy.gateway.making_room import PACE_COUNTED_ON, Due, making_room
+from libs.policy.queue.making_room import PACE_COUNTED_ON, Due, making_room
 
 PREFILL_MARGIN: Final = 1.5
 LIMIT_MARGIN: Final = 0.15
