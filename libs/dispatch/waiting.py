@@ -144,7 +144,7 @@ class WaitingQueue:
             self._lines[model], self._fair[model] = Line(), FairTurns()
             self._resume(model, now_ns)
         flow = generation.context.tenant, generation.context.service_class
-        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation), flow)
+        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation, flow), flow)
         self._unjudged.append(generation)
         self._count(generation, 1)
 
@@ -186,11 +186,10 @@ class WaitingQueue:
             self._batch[model] += sign
             self._batch_tokens[model] += tokens
 
-    def _turn(self, sequence_id: int, generation: Generation) -> int:
+    def _turn(self, sequence_id: int, generation: Generation, flow: Flow) -> int:
         """Among its tenant's and others'. Batch lines have shares of their own; what ran already goes before all."""
         if generation.batch or generation.resumed:
             return 0
-        flow = generation.context.tenant, generation.context.service_class
         self._turns[sequence_id] = found = self._fair[generation.model].came(
             flow, generation.prompt_tokens, self._tenants.weight(flow[0])
         )
@@ -205,11 +204,6 @@ class WaitingQueue:
         self._outflow.left(generation.prompt_tokens if waited else 0, now_ns)
         if (pace := self._paces.get(generation.model)) is not None:
             pace.left(prefill_ns if waited else 0, now_ns)
-
-    def _pace(self, model: str, now_ns: int) -> float | None:
-        """Nanoseconds of the model's prefill that go to workers in one; None: not known yet."""
-        per_s = self._paces[model].per_s(now_ns)
-        return per_s / 1e9 if per_s else None
 
     def judge(self, workers: Sequence[WorkerView]) -> None:
         """Reckon until when those that have come since could be in time, at the speed of the fastest worker."""
@@ -245,7 +239,7 @@ class WaitingQueue:
             if not free and not whole:
                 continue
             # While no prompt can start it does not matter which would be next.
-            pace = self._pace(model, now_ns) if workers and prompts_may_start(workers, model) else None
+            pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
             ready: Iterator[Generation] = (each for each in waiting if each.may_start)
             if places is not None:

@@ -48,7 +48,7 @@ class LabCore(Core):
         """As `Core.admit`, the first in order first."""
         if self._order is not None and len(self._sequences.at(Stage.QUEUED_PROMPT)) > 1:
             admitted_ns = sum(each.left_ns for each in self._queued(Stage.PREFILL))
-            pace = self._per_ns(now_ns)
+            pace = self._done.per_ns(now_ns)
             self._sort(Stage.QUEUED_PROMPT, now_ns, now_ns + admitted_ns / pace if pace else now_ns)
         super().admit(now_ns)
 
@@ -61,7 +61,7 @@ class LabCore(Core):
         order = self._order
         assert order is not None
         queued = self._queued(stage)
-        keys = order(queued, PromptTurn(now_ns, starts_ns, self._per_ns(now_ns)))
+        keys = order(queued, PromptTurn(now_ns, starts_ns, self._done.per_ns(now_ns)))
         of = {sequence.sequence_id: key for sequence, key in zip(self._sequences.at(stage), keys, strict=True)}
         self._sequences.sort(stage, lambda sequence: of[sequence.sequence_id])
 
@@ -83,10 +83,6 @@ class LabCore(Core):
                 )
             )
         return found
-
-    def _per_ns(self, now_ns: int) -> float | None:
-        per_s = self._done.per_s(now_ns)
-        return per_s / 1e9 if per_s else None
 
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
         """As `Core.begin`; where prompts are put in order, what is done of them while others wait is their pace."""

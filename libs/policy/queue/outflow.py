@@ -34,6 +34,11 @@ class Outflow:
         amount, measured_s = self._as_of(now_ns)
         return amount / measured_s if measured_s > 0 and amount else None
 
+    def per_ns(self, now_ns: int) -> float | None:
+        """As `per_s`, a nanosecond."""
+        per_s = self.per_s(now_ns)
+        return per_s / 1e9 if per_s else None
+
     def _as_of(self, now_ns: int) -> tuple[float, float]:
         """(what has left, the time behind it), both forgotten up to now."""
         passed_s = max(now_ns - self._seen_ns, 0) / 1e9
