@@ -109,7 +109,7 @@ class FleetTelemetry:
 
     @property
     def kv_bytes(self) -> Counter[str]:
-        """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
+        """Bytes handed over between workers, by way: "shared_memory" or "network"."""
         self.settle()
         return self._nodes.kv_bytes
 

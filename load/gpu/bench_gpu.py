@@ -76,7 +76,12 @@ PARTS: Final = {
     "vllm_contract": Part("pytest", ("-m", "vllm", *ONE_LOOP, SUITE), vllm=True),
     "vllm_steps": Part("load.gpu.engine_steps", ("--engine", "vllm"), watches_time=True, vllm=True),
     "vllm_kv_path": Part("load.gpu.kv_path", (), vllm=True),
-    "vllm_serve": Part("load.gpu.serve", ("--engine", "vllm"), takes_device=False, vllm=True),
+    "vllm_serve": Part(
+        "load.gpu.serve",
+        ("--engine", "vllm", "--decode", "2", "--moves", "20", "--gpu-share", "0.28", "--kv-mb", "5120"),
+        takes_device=False,
+        vllm=True,
+    ),
     "vllm_role": Part(
         "load.planner.bench_role",
         ("--only", "vllm-tiny"),

@@ -1,8 +1,9 @@
 """`python -m load.gpu.serve --engine vllm`: a whole suite on one GPU, prefill and decode as two workers that share it.
 
-`fulcrum up` with a model of Llama-8B's shape; requests arrive at random for a while, and every answer is counted.
+`fulcrum up` with a model of Llama-8B's shape; requests arrive at random for a while, and every answer is counted. With
+`--moves N` they arrive for as long again while workers change their roles N times.
 Reported: TTFT and TPOT as clients see them, failures, what the metrics service exposes of KV, occupancy by Fulcrum
-beside the GPU's own utilisation. stdout: a few lines, then one JSON object as the last line.
+beside the GPU's own utilisation, how soon moves hold. stdout: a few lines, then one JSON object as the last line.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import httpx
 
 from libs.counters.nvml import open_nvml
 from libs.lab.traces.generate import generate
+from libs.testing.suites.role_moves import HeldMove, RoleChanger, open_admins
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import play
 from load.planner.bench_spike import percentiles
+from load.planner.role_figures import spread_ms
 
 START_S: Final = 240.0
 LOOK_S: Final = 0.25
@@ -30,6 +33,7 @@ TAIL: Final = 4000
 """Characters of what a command or a log says that are kept."""
 MOST_LINES: Final = 400
 """Of what metrics exposes."""
+SHOWN: Final = ("requests", "answered", "failures", "ttft_ms", "tpot_ms", "gpu_utilisation")
 
 
 async def read_gpu(readings: list[float]) -> None:
@@ -40,23 +44,22 @@ async def read_gpu(readings: list[float]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def ask(suite: RunningSuite, options: argparse.Namespace) -> dict[str, Any]:
+async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, moves: int = 0) -> dict[str, Any]:
     """Requests that arrive at random, and what the suite says of itself right after them."""
     spec = f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
-    trace, failed, readings = generate(spec, seed=1), list[str](), list[float]()
-    watching = asyncio.create_task(read_gpu(readings))
+    trace, failed, readings, held = generate(spec, seed=seed), list[str](), list[float](), list[HeldMove]()
+    beside = [asyncio.create_task(read_gpu(readings))]
+    if moves:
+        beside.append(asyncio.create_task(move(suite, moves, options.seconds / moves, held)))
     began_s = time.time()
     try:
-        answers = await play(suite.gateway, suite.ready["model"], trace, prompt_ids(trace), failed)
+        prompts = prompt_ids(trace, seed=seed)
+        answers = await play(suite.gateway, suite.ready["model"], trace, prompts, failed)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for each in beside:
+            each.cancel()
+        ends = await asyncio.gather(*beside, return_exceptions=True)
     window_s = max(round(time.time() - began_s), 1)
-    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
-        metrics = suite.ready["metrics"]
-        occupancy = (await http.get(f"{metrics}/v1/occupancy", params={"window": f"{window_s}s"})).json()
-        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
-        exposed = (await http.get(f"{metrics}/metrics")).text
     return {
         "trace": spec,
         "requests": len(trace.requests),
@@ -66,12 +69,35 @@ async def ask(suite: RunningSuite, options: argparse.Namespace) -> dict[str, Any
         "ttft_ms": percentiles([each.client_ttft_ns / 1e6 for each in answers.values()]),
         "tpot_ms": percentiles([each.served.tpot_ns / 1e6 for each in answers.values() if each.served.tpot_ns]),
         "gpu_utilisation": round(sum(readings) / len(readings), 3) if readings else None,
-        "occupancy": occupancy,
-        "workers": workers,
-        "exposed": [line for line in exposed.splitlines() if not line.startswith("#") and "_bucket" not in line][
-            :MOST_LINES
-        ],
+        "moves": len(held),
+        "move_effect_ms": spread_ms([each.move.effect_s for each in held]),
+        "moves_ended_by": [repr(each) for each in ends if isinstance(each, Exception)],
+        **await said(suite, window_s),
     }
+
+
+async def move(suite: RunningSuite, moves: int, pause_s: float, held: list[HeldMove]) -> None:
+    """Workers change roles, one every `pause_s`, and at the end have those of the start again."""
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+    roles = {worker["id"]: worker["role"] for worker in workers}
+    async with open_admins({worker["id"]: worker["address"] for worker in workers}, suite.ready["token"]) as admins:
+        changer = RoleChanger(admins, roles)
+        for _ in range(moves):
+            held.append(await changer.move_one())
+            await asyncio.sleep(pause_s)
+        await changer.reset(roles)
+
+
+async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:
+    """What the suite says of its last `window_s` seconds."""
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        metrics = suite.ready["metrics"]
+        occupancy = (await http.get(f"{metrics}/v1/occupancy", params={"window": f"{window_s}s"})).json()
+        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+        exposed = (await http.get(f"{metrics}/metrics")).text
+    lines = [line for line in exposed.splitlines() if not line.startswith("#") and "_bucket" not in line]
+    return {"occupancy": occupancy, "workers": workers, "exposed": lines[:MOST_LINES]}
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -82,10 +108,11 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "FULCRUM_CACHE": str(folder / "cache"),
         "FULCRUM_WORKER_KV_MEMORY_MB": str(options.kv_mb),
         "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "2048",
+        "FULCRUM_WORKER_MAX_SEQUENCES": str(options.sequences),
         "FULCRUM_LOG_LEVEL": "warning",
     }
     if options.engine == "vllm":
-        arguments = vllm_arguments(context_tokens=8192, gpu_share=0.4, kv_mb=options.kv_mb)
+        arguments = vllm_arguments(context_tokens=8192, gpu_share=options.gpu_share, kv_mb=options.kv_mb)
         if options.dummy:
             arguments["load_format"] = "dummy"
         env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(arguments)
@@ -95,7 +122,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ) as up:
         start_s = time.monotonic() - began_s
         print(f"started in {start_s:.0f} s", file=sys.stderr, flush=True)
-        found = asyncio.run(ask(up, options))
+        found = asyncio.run(ask(up, options, seed=1))
+        if options.moves:
+            print(json.dumps({name: found[name] for name in SHOWN}), file=sys.stderr, flush=True)
+            found["moving"] = asyncio.run(ask(up, options, seed=2, moves=options.moves))
         status, links = up.fulcrum("status", "--json"), up.fulcrum("status", "--links", "--json")
     logs = {log.name: log.read_text(errors="replace")[-TAIL:] for log in sorted((folder / "cache").rglob("*.log"))}
     log = (folder / "up.log").read_text(errors="replace")
@@ -115,8 +145,10 @@ def main(options: argparse.Namespace) -> None:
     """Run, print."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = run(options, Path(folder))
-    for name in ("requests", "answered", "failures", "start_s", "ttft_ms", "tpot_ms", "gpu_utilisation"):
-        print(f"{name:<16} {found[name]}")
+    print(f"start_s          {found['start_s']}")
+    for state, figures in (("", found), ("moving", found.get("moving", {}))):
+        for name in (each for each in (*SHOWN, "moves", "move_effect_ms") if each in figures):
+            print(f"{name:<16} {figures[name]} {state}")
     print(json.dumps(found))
 
 
@@ -129,6 +161,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prefill", type=int, default=1)
     made.add_argument("--decode", type=int, default=1)
     made.add_argument("--mixed", type=int, default=0)
+    made.add_argument("--moves", type=int, default=0, help="role moves under as much load again")
+    made.add_argument("--sequences", type=int, default=64, help="that a worker runs at once, at most")
+    made.add_argument("--gpu-share", type=float, default=0.4, help="of the GPU's memory that a vLLM worker may take")
     made.add_argument("--kv-mb", type=int, default=10 << 10, help="KV memory of a worker")
     made.add_argument("--rate", type=float, default=2.0)
     made.add_argument("--isl", type=int, default=1500)

@@ -64,7 +64,7 @@ class NodeStats:
         self.clocks = Clocks()
         self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
-        """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
+        """Bytes handed over between workers, by way: "shared_memory" or "network"."""
         self.kv_links = KvLinks(incarnation_of)
 
     def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
@@ -86,6 +86,6 @@ class NodeStats:
         """Count KV transfers; each is in exactly one batch."""
         for batch in batches:
             for transfer in batch.kv_transfers or ():  # an empty list of protobuf is slow to walk
-                self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
+                self.kv_bytes["shared_memory" if transfer.shared_memory else "network"] += transfer.bytes
             if batch.kv_transfers:
                 self.kv_links.note(batch)

@@ -61,8 +61,15 @@ def torch_make(random_llama: Path, pytestconfig: pytest.Config) -> Make:
     return lambda **changes: make_engine("torch", replace(base, **changes), SystemClock())
 
 
+@pytest.fixture(scope="session")
+def on_cpu(pytestconfig: pytest.Config) -> None:
+    """Skips what only a CPU has, where the suite runs on a GPU."""
+    if pytestconfig.getoption("device") != "cpu":
+        pytest.skip("only on a CPU")
+
+
 @pytest.fixture
-def torch_shared_make(torch_make: Make, tmp_path: Path) -> Make:
+def torch_shared_make(on_cpu: None, torch_make: Make, tmp_path: Path) -> Make:
     """The same, with pools that engines read in one another's files."""
     return partial(torch_make, kv_shared_dir=tmp_path)
 
@@ -83,7 +90,7 @@ def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path, pytestconf
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm_async_cores(random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
+async def vllm_async_cores(on_cpu: None, random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
     """The same two, which decide a step while the one before runs."""
     from libs.engine.vllm.starting import launch
     from libs.testing.engines.async_executor import configured_asynchronously
@@ -99,7 +106,7 @@ async def vllm_async_cores(random_llama: Path) -> AsyncIterator[tuple[SharedCore
 
 @pytest.fixture
 def vllm_async_make(vllm_async_cores: tuple[SharedCore, ...], random_llama: Path) -> Make:
-    """vLLM with asynchronous scheduling, as on GPUs, over NIXL."""
+    """vLLM with asynchronous scheduling over NIXL; on a GPU `vllm` has it by itself."""
     free = iter(vllm_async_cores)
     return lambda **changes: VllmEngine(replace(_vllm_config(random_llama), **changes), SystemClock(), next(free))
 

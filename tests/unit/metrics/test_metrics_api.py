@@ -240,7 +240,7 @@ async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics)
     assert samples["fulcrum_worker_kv_pulls", ("worker", "decode-0")] == 4
     assert samples["fulcrum_worker_kv_pulls_refused_total", ("worker", "decode-0")] == 2
     assert samples["fulcrum_telemetry_batches_total", ("result", "counted")] == 2
-    assert samples["fulcrum_kv_transfer_bytes_total", ("way", "grpc")] == 5
+    assert samples["fulcrum_kv_transfer_bytes_total", ("way", "network")] == 5
     assert samples["fulcrum_kv_transfer_bytes_total", ("way", "shared_memory")] == 15
     assert samples["fulcrum_request_time_to_first_token_seconds_sum", ("model", "sim")] == 0.1
     assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1

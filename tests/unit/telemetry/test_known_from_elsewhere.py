@@ -22,7 +22,7 @@ def test_hand_offs_that_another_instance_has_counted_are_not_counted_again_when_
         batch = plain(number)
         batch.kv_transfers.append(KvTransfer(bytes=7))
         fleet.add(batch, at(12_000))
-    assert fleet.kv_bytes["grpc"] == 7 * 20
+    assert fleet.kv_bytes["network"] == 7 * 20
 
 
 def test_a_worker_that_is_only_expected_tells_nothing_of_its_hosts_clock() -> None:
