@@ -85,6 +85,9 @@ test-image: ## build the image of vLLM on GPUs, import what a worker imports, re
 	docker run --rm -i --read-only --tmpfs /tmp --tmpfs /cache:exec,uid=10001,mode=0700 --network none \
 	  fulcrum/vllm:dev python - <deploy/images/check_imports.py
 
+test-gpu-start: test-image setup-dev ## docker compose --profile gpu up without a GPU, as far as it goes (nvidia_stand_in)
+	FULCRUM_TEST_GPU_START=1 $(BIN)/python -m pytest -s tests/compose/test_gpu_start.py $(ARGS)
+
 # vLLM's own tests run in its environment; one event loop, since engines that take long to start are shared.
 VLLM_LOOP = -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
 test-vllm: setup-vllm ## the vllm engine: contract suite, exactness over NIXL, killed workers, a whole suite

@@ -34,6 +34,7 @@ class Kind:
 KINDS = {
     "sim": Kind("sim", "gateway-sim", "prefill-sim", "decode-sim", "sim"),
     "cpu": Kind("cpu", "gateway", "prefill", "decode", "SmolLM2-135M-Instruct"),
+    "gpu": Kind("gpu", "gateway-gpu", "prefill-gpu", "decode-gpu", "SmolLM2-135M-Instruct"),
 }
 
 
@@ -127,10 +128,14 @@ def _ports() -> Mapping[str, str]:
 
 @asynccontextmanager
 async def running_cluster(
-    profile: str, *, overlays: Sequence[str] = (), before: Callable[[ComposeCluster], Awaitable[object]] | None = None
+    profile: str,
+    *,
+    overlays: Sequence[str] = (),
+    before: Callable[[ComposeCluster], Awaitable[object]] | None = None,
+    healthy: bool = True,
 ) -> AsyncIterator[ComposeCluster]:
     """Build, start, wait until all is healthy; at the end take down containers, networks and volumes. `overlays`:
-    further files; `before`: what is done between building and starting."""
+    further files; `before`: what is done between building and starting; without `healthy` it waits for nothing."""
     # Roles stand still: tests of scaling read it from the number of workers in each role.
     environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8), "FULCRUM_PLANNER_MODE": "advisory"}
     cluster = ComposeCluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}", overlays)
@@ -138,7 +143,7 @@ async def running_cluster(
         if before is not None:
             await cluster.compose("build", timeout_s=UP_S)
             await before(cluster)
-        await cluster.compose("up", "--build", "--wait", "-d", timeout_s=UP_S)
+        await cluster.compose("up", "--build", *(("--wait",) if healthy else ()), "-d", timeout_s=UP_S)
         yield cluster
     except BaseException:
         print(await cluster.compose("logs", "--no-color", "--tail", "40"))

@@ -1,0 +1,87 @@
+"""`docker compose --profile gpu up` on a machine without a GPU, as far as it goes: the engine hands out GPUs by a
+stand-in of NVIDIA's hook (deploy/images/nvidia_stand_in), every container starts as it is meant to, and the workers say
+in a sentence what is missing."""
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.suites.compose import ComposeCluster, eventually, running_cluster
+
+IMAGE = "fulcrum/vllm:dev"
+USER = "10001"
+NO_GPU = "finds no GPU here"
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("FULCRUM_TEST_GPU_START"), reason="10 GB: run `make test-gpu-start`"),
+    pytest.mark.timeout(3600),
+]
+
+
+async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
+    """What the engine says of a service's container."""
+    (container,) = (await cluster.compose("ps", "--all", "--quiet", service)).split()
+    told = subprocess.run(("docker", "inspect", container), check=True, capture_output=True).stdout
+    (found,) = json.loads(told)
+    return dict(found)
+
+
+async def in_worker(cluster: ComposeCluster, *command: str) -> str:
+    """What a command says in a container like the prefill worker's, whether it succeeds or not."""
+    shell = ("sh", "-c", '"$@" 2>&1 || echo "exit code $?"', "sh")
+    return await cluster.compose("run", "--rm", "-T", "--no-deps", "prefill-gpu", *shell, *command)
+
+
+async def test_all_starts_but_what_needs_a_driver_and_workers_say_so_in_a_sentence() -> None:
+    async with running_cluster("gpu", healthy=False) as cluster:
+        for service in (cluster.kind.prefill, cluster.kind.decode):
+
+            async def told(service: str = service) -> bool:
+                return NO_GPU in await cluster.compose("logs", "--no-color", service)
+
+            await eventually(f"{service} says that there is no GPU", told, timeout_s=300)
+            await check_container(cluster, service)
+        log = await cluster.compose("logs", "--no-color", cluster.kind.prefill)
+        assert "Traceback" not in log
+        assert "cannot be written" not in log and "Read-only file system" not in log
+        assert (await in_worker(cluster, "sh", "-c", "id -u; touch /cache/kernel && echo kept")).split() == [
+            USER,
+            "kept",
+        ]
+        doctor = await in_worker(cluster, "fulcrum", "doctor", "--engine", "vllm")
+        assert "the build for GPUs, and none is here" in doctor and "exit code 1" in doctor
+        await gateway_waits(cluster)
+
+
+async def check_container(cluster: ComposeCluster, service: str) -> None:
+    """Given all GPUs, common namespaces, memory that may be pinned, and nothing beyond."""
+    container = await inspected(cluster, service)
+    host = container["HostConfig"]
+    assert host["DeviceRequests"][0]["Driver"] == "nvidia"
+    assert host["DeviceRequests"][0]["Count"] == -1
+    assert (host["IpcMode"], host["PidMode"], host["ReadonlyRootfs"]) == ("host", "host", True)
+    assert host["CapDrop"] == ["ALL"] and not host["Privileged"]
+    assert {"Name": "memlock", "Hard": -1, "Soft": -1} in host["Ulimits"]
+    assert any(each["Destination"] == "/cache" and each["RW"] for each in container["Mounts"])
+    assert any(each["Destination"] == "/models" and not each["RW"] for each in container["Mounts"])
+
+
+async def gateway_waits(cluster: ComposeCluster) -> None:
+    """The model is there, the gateway answers, and a request is told when to come again."""
+    question = {"model": cluster.kind.model, "messages": [{"role": "user", "content": "The capital of France?"}]}
+    async with httpx.AsyncClient(base_url=cluster.gateway, trust_env=False, timeout=60) as client:
+
+        async def up() -> bool:
+            try:
+                return (await client.get("/healthz")).is_success
+            except httpx.TransportError:
+                return False
+
+        await eventually("the gateway answers", up, timeout_s=120)
+        assert [each["id"] for each in (await client.get("/v1/models")).json()["data"]] == [cluster.kind.model]
+        answer = await client.post("/v1/chat/completions", json=question)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0, answer.text
