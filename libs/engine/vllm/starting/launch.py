@@ -148,8 +148,9 @@ def _check_device(config: EngineConfig) -> None:
     wants_gpu = config.device.startswith("cuda")
     if current_platform.is_unspecified() or (wants_gpu and not current_platform.is_cuda_alike()):
         raise StartupError(
-            f"vLLM {vllm.__version__} finds no GPU here: look whether nvidia-smi lists one in this container, and"
-            " whether this is vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the build for CPUs needs none"
+            f"vLLM {vllm.__version__} finds no GPU here: nvidia-smi has to list one (a container gets it from the"
+            " NVIDIA container toolkit), and this has to be vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the"
+            " build for CPUs needs none"
         )
     try:
         check_arguments(config.vllm_arguments)
@@ -162,7 +163,7 @@ def _check_device(config: EngineConfig) -> None:
     if current_platform.is_cuda_alike() and wanted > current_platform.device_count():
         raise StartupError(
             f"an engine of {wanted} GPUs is asked for, vLLM sees {current_platform.device_count()} GPUs: see"
-            f" CUDA_VISIBLE_DEVICES and {SETTING}"
+            f" CUDA_VISIBLE_DEVICES (of compose's workers: FULCRUM_PREFILL_GPUS, FULCRUM_DECODE_GPUS) and {SETTING}"
         )
 
 
