@@ -4,17 +4,19 @@ in a sentence what is missing."""
 
 import json
 import os
+import resource
 import subprocess
 from typing import Any
 
 import httpx
 import pytest
 
-from libs.testing.suites.compose import ComposeCluster, eventually, running_cluster
+from libs.testing.suites.compose import ROOT, ComposeCluster, eventually, running_cluster
 
 IMAGE = "fulcrum/vllm:dev"
 USER = "10001"
 NO_GPU = "finds no GPU here"
+UNLIMITED = -1
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("FULCRUM_TEST_GPU_START"), reason="10 GB: run `make test-gpu-start`"),
@@ -33,31 +35,64 @@ async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
 async def in_worker(cluster: ComposeCluster, *command: str) -> str:
     """What a command says in a container like the prefill worker's, whether it succeeds or not."""
     shell = ("sh", "-c", '"$@" 2>&1 || echo "exit code $?"', "sh")
-    return await cluster.compose("run", "--rm", "-T", "--no-deps", "prefill-gpu", *shell, *command)
+    run = ("--progress", "quiet", "run", "--rm", "-T", "--no-deps", cluster.kind.prefill)
+    return await cluster.compose(*run, *shell, *command)
 
 
-async def test_all_starts_but_what_needs_a_driver_and_workers_say_so_in_a_sentence() -> None:
+def memlock_bytes() -> int:
+    """What the engine lets a container pin: all, but for one that may not lift its own limit."""
+    asked = ("docker", "run", "--rm", "--ulimit", f"memlock={UNLIMITED}", IMAGE, "true")
+    refused = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if refused.returncode == 0:
+        return UNLIMITED
+    assert "error setting rlimit" in refused.stderr, refused.stderr
+    return resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+
+
+def test_what_may_be_pinned_is_unlimited_unless_a_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["docker", "compose", "--profile", "gpu", "config", "--format", "json"]
+    for asked, given in (("", UNLIMITED), ("8388608", 8388608)):
+        monkeypatch.setenv("FULCRUM_MEMLOCK_BYTES", asked)
+        services = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["services"]
+        assert [services[name]["ulimits"]["memlock"] for name in ("prefill-gpu", "decode-gpu")] == [given, given]
+
+
+async def test_all_starts_but_what_needs_a_driver_and_workers_say_so_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned_bytes = memlock_bytes()
+    if pinned_bytes != UNLIMITED:
+        print(f"this engine may not lift its limit: workers may pin {pinned_bytes} bytes")
+        monkeypatch.setenv("FULCRUM_MEMLOCK_BYTES", str(pinned_bytes))
     async with running_cluster("gpu", healthy=False) as cluster:
+        await model_is_there(cluster)
         for service in (cluster.kind.prefill, cluster.kind.decode):
 
             async def told(service: str = service) -> bool:
                 return NO_GPU in await cluster.compose("logs", "--no-color", service)
 
             await eventually(f"{service} says that there is no GPU", told, timeout_s=300)
-            await check_container(cluster, service)
-        log = await cluster.compose("logs", "--no-color", cluster.kind.prefill)
-        assert "Traceback" not in log
-        assert "cannot be written" not in log and "Read-only file system" not in log
-        assert (await in_worker(cluster, "sh", "-c", "id -u; touch /cache/kernel && echo kept")).split() == [
-            USER,
-            "kept",
-        ]
+            await check_container(cluster, service, pinned_bytes)
+        written = (await in_worker(cluster, "sh", "-c", "id -u; touch ~/kernel && echo kept in ~")).splitlines()
+        assert written == [USER, "kept in /cache"]
         doctor = await in_worker(cluster, "fulcrum", "doctor", "--engine", "vllm")
         assert "the build for GPUs, and none is here" in doctor and "exit code 1" in doctor
+        assert doctor.count("\N{BALLOT X}") == 1, doctor
         await gateway_waits(cluster)
+        log = await cluster.compose("logs", "--no-color")
+        assert "Traceback" not in log
+        assert "cannot be written" not in log and "Read-only file system" not in log
 
 
-async def check_container(cluster: ComposeCluster, service: str) -> None:
+async def model_is_there(cluster: ComposeCluster) -> None:
+    """The default model is in its volume, whole, at the first try."""
+    container = await inspected(cluster, "model-gpu")
+    assert (container["State"]["ExitCode"], container["RestartCount"]) == (0, 0)
+    files = await in_worker(cluster, "ls", f"/models/{cluster.kind.model}")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files.split())
+
+
+async def check_container(cluster: ComposeCluster, service: str, pinned_bytes: int) -> None:
     """Given all GPUs, common namespaces, memory that may be pinned, and nothing beyond."""
     container = await inspected(cluster, service)
     host = container["HostConfig"]
@@ -65,7 +100,7 @@ async def check_container(cluster: ComposeCluster, service: str) -> None:
     assert host["DeviceRequests"][0]["Count"] == -1
     assert (host["IpcMode"], host["PidMode"], host["ReadonlyRootfs"]) == ("host", "host", True)
     assert host["CapDrop"] == ["ALL"] and not host["Privileged"]
-    assert {"Name": "memlock", "Hard": -1, "Soft": -1} in host["Ulimits"]
+    assert {"Name": "memlock", "Hard": pinned_bytes, "Soft": pinned_bytes} in host["Ulimits"]
     assert any(each["Destination"] == "/cache" and each["RW"] for each in container["Mounts"])
     assert any(each["Destination"] == "/models" and not each["RW"] for each in container["Mounts"])
 
