@@ -154,13 +154,12 @@ def causes(
         if old <= 0 or new <= 0:
             found.append(ChangeCause(who, "requests", was.requests, now.requests, new - old))
             continue
-        # The logarithmic mean, by its series where both are close.
-        share = log(new) - log(old)
+        parts = [log(now.requests) - log(was.requests), log(lengths[1]) - log(lengths[0])]
+        # The logarithmic mean, by its series where both are close. By the parts' own sum, so that they leave no rest.
+        share = sum(parts)
         mean = (new - old) / share if abs(share) > 1e-6 else (new + old) / 2
-        found.append(
-            ChangeCause(who, "requests", was.requests, now.requests, mean * (log(now.requests) - log(was.requests)))
-        )
-        found.append(ChangeCause(who, what, lengths[0], lengths[1], mean * (log(lengths[1]) - log(lengths[0]))))
+        found.append(ChangeCause(who, "requests", was.requests, now.requests, mean * parts[0]))
+        found.append(ChangeCause(who, what, lengths[0], lengths[1], mean * parts[1]))
     return sorted(found, key=lambda each: -abs(each.tokens_per_s))
 
 

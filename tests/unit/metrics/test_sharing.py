@@ -285,7 +285,7 @@ def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
         assert facts is not None and facts.covered_to_unix_ns >= at(12_000), number  # never less than was known
     assert second.fleet.last_step_end_ns(worker) == alone.fleet.last_step_end_ns(worker) == at(150)
     assert second.fleet.directory.lost_batches(worker) == alone.fleet.directory.lost_batches(worker) == 2
-    assert second.fleet.kv_bytes["grpc"] == 7 * 20
+    assert second.fleet.kv_bytes["network"] == 7 * 20
     now = second.fleet.phases(worker, at(13_000), at(14_000))
     assert now == alone.fleet.phases(worker, at(13_000), at(14_000))
     assert now.decode_ns == 1_000 * MS and now.provisional
