@@ -226,6 +226,7 @@ class Dispatcher:
 
     def _wait(self, generation: Generation) -> None:
         self.places.left(generation)
+        self.suspects.waits(generation)
         generation.placement.queued(self._next_id())
         generation.timeline.queued_ns = now_ns = self._clock.now_ns()
         self._queue.add(generation, now_ns)
@@ -263,7 +264,10 @@ class Dispatcher:
         if len(self._queue):
             views = self._links.views()
             self._queue.judge(views)
-            waiting = self._queue.in_order(now_ns, views, self.places, whole=bool(self.suspects))
+            suspects = self.suspects
+            waiting = self._queue.in_order(
+                now_ns, views, self.places, may_start=suspects.first_tries(), whole=bool(suspects)
+            )
             if self.suspects:
                 waiting = self._bind_suspects(waiting, links, now_ns)
                 views = self._links.views()
@@ -308,6 +312,7 @@ class Dispatcher:
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
         self.places.bound(generation)
+        self.suspects.bound(generation)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
         self._experience.bound(generation.model, generation.timeline)
         decode, prompt_key = links[binding.decode_worker], None
@@ -346,8 +351,10 @@ class Dispatcher:
     ) -> None:
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
-        if len(generation.output) == 1 and not generation.resumed:
-            self._learn(generation, attempt.worker)
+        if len(generation.output) == 1:
+            self.suspects.computed(generation)
+            if not generation.resumed:
+                self._learn(generation, attempt.worker)
         if generation.trial is not None and self.suspects.token(generation):
             self._turn_soon()
         if attempt.tokens == 1 and attempt is generation.placement.decode_attempt:

@@ -141,9 +141,6 @@ class Generation:
     placement: Placement = field(init=False)
     siblings: Sequence["Generation"] = ()
     """All choices of its request, itself included."""
-    leaders: Sequence["Generation"] = ()
-    """Choices of its request with the same prompt, one of which has to have a token before this one goes to a worker:
-    a prompt that kills workers is not given to more of them at a time than it may take."""
     fingerprint: bytes = b""
     """Hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
@@ -171,11 +168,6 @@ class Generation:
     def decodes_next(self) -> bool:
         """Whether its prompt is computed, and its blocks wait for a decode worker."""
         return self.placement.blocks is not None
-
-    @property
-    def may_start(self) -> bool:
-        """Whether it may go to a worker, as far as its request is concerned."""
-        return not self.leaders or any(leader.output or leader.placement.ended for leader in self.leaders)
 
     @property
     def resumed(self) -> bool:

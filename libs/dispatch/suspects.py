@@ -12,6 +12,7 @@ from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
 from libs.dispatch.generation import Generation
 from libs.policy.gateway.effects import Attempt, WorkerKey
+from libs.policy.gateway.first_tries import FirstTries, Key
 from libs.policy.gateway.suspicion import (
     FRESH_TOKENS,
     MAX_LOST_WORKERS,
@@ -39,6 +40,7 @@ class Suspects:
         self._clock = clock
         self._quiet = quiet
         self._suspicion = Suspicion(round(memory_s * 1e9))
+        self._first_tries: FirstTries[Generation] = FirstTries()
         self._on_trial: dict[Generation, None] = {}
         """In the order in which they came."""
         self.found = 0
@@ -58,8 +60,8 @@ class Suspects:
     def admit(self, generations: Sequence[Generation]) -> None:
         """Take the choices of one request; raises PoisonRequest for one that is remembered."""
         prompts: set[Prompt] = set()
+        now_ns = self._clock.now_ns()
         if self._suspicion:
-            now_ns = self._clock.now_ns()
             prompts = {_fingerprint(generation) for generation in generations}
             if any(self._suspicion.is_poison(prompt, now_ns) for prompt in prompts):
                 self.refused += 1
@@ -68,8 +70,27 @@ class Suspects:
             generation.siblings = generations
             if prompts:
                 self._try(generation)
-        if len(generations) > MAX_LOST_WORKERS:
-            _choose_leaders(generations)
+            if generation.prompt:  # the lab's have a length and no tokens
+                self._first_tries.came(generation, _key(generation), now_ns)
+
+    def first_tries(self) -> Callable[[Generation], bool]:
+        """Whether a waiting choice may go to workers, as far as others with its prompt are concerned; for one round.
+        What is on trial goes by the rules for that."""
+        may_start = self._first_tries.round()
+        return lambda generation: generation.trial is not None or may_start(generation)
+
+    def bound(self, generation: Generation) -> None:
+        """It goes to workers."""
+        self._first_tries.bound(generation)
+
+    def waits(self, generation: Generation) -> None:
+        """It waits for workers, at first or again."""
+        self._first_tries.waits(generation)
+
+    def computed(self, generation: Generation) -> None:
+        """A choice has its first token."""
+        if generation.prompt:
+            self._first_tries.computed(_key(generation), self._clock.now_ns())
 
     def lost(self, worker: WorkerKey, attempts: Iterable[tuple[Generation, Attempt]]) -> None:
         """The stream to a worker broke with these, for all that can be seen because it died."""
@@ -77,6 +98,8 @@ class Suspects:
         self._suspicion.lost(worker, [seen for _, seen in held], self._clock.now_ns())
         for generation, _ in held:
             self._try(generation)
+            for other in self._first_tries.waiting_with(generation):
+                self._try(other)
 
     def died(self, worker: WorkerKey, live: Iterable[Generation]) -> list[Generation]:
         """The worker of a broken stream cannot be reached any more; the choices that end by that."""
@@ -114,6 +137,7 @@ class Suspects:
             if generation.trial is not None:
                 self._passed(generation, WorkStage.TOKENS)
         self._on_trial.pop(generation, None)
+        self._first_tries.ended(generation)
 
     def apart(self, generation: Generation) -> bool:
         """Whether a choice is to be kept from other suspects."""
@@ -188,17 +212,6 @@ class PoisonCollector(Collector):
         yield CounterMetricFamily(names.GATEWAY_POISON_REFUSED_TOTAL, "Requests refused for such a prompt.", refused)
 
 
-def _choose_leaders(generations: Sequence[Generation]) -> None:
-    """Let as many choices with the same prompt go first as workers may be lost; the others wait for one of them."""
-    leaders: dict[bytes, list[Generation]] = {}
-    for generation in generations:
-        first = leaders.setdefault(generation.prompt, [])
-        if len(first) < MAX_LOST_WORKERS:
-            first.append(generation)
-        else:
-            generation.leaders = first
-
-
 def poison_error() -> PoisonRequest:
     """What a request ends with that has taken two workers with it."""
     return PoisonRequest(f"{LOST}: it is not given to others")
@@ -210,6 +223,10 @@ def _fingerprint(generation: Generation) -> Prompt:
         model = generation.model.encode()
         generation.fingerprint = xxhash.xxh3_128_digest(b"%d:%b%b" % (len(model), model, generation.prompt))
     return generation.fingerprint
+
+
+def _key(generation: Generation) -> Key:
+    return generation.context.tenant, _fingerprint(generation)
 
 
 def _attempts(generation: Generation) -> list[Attempt]:

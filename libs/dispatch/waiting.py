@@ -1,7 +1,7 @@
 """The queue: choices that no worker has room for yet, counted by model."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 from typing import Final
@@ -228,10 +228,12 @@ class WaitingQueue:
         workers: Sequence[WorkerView] | None = None,
         places: TenantPlaces | None = None,
         *,
+        may_start: Callable[[Generation], bool] | None = None,
         whole: bool = False,
     ) -> list[Generation]:
-        """Those of each model that may start, the next one first; of each no more than `workers` have room for (None:
-        for all), unless the `whole` queue is asked for. `places`: of tenants, who are held to their shares of them."""
+        """Those of each model that `may_start` (None: all), the next one first; of each no more than `workers` have
+        room for (None: for all), unless the `whole` queue is asked for. `places`: of tenants, who are held to their
+        shares of them."""
         found: list[Generation] = []
         room = None if workers is None else rooms(workers)
         for model, line in self._lines.items():
@@ -241,7 +243,7 @@ class WaitingQueue:
             # While no prompt can start it does not matter which would be next.
             pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
-            ready: Iterator[Generation] = (each for each in waiting if each.may_start)
+            ready = waiting if may_start is None else filter(may_start, waiting)
             if places is not None:
                 ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
             found.extend(ready if whole else islice(ready, free))

@@ -169,11 +169,25 @@ async def test_several_such_prompts_take_two_workers_each(open_gateway_over: Any
         assert (await gateway.complete(TOKENS)).status_code == 200
 
 
-async def test_two_requests_with_the_same_prompt_take_two_workers_together(open_gateway_over: Any) -> None:
+async def test_clients_that_send_it_in_one_moment_take_two_workers_together(open_gateway_over: Any) -> None:
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
-        answers = await asyncio.gather(*(gateway.complete(TOKENS, prompt=POISON) for _ in range(4)))
+        answers = await asyncio.gather(*(gateway.complete(TOKENS, prompt=POISON) for _ in range(12)))
         assert all(map(is_refused, answers))
-        assert dead(workers) <= 4, "those that had it already"
+        assert dead(workers) == 2
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_prompt_that_was_computed_lately_goes_to_all_workers_at_once(open_gateway_over: Any) -> None:
+    async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, workers):
+        assert (await gateway.complete(TOKENS)).status_code == 200
+        for worker in workers:
+            worker.submits.clear()
+            worker.plans.extend([Plan(tokens=0, hang=True)] * 12)
+        asked = [asyncio.create_task(gateway.complete(TOKENS)) for _ in range(12)]
+        await until(lambda: sum(len(worker.submits) for worker in workers) == 12, what="all of them on workers")
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_a_client_that_leaves_and_asks_again_takes_no_more(open_gateway_over: Any) -> None:

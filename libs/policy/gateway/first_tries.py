@@ -1,0 +1,106 @@
+"""How many workers a prompt may be on before one of them is known to survive it. Pure; time is passed in.
+
+A prompt that kills is known for it once two workers have died. Requests with the same prompt that come in one moment
+would reach as many workers as there are before the first is lost. So as many go at a time as a prompt may take; others
+wait until one has a token. Tenants are counted apart: how long a request waits must not show what another has asked.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from libs.policy.gateway.suspicion import MAX_LOST_WORKERS, Prompt
+
+MAX_COMPUTED: Final = 4096
+"""Prompts that had a token lately; of more, those longest ago are forgotten."""
+COMPUTED_NS: Final = 60_000_000_000
+"""How long a prompt that had a token may go to any number of workers."""
+
+Key = tuple[str, Prompt]
+"""Tenant and prompt."""
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Tries(Generic[T]):
+    waiting: dict[T, None] = field(default_factory=dict)
+    on_workers: set[T] = field(default_factory=set)
+
+
+class FirstTries(Generic[T]):
+    """Choices with a prompt that has had no token lately, from their coming until one has."""
+
+    def __init__(self) -> None:
+        self._keys: dict[T, Key] = {}
+        self._tries: dict[Key, _Tries[T]] = {}
+        self._computed: OrderedDict[Key, int] = OrderedDict()
+        """When each had its last first token."""
+
+    def __bool__(self) -> bool:
+        """Whether any is counted."""
+        return bool(self._tries)
+
+    def came(self, choice: T, key: Key, now_ns: int) -> None:
+        """It begins to wait for workers."""
+        if now_ns - self._computed.get(key, -COMPUTED_NS) >= COMPUTED_NS:
+            self._keys[choice] = key
+            self._tries.setdefault(key, _Tries()).waiting[choice] = None
+
+    def bound(self, choice: T) -> None:
+        """It goes to workers."""
+        if (tries := self._of(choice)) is not None:
+            tries.waiting.pop(choice, None)
+            tries.on_workers.add(choice)
+
+    def waits(self, choice: T) -> None:
+        """It has left its workers without a token, and waits for others."""
+        if (tries := self._of(choice)) is not None:
+            tries.on_workers.discard(choice)
+            tries.waiting[choice] = None
+
+    def computed(self, key: Key, now_ns: int) -> None:
+        """A choice has its first token: others with the prompt may go wherever there is room."""
+        self._computed[key] = now_ns
+        self._computed.move_to_end(key)
+        if len(self._computed) > MAX_COMPUTED:
+            self._computed.popitem(last=False)
+        tries = self._tries.pop(key, None)
+        if tries is not None:
+            for each in (*tries.waiting, *tries.on_workers):
+                del self._keys[each]
+
+    def ended(self, choice: T) -> None:
+        """It is over, with a token or without."""
+        key = self._keys.pop(choice, None)
+        if key is None:
+            return
+        tries = self._tries[key]
+        tries.waiting.pop(choice, None)
+        tries.on_workers.discard(choice)
+        if not tries.waiting and not tries.on_workers:
+            del self._tries[key]
+
+    def waiting_with(self, choice: T) -> list[T]:
+        """Choices of its tenant with the same prompt that wait."""
+        tries = self._of(choice)
+        return [] if tries is None else list(tries.waiting)
+
+    def round(self) -> Callable[[T], bool]:
+        """Whether a waiting choice may go to workers, beside those that it was said of before in this round."""
+        gone: Counter[Key] = Counter()
+
+        def may_start(choice: T) -> bool:
+            key = self._keys.get(choice)
+            if key is None:
+                return True
+            if len(self._tries[key].on_workers) + gone[key] >= MAX_LOST_WORKERS:
+                return False
+            gone[key] += 1
+            return True
+
+        return may_start
+
+    def _of(self, choice: T) -> _Tries[T] | None:
+        key = self._keys.get(choice)
+        return None if key is None else self._tries[key]
