@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -282,16 +282,33 @@ def _attack(name: str, target: Target, news: Connection) -> None:
     news.send(target.statuses)
 
 
-async def goodput(suite: RunningSuite, headers: Mapping[str, str], seconds: float) -> float:
-    """Share of the modest tenant's requests that were answered in time."""
-    good, asked = 0, round(RATE_RPS * seconds)
+@dataclass
+class Served:
+    """What came of the modest tenant's requests."""
+
+    goodput: float = 0.0
+    """Share that was answered in time."""
+    late_until_s: float = 0.0
+    """When the last of the others was asked, from the first on; 0: there was none."""
+    unanswered: int = 0
+    """Refused, failed or not answered within 10 s."""
+
+
+async def serve(suite: RunningSuite, headers: Mapping[str, str], seconds: float) -> Served:
+    """Ask as the modest tenant does."""
+    served, good, asked, first_s = Served(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
         nonlocal good
-        began_s = time.perf_counter()
+        began_s, answered = time.perf_counter(), False
         with contextlib.suppress(httpx.HTTPError):
             answer = await http.post("/v1/completions", json={"model": "sim", "prompt": "hello", "max_tokens": TOKENS})
-            good += answer.status_code == 200 and time.perf_counter() - began_s <= IN_TIME_S
+            answered = answer.status_code == 200
+        if answered and time.perf_counter() - began_s <= IN_TIME_S:
+            good += 1
+        else:
+            served.late_until_s = max(served.late_until_s, round(began_s - first_s, 1))
+        served.unanswered += not answered
 
     async with (
         httpx.AsyncClient(base_url=suite.gateway, headers=dict(headers), timeout=10) as http,
@@ -300,29 +317,38 @@ async def goodput(suite: RunningSuite, headers: Mapping[str, str], seconds: floa
         for _ in range(asked):
             group.create_task(one(http))
             await asyncio.sleep(1 / RATE_RPS)
-    return good / asked
+    served.goodput = good / asked
+    return served
+
+
+def killed(log: Path) -> int:
+    """Processes of the suite that have been killed so far."""
+    return log.read_text().count(f"died (signal {signal.SIGKILL.name}")
 
 
 async def attacked(
-    suite: RunningSuite, keys: Mapping[str, str], seconds: float, only: str
+    suite: RunningSuite, keys: Mapping[str, str], seconds: float, only: str, log: Path
 ) -> dict[str, dict[str, Any]]:
-    """The modest tenant's goodput alone and under each attack."""
+    """What the modest tenant gets alone and under each attack, from the attack's first moment on. log: the suite's."""
     headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
     parts = urlsplit(suite.gateway)
     async with httpx.AsyncClient(base_url=suite.gateway, headers=headers["modest"]) as http:
         line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
         made = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": line})
-    found: dict[str, dict[str, Any]] = {"none": {"goodput": await goodput(suite, headers["modest"], seconds)}}
+    found: dict[str, dict[str, Any]] = {"none": asdict(await serve(suite, headers["modest"], seconds))}
     for name in (name for name in ATTACKS if only in name):
         target = Target(
             str(parts.hostname), int(parts.port or 0), headers["attacker"], victim_file=made.json()["id"],
             inside=Inside(suite.ready["kafka"], suite.ready["redis"], suite.ready["cluster"]),
         )  # fmt: skip
+        before = killed(log)
         with Attacker(name, target) as attacker:
-            await asyncio.sleep(1.0)
-            share = await goodput(suite, headers["modest"], seconds)
-        found[name] = {"goodput": share, "answers": attacker.statuses}
-        print(f"{name:28} goodput {share:.3f}   {attacker.statuses}", flush=True)
+            served = await serve(suite, headers["modest"], seconds)
+        dead = killed(log) - before
+        found[name] = {**asdict(served), "killed": dead, "answers": attacker.statuses}
+        late = f", late until {served.late_until_s} s, {served.unanswered} unanswered" if served.goodput < 1 else ""
+        dead_too = f", {dead} killed" if dead else ""
+        print(f"{name:28} goodput {served.goodput:.3f}{late}{dead_too}   {attacker.statuses}", flush=True)
         await asyncio.sleep(2.0)
     return found
 
@@ -333,7 +359,7 @@ def main() -> None:
     parser.add_argument("--open", action="store_true", help="without keys and limits")
     parser.add_argument("--no-limits", action="store_true", help="with keys, and no limits of the attacker's")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each attack")
-    parser.add_argument("--prefill", type=int, default=1, help="workers; of three, a prompt that kills two leaves one")
+    parser.add_argument("--prefill", type=int, default=3, help="workers; a prompt that kills takes two of them")
     parser.add_argument("--only", default="", help="attacks with this in their name")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -351,7 +377,7 @@ def main() -> None:
                 if not arguments.no_limits:
                     suite.fulcrum("keys", "limits", "attacker", *LIMITS)
                 time.sleep(2.5)  # within which services notice the first key
-            found = asyncio.run(attacked(suite, keys, arguments.seconds, arguments.only))
+            found = asyncio.run(attacked(suite, keys, arguments.seconds, arguments.only, Path(folder) / "up.log"))
     print(json.dumps({"open": arguments.open, "limits": not (arguments.open or arguments.no_limits), **found}))
 
 
