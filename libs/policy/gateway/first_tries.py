@@ -7,7 +7,6 @@ wait until one has a token. Tenants are counted apart: how long a request waits 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from libs.policy.gateway.suspicion import MAX_LOST_WORKERS, Prompt
@@ -22,10 +21,10 @@ Key = tuple[str, Prompt]
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(slots=True)
 class _Tries(Generic[T]):
-    waiting: dict[T, None] = field(default_factory=dict)
-    on_workers: set[T] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.waiting: dict[T, None] = {}
+        self.on_workers: set[T] = set()
 
 
 class FirstTries(Generic[T]):
