@@ -27,10 +27,14 @@ def test_a_worker_slower_than_it_says_is_known_within_a_few_answers_and_forgiven
     assert slowness.factor <= TOLERANCE * 1.1
 
 
-@given(st.floats(0.3, 1.0), st.integers(0, 1000))
-def test_one_that_is_as_fast_as_it_says_or_faster_is_believed(fast: float, seed: int) -> None:
+# Where it is slower by a tenth, such scatter as 0.15 passes the tolerance by chance.
+@given(
+    st.tuples(st.floats(0.3, 1.0), st.just(0.15)) | st.tuples(st.floats(1.0, 1.1), st.just(0.1)), st.integers(0, 1000)
+)
+def test_one_that_is_about_as_fast_as_it_says_or_faster_is_believed(pace: tuple[float, float], seed: int) -> None:
+    fast, spread = pace
     slowness = Slowness()
-    answers(slowness, fast, 10 * WINDOW, seed)
+    answers(slowness, fast, 10 * WINDOW, seed, spread)
     assert slowness.factor == pytest.approx(1.0, rel=0.05)
 
 
