@@ -40,6 +40,11 @@ class MovedKv(NamedTuple):
     """Of a receiver that notices ends only between its steps, the longest of them; 0: its times are exact."""
 
 
+def way(*, shared_memory: bool) -> str:
+    """How KV went, as metrics and API name it."""
+    return "shared_memory" if shared_memory else "network"
+
+
 @dataclass(frozen=True, slots=True)
 class KvLink:
     """From one worker to another."""

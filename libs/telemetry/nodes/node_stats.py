@@ -13,6 +13,7 @@ from statistics import median
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.policy.metrics.kv_links import way
 from libs.telemetry.nodes.hardware import NodeGpus
 from libs.telemetry.nodes.kv_links import IncarnationOf, KvLinks
 
@@ -86,6 +87,6 @@ class NodeStats:
         """Count KV transfers; each is in exactly one batch."""
         for batch in batches:
             for transfer in batch.kv_transfers or ():  # an empty list of protobuf is slow to walk
-                self.kv_bytes["shared_memory" if transfer.shared_memory else "network"] += transfer.bytes
+                self.kv_bytes[way(shared_memory=transfer.shared_memory)] += transfer.bytes
             if batch.kv_transfers:
                 self.kv_links.note(batch)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.contracts.errors import InvalidRequest
 from libs.policy.alerts.store import AlertStore
-from libs.policy.metrics.kv_links import KvLink, judge
+from libs.policy.metrics.kv_links import KvLink, judge, way
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from libs.telemetry.fleet import FleetTelemetry
@@ -108,7 +108,7 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
             each.source,
             each.target,
             each.model,
-            "shared_memory" if each.shared_memory else "network",
+            way(shared_memory=each.shared_memory),
             each.transfers,
             each.total_bytes,
             each.gb_per_s,
