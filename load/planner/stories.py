@@ -75,18 +75,18 @@ BURST_S: Final = 0.1
 
 
 def made(story: Story, seed: int) -> Trace:
-    """The requests of a story, in order of arrival."""
+    """The requests of a story, in order of arrival. None has a class: clients of live suites name none, and the lab
+    would take turns between those that a made trace has."""
     trace = generate(story.spec, seed=seed)
     requests = [each for each in trace.requests if each.input_tokens + each.output_tokens < MOST_TOKENS]
     count, tokens = story.burst
     for at_s, _ in story.turns if count else ():
         gap_ns = round(BURST_S * 1e9 / count)
-        requests += [
-            TraceRequest(0, round(at_s * 1e9) + number * gap_ns, tokens, 16, service_class="burst")
-            for number in range(count)
-        ]
+        requests += [TraceRequest(0, round(at_s * 1e9) + number * gap_ns, tokens, 16) for number in range(count)]
     requests.sort(key=lambda each: each.arrival_ns)
-    return replace(trace, requests=[replace(each, number=number) for number, each in enumerate(requests)])
+    return replace(
+        trace, requests=[replace(each, number=number, service_class="") for number, each in enumerate(requests)]
+    )
 
 
 def _range(step: float, end: float) -> list[float]:
