@@ -23,20 +23,16 @@ from typing import Any, Final, cast
 import httpx
 
 from libs.actuators.kubernetes.api import COST
-from libs.lab.slo import parse_slo
 from libs.lab.traces.request import Trace
-from libs.perfmodel.profiles import profile
-from libs.policy.roles import Role
-from libs.policy.speed import Speed
 from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.clients import KubeService
 from libs.testing.kube.kubelet import STAND_IN, TOLERATION, Kubelet, running_kubelet
 from libs.testing.kube.namespace import CommandFailed, Namespace, namespace
 from libs.testing.servers.stores import embedded_kafka, embedded_redis
 from libs.testing.suites.suite import RunningSuite
-from load.lab.fidelity import Place, prompt_ids
-from load.lab.fidelity_live import settings, sim_settings
+from load.lab.fidelity import prompt_ids
 from load.planner import bench_spike as spike
+from load.planner.live_kinds import SIM, TPOT_MS, TTFT_MS
 from load.planner.stories import Story, flipflop, made
 
 READY_S: Final = 180.0
@@ -102,21 +98,21 @@ class Connector:
         return all([len(await self.own.ready_pods(phase)) == self.replicas[phase] for phase in PHASES])
 
 
-def values(place: Place, trace: Trace, *, kafka: str, redis: str, workers: int, mode: str) -> dict[str, Any]:
+def values(trace: Trace, *, kafka: str, redis: str, workers: int, mode: str) -> dict[str, Any]:
     """Of the chart."""
     here = {"nodeSelector": {STAND_IN: "true"}, "tolerations": [TOLERATION]}
-    env = settings(place, trace) | sim_settings(place) | {"FULCRUM_WORKER_SIM_SPEEDUP": str(spike.SPEEDUP)}
+    env = SIM.env(trace)
     level = {"FULCRUM_LOG_LEVEL": env.pop("FULCRUM_LOG_LEVEL")}
     numbers = {
         name: float(text) if "." in text else int(text) if text.isdecimal() else text for name, text in env.items()
     }
-    target = {"FULCRUM_GATEWAY_TTFT_DEADLINE_MS": spike.TTFT_MS, "FULCRUM_GATEWAY_TPOT_TARGET_MS": spike.TPOT_MS}
+    target = {"FULCRUM_GATEWAY_TTFT_DEADLINE_MS": TTFT_MS, "FULCRUM_GATEWAY_TPOT_TARGET_MS": TPOT_MS}
     return {
         "kafka": {"address": kafka}, "redis": {"address": redis}, "env": level, "metrics": here,
         "gateway": {**here, "replicas": 1, "env": target},
         "planner": {
             **here, "scales": "", "env": {
-                "FULCRUM_PLANNER_MODE": mode, "FULCRUM_PLANNER_TPOT_TARGET_MS": spike.TPOT_MS,
+                "FULCRUM_PLANNER_MODE": mode, "FULCRUM_PLANNER_TPOT_TARGET_MS": TPOT_MS,
             },
         },
         "worker": {**here, "env": numbers},
@@ -148,10 +144,9 @@ async def _all_ready(own: Namespace, given: dict[str, Any]) -> bool:
 async def run(way: str, story: Story, *, workers: int, seed: int, kafka: str, redis: str) -> dict[str, Any]:
     """One way on one story."""
     trace = made(story, seed)
-    place = Place(profile(spike.PROFILE), [(Role.PREFILL, 0)], spike.CHUNK_TOKENS, spike.MAX_SEQUENCES, spike.LINK_GBPS)
     prompts = prompt_ids(trace, seed=seed)
     mode = "auto" if way == "roles" else "advisory"
-    given = values(place, trace, kafka=kafka, redis=redis, workers=workers, mode=mode)
+    given = values(trace, kafka=kafka, redis=redis, workers=workers, mode=mode)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         own, _, suite = await stack.enter_async_context(running(given, folder))
@@ -164,8 +159,7 @@ async def run(way: str, story: Story, *, workers: int, seed: int, kafka: str, re
             await tasks.close()
         if tasks.error is not None:
             raise tasks.error
-    slo, speed = parse_slo(spike.SLO), Speed(place.profile.step_time.scaled(1 / spike.SPEEDUP), spike.CHUNK_TOKENS)
-    good = sum(spike.is_good(each, trace, speed, slo) for each in answers.values())
+    good = sum(spike.is_good(each, trace, SIM) for each in answers.values())
     kinds = Counter(each["action"] for each in seen.decisions.values())
     return {
         "way": way, "requests": len(trace.requests), "good": good / len(trace.requests), "failed": len(failed),
@@ -190,7 +184,7 @@ def main() -> None:
     story = flipflop(asked.rate, asked.seconds, asked.period)
     with embedded_kafka() as kafka, embedded_redis() as redis:
         for way in asked.ways:
-            print(f"{way}: {story.spec}, {asked.workers} workers, SLO {spike.SLO}", file=sys.stderr, flush=True)
+            print(f"{way}: {story.spec}, {asked.workers} workers, SLO {SIM.slo_text}", file=sys.stderr, flush=True)
             row = asyncio.run(
                 run(way, story, workers=asked.workers, seed=asked.seed, kafka=kafka.servers, redis=redis.url)
             )

@@ -4,35 +4,33 @@ Before: first come, first served, and roles stand still. Ours: late requests las
 budgets. Each load is asked at growing rates, of either policy in turns, and of the lab's cluster of the same GPUs. A
 policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did not;
 the gain is ours over before, and the lab's gain stands beside it. `--near` asks the lab at all rates first, and each
-policy live only at the two between which the lab has its edge. At the end one JSON line.
+policy live only at the two between which the lab has its edge. The lab is calibrated on one live run, of the policy of
+before at the lowest rate: each step takes as much longer as TPOT did at p50. `--torch`: on one prefill, one decode and
+one mixed worker that compute; the lab begins with the step times that they measured in that run. At the end one JSON
+line.
 """
 
 import argparse
 import json
+import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import nan
+from pathlib import Path
 from typing import Any, Final
 
 from libs.lab.experiment import Experiment
 from libs.lab.experiment import run as run_lab
 from libs.lab.hardware import Hardware
+from libs.lab.policies import Policy as LabPolicy
 from libs.lab.policies import policy_named
-from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
-from libs.perfmodel.profiles import profile
-from load.planner.bench_spike import (
-    CHUNK_TOKENS,
-    LINK_GBPS,
-    MAX_SEQUENCES,
-    PROFILE,
-    SLO,
-    SPEEDUP,
-    TTFT_MS,
-    Policy,
-    run,
-)
+from libs.policy.roles import Role
+from load.lab.fidelity_live import learned_steps
+from load.planner.bench_spike import Policy, run
+from load.planner.live_kinds import SIM, TORCH_SMOLLM2, TTFT_MS, LiveKind
 from load.planner.stories import Story, flipflop, flood, made
 
 NEVER_MS: Final = 86_400_000
@@ -50,15 +48,26 @@ def mix(rate: float, seconds: int) -> Story:
     return Story(spec, [])
 
 
-LOADS: Final[Mapping[str, Callable[[float, int], Story]]] = {
-    "flipflop": lambda rate, seconds: flipflop(rate, seconds, 10),
-    "flood": flood,
-    "mix": mix,
+def torch_flipflop(rate: float, seconds: int) -> Story:
+    """For three workers of SmolLM2 on a CPU."""
+    return Story(f"flipflop:rate={rate},isl=240,osl=24,spread=0.3,seconds={seconds},period=10,swing=4", [])
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked, and at which rates."""
+
+    story: Callable[[float, int], Story]
+    rates: Sequence[float]
+
+
+LOADS: Final[Mapping[str, Load]] = {
+    "flipflop": Load(lambda rate, seconds: flipflop(rate, seconds, 10), (7, 9, 11, 13, 15)),
+    "flood": Load(flood, (5, 7, 9, 11, 13)),
+    "mix": Load(mix, (7, 9, 11, 13, 15, 17)),
 }
-RATES: Final[Mapping[str, Sequence[float]]] = {
-    "flipflop": (7, 9, 11, 13),
-    "flood": (5, 7, 9, 11),
-    "mix": (7, 9, 11, 13),
+TORCH_LOADS: Final[Mapping[str, Load]] = {
+    "flipflop": Load(torch_flipflop, (1.4, 1.7, 2, 2.4, 2.9, 3.5, 4.2, 5, 6, 7.2, 8.6, 10.3, 12.4)),
 }
 
 
@@ -71,32 +80,40 @@ class Side:
     ttft_ms: int
     lab: str
 
+    def in_lab(self, kind: LiveKind) -> LabPolicy:
+        """With the roles that the live suite begins with."""
+        live = self.live
+        workers = live.prefill + live.decode + live.mixed
+        roles = [(Role.PREFILL, 0)] * live.prefill + [(Role.MIXED, 0)] * live.decode
+        roles += [(Role.MIXED, kind.place.chunk_tokens)] * live.mixed
+        return replace(policy_named(self.lab, workers), first_roles=lambda _: roles)
 
-def sides(workers: int) -> tuple[Side, Side]:
-    """(before, ours), both from half and half."""
-    half = workers // 2
-    before = Policy("before", half, workers - half, 0, "advisory")
+
+def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
+    """(before, ours), both from half and half, and `mixed` beside them."""
+    half = (workers - mixed) // 2
+    before = Policy("before", half, workers - half - mixed, mixed, "advisory")
     return (
-        Side("before", before, NEVER_MS, f"fulcrum-fcfs:{half}:{workers - half}"),
-        Side("ours", replace(before, name="ours", mode="auto"), TTFT_MS, f"fulcrum-auto:{half}:{workers - half}"),
+        Side("before", before, NEVER_MS, "fulcrum-fcfs"),
+        Side("ours", replace(before, name="ours", mode="auto"), TTFT_MS, "fulcrum-auto"),
     )
 
 
-def in_lab(side: Side, story: Story, workers: int, seed: int) -> float:
-    """Share of requests that are good on the lab's cluster of the same GPUs."""
-    known = profile(PROFILE)
-    slower = replace(known, step_time=known.step_time.scaled(1 / SPEEDUP))
+def in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
+    """(share of requests that are good, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
+    place, live = kind.place, side.live
     experiment = Experiment(
         made(story, seed),
-        Hardware(slower, mixed_measured=True),
-        workers,
-        parse_slo(SLO),
+        Hardware(replace(place.profile, step_time=kind.step_time), mixed_measured=True),
+        live.prefill + live.decode + live.mixed,
+        kind.slo,
         seed=seed,
-        link_gbps=LINK_GBPS / known.gpus,
-        chunk_tokens=CHUNK_TOKENS,
-        max_sequences=MAX_SEQUENCES,
+        link_gbps=place.link_gbps / place.profile.gpus,
+        chunk_tokens=place.chunk_tokens,
+        max_sequences=place.max_sequences,
     )
-    return run_lab(experiment, policy_named(side.lab, workers))[0].score.slo_attainment
+    report, result = run_lab(experiment, side.in_lab(kind))
+    return report.score.slo_attainment, statistics.median(each.tpot_ns / 1e6 for each in result.answers if each.tpot_ns)
 
 
 def highest(good: Mapping[float, float]) -> tuple[float, bool]:
@@ -130,27 +147,65 @@ def in_turns(sides: Sequence[Side], rates: Mapping[str, Sequence[float]]) -> lis
     return found
 
 
-def compare(load: str, rates: Sequence[float], asked: Any) -> dict[str, Any]:
-    """One load at all rates."""
-    both = sides(asked.workers)
-    lab = {
-        side.name: {rate: in_lab(side, LOADS[load](rate, asked.seconds), asked.workers, asked.seed) for rate in rates}
-        for side in both
-    }
-    live: dict[str, dict[float, float]] = {side.name: {} for side in both}
-    rows = []
-    wanted = {side.name: near(lab[side.name]) if asked.near else rates for side in both}
-    for side, rate in [] if asked.lab_only else in_turns(both, wanted):
-        print(f"{side.name} serves {load} at {rate:g} ...", file=sys.stderr, flush=True)
-        found = run(side.live, LOADS[load](rate, asked.seconds), seed=asked.seed, ttft_ms=side.ttft_ms)
-        live[side.name][rate] = found["good"]
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all loads are asked of."""
+
+    sides: Sequence[Side]
+    kind: LiveKind
+    in_lab: LiveKind
+    """What the lab takes it for."""
+    seconds: int
+    seed: int
+    near: bool
+    lab_only: bool
+    cache: Path
+    """Where workers that compute keep what they measured."""
+
+    def live(self, side: Side, story: Story) -> dict[str, Any]:
+        """One run of a suite."""
+        cache = None if self.kind.simulated else self.cache
+        found = run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind, cache=cache)
         del found["timeline"]
+        return found
+
+    def calibrated(self, load: Load) -> "Bench":
+        """With a lab whose steps take as long as those of one live run."""
+        before, story = self.sides[0], load.story(load.rates[0], self.seconds)
+        print(f"steps are measured at {load.rates[0]:g} ...", file=sys.stderr, flush=True)
+        tpot_ms = self.live(before, story)["tpot_ms"]["p50"]
+        steps = self.in_lab.step_time
+        if not self.kind.simulated:
+            steps = learned_steps(self.cache, steps)
+        more_ms = tpot_ms - in_lab(before, story, self.in_lab.with_steps(steps), self.seed)[1]
+        print(f"a step takes {more_ms:+.2f} ms more than the lab had it", flush=True)
+        longer = replace(
+            steps,
+            prefill_fixed_ns=max(steps.prefill_fixed_ns + more_ms * 1e6, 0.0),
+            decode_fixed_ns=max(steps.decode_fixed_ns + more_ms * 1e6, 0.0),
+        )
+        return replace(self, in_lab=self.in_lab.with_steps(longer))
+
+
+def compare(name: str, load: Load, rates: Sequence[float], bench: Bench) -> dict[str, Any]:
+    """One load at all rates."""
+    lab = {
+        side.name: {rate: in_lab(side, load.story(rate, bench.seconds), bench.in_lab, bench.seed)[0] for rate in rates}
+        for side in bench.sides
+    }
+    live: dict[str, dict[float, float]] = {side.name: {} for side in bench.sides}
+    rows = []
+    wanted = {side.name: near(lab[side.name]) if bench.near else rates for side in bench.sides}
+    for side, rate in [] if bench.lab_only else in_turns(bench.sides, wanted):
+        print(f"{side.name} serves {name} at {rate:g} ...", file=sys.stderr, flush=True)
+        found = bench.live(side, load.story(rate, bench.seconds))
+        live[side.name][rate] = found["good"]
         rows.append({"side": side.name, "rate": rate, **found})
     for rate in rates:
-        figures = [f"{each[name].get(rate, nan):>8.1%}" for each in (live, lab) for name in ("before", "ours")]
-        print(f"{load:<10} {rate:>6g} {' '.join(figures)}", flush=True)
+        figures = [f"{each[side].get(rate, nan):>8.1%}" for each in (live, lab) for side in ("before", "ours")]
+        print(f"{name:<10} {rate:>6g} {' '.join(figures)}", flush=True)
     edges = {
-        where: {name: highest(good) for name, good in each.items() if good}
+        where: {side: highest(good) for side, good in each.items() if good}
         for where, each in (("live", live), ("lab", lab))
     }
     for where, ends in edges.items():
@@ -158,7 +213,7 @@ def compare(load: str, rates: Sequence[float], asked: Any) -> dict[str, Any]:
             (old, old_inside), (new, new_inside) = ends["before"], ends["ours"]
             bound = "" if old_inside and new_inside else " (an edge lies outside of the rates asked)"
             print(
-                f"{load:<10} {where}: highest rate {old:.2f} before, {new:.2f} ours, {new / old:.2f}x{bound}",
+                f"{name:<10} {where}: highest rate {old:.2f} before, {new:.2f} ours, {new / old:.2f}x{bound}",
                 flush=True,
             )
     return {"live": live, "lab": lab, "edges": edges, "rows": rows}
@@ -167,19 +222,37 @@ def compare(load: str, rates: Sequence[float], asked: Any) -> dict[str, Any]:
 def main() -> None:
     """Print a table a load, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, help="all by default")
     parser.add_argument("--rates", nargs="+", type=float, help="requests a second; a ladder of its own for each load")
     parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--torch", action="store_true", help="1 prefill, 1 decode and 1 mixed worker that compute")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--near", action="store_true", help="live only at the two rates about the lab's edge")
     parser.add_argument("--lab-only", action="store_true", help="no live suites: what the lab expects")
     asked = parser.parse_args()
     quiet()
-    print(f"{asked.workers} workers of {PROFILE}, SLO {SLO}, {asked.seconds} s; good requests")
-    print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
-    found = {load: compare(load, asked.rates or RATES[load], asked) for load in asked.loads}
-    print(json.dumps({"bench": "policy-live", "workers": asked.workers, "seconds": asked.seconds, "loads": found}))
+    loads = TORCH_LOADS if asked.torch else LOADS
+    names = [each for each in loads if each in (asked.loads or loads)]
+    kind = TORCH_SMOLLM2 if asked.torch else SIM
+    both = sides(3, mixed=1) if asked.torch else sides(asked.workers)
+    workers = both[0].live.prefill + both[0].live.decode + both[0].live.mixed
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(
+            both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near, asked.lab_only,
+            Path(folder),
+        )  # fmt: skip
+        print(f"{workers} workers of {kind.place.profile.name}, SLO {kind.slo_text}, {asked.seconds} s; good requests")
+        if not asked.lab_only:
+            bench = bench.calibrated(loads[names[0]])
+        print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
+        found = {name: compare(name, loads[name], asked.rates or loads[name].rates, bench) for name in names}
+    steps = asdict(bench.in_lab.step_time)
+    print(
+        json.dumps({
+            "bench": "policy-live", "workers": workers, "seconds": asked.seconds, "step_time": steps, "loads": found,
+        })
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -25,38 +25,18 @@ from typing import Any, Final
 import httpx
 
 from libs.lab.rivals.port import RivalSetting, Slo
-from libs.lab.slo import SloSpec, parse_slo
+from libs.lab.study import quiet
 from libs.lab.traces.request import Trace
-from libs.perfmodel.profiles import profile
-from libs.policy.roles import Role
-from libs.policy.speed import Speed
 from libs.testing.suites.suite import RunningSuite, running_suite
-from load.lab.fidelity import Place, prompt_ids
-from load.lab.fidelity_live import Answer, play, settings, sim_settings
-from load.planner.bench_role import tiny_model
+from load.lab.fidelity import prompt_ids
+from load.lab.fidelity_live import Answer, play
 from load.planner.dynamo_live import DynamoLive
-from load.planner.spike_worth import judged
+from load.planner.live_kinds import SIM, TORCH_TINY, TPOT_MS, TTFT_MS, LiveKind
+from load.planner.spike_worth import MOST_JUDGED, judged
 from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
 
-PROFILE: Final = "llama-70b-tp4-h100"
-CHUNK_TOKENS: Final = 2048
-MAX_SEQUENCES: Final = 16
-LINK_GBPS: Final = 400.0
-PER_PROCESS: Final = 8
 POLL_S: Final = 0.05
 """Between looks at workers: a change of theirs is seen before the next one."""
-SPEEDUP: Final = 0.4
-"""Of the profile's GPUs: fewer requests a second fill sixteen workers, so that two cores carry all processes."""
-TTFT_MS: Final = 5_000
-TPOT_MS: Final = 120
-SLO: Final = f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms"
-TORCH: Final = {
-    "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "256",
-    "FULCRUM_WORKER_MAX_SEQUENCES": "8",
-    "FULCRUM_WORKER_THREADS": "1",
-    "FULCRUM_WORKER_KV_MEMORY_MB": "96",
-    "FULCRUM_LOG_LEVEL": "warning",
-}
 TORCH_WORKERS: Final = 4
 DYNAMO_START_S: Final = 10.0
 """Until a worker that Dynamo's policy restarts serves again: a third of what the lab gives it, kind to it."""
@@ -148,28 +128,27 @@ async def serve(
     return answers, failed, seen
 
 
-def is_good(answer: Answer, trace: Trace, speed: Speed | None, slo: SloSpec) -> bool:
-    """By the client's clock for TTFT. `speed` None: what a prompt takes alone is not known, and allows nothing more."""
+def is_good(answer: Answer, trace: Trace, kind: LiveKind) -> bool:
+    """By the client's clock for TTFT."""
     tokens = trace.requests[answer.number].input_tokens
-    isolated_ns = speed.prompt_ns(tokens, tokens**2) if speed is not None else 0.0
-    return answer.client_ttft_ns <= slo.ttft_limit_ns(isolated_ns) and answer.served.tpot_ns <= slo.tpot_ns
+    limit_ns = kind.slo.ttft_limit_ns(kind.speed.prompt_ns(tokens, tokens**2))
+    return answer.client_ttft_ns <= limit_ns and answer.served.tpot_ns <= kind.slo.tpot_ns
 
 
 def moves(story: Story, trace: Trace, seen: Seen, useful: Mapping[str, bool] | None) -> dict[str, Any]:
     """How soon decisions came after turns, and changes after decisions. `useful`: by decision, as the lab says; None
     where nothing is known of that, and each decision counts that its reason code fits."""
     changes = changing(seen)
-    useful_ms = []
+    useful_ms, first_ms = [], []
     for at_s, phase in story.turns:
         arrivals = [each.arrival_ns for each in trace.requests if each.arrival_ns >= at_s * 1e9]
         if not arrivals:
             continue
         turn_ns = seen.start_unix_ns + arrivals[0]
         code = "prompts_press" if phase == "prefill" else "decodes_press"
-        fits = [each for each in changes if each["reason_code"] == code and (useful is None or useful.get(each["id"]))]
-        after_ns = [each["decided_unix_ns"] - turn_ns for each in fits]
-        soonest = min((each for each in after_ns if 0 <= each < TURN_S * 1e9), default=None)
-        useful_ms.append(None if soonest is None else soonest / 1e6)
+        fits = [each for each in changes if each["reason_code"] == code]
+        first_ms.append(_soonest_ms(fits, turn_ns))
+        useful_ms.append(_soonest_ms([each for each in fits if useful is None or useful.get(each["id"])], turn_ns))
     effects_ms = [
         (changed - decision["decided_unix_ns"]) / 1e6
         for decision in changes
@@ -183,9 +162,16 @@ def moves(story: Story, trace: Trace, seen: Seen, useful: Mapping[str, bool] | N
         "budgets": sum(len(each["workers"]) for each in changes if each["action"] == "set_budget"),
         "turns": len(useful_ms),
         "turns_answered": sum(each is not None for each in useful_ms),
+        "first_move_ms": percentiles([each for each in first_ms if each is not None]),
         "first_useful_move_ms": percentiles([each for each in useful_ms if each is not None]),
         "effect_ms": percentiles(effects_ms),
     }
+
+
+def _soonest_ms(decisions: Sequence[Mapping[str, Any]], turn_ns: int) -> float | None:
+    after_ns = [each["decided_unix_ns"] - turn_ns for each in decisions]
+    soonest = min((each for each in after_ns if 0 <= each < TURN_S * 1e9), default=None)
+    return None if soonest is None else soonest / 1e6
 
 
 def changing(seen: Seen) -> list[dict[str, Any]]:
@@ -202,27 +188,30 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
 
 
-def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS, torch: bool = False) -> dict[str, Any]:
-    """One policy on one story. `ttft_ms`: what the gateway takes requests to want; they are scored by `SLO`."""
+def run(
+    policy: Policy,
+    story: Story,
+    *,
+    seed: int,
+    ttft_ms: int = TTFT_MS,
+    kind: LiveKind = SIM,
+    cache: Path | None = None,
+    most_judged: int = MOST_JUDGED,
+) -> dict[str, Any]:
+    """One policy on one story. `ttft_ms`: what the gateway takes requests to want; they are scored by the kind's SLO.
+    `cache`: a folder in which what workers learn stays; with None they begin without knowing their step times."""
     trace = made(story, seed)
-    place = Place(profile(PROFILE), [(Role.PREFILL, 0)], CHUNK_TOKENS, MAX_SEQUENCES, LINK_GBPS)
     prompts = prompt_ids(trace, seed=seed)
-    slo, speed = parse_slo(SLO), Speed(place.profile.step_time.scaled(1 / SPEEDUP), CHUNK_TOKENS)
     cluster = RivalSetting(
-        policy.prefill + policy.decode + policy.mixed, speed, MAX_SEQUENCES, 1_000, 64,
-        Slo(slo.ttft_limit_ns(0), slo.tpot_ns),
+        policy.prefill + policy.decode + policy.mixed, kind.speed, kind.place.max_sequences, 1_000, 64,
+        Slo(kind.slo.ttft_limit_ns(0), kind.slo.tpot_ns),
     )  # fmt: skip
     asked = ["--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed)]
     env = {"FULCRUM_PLANNER_MODE": policy.mode, "FULCRUM_GATEWAY_TTFT_DEADLINE_MS": str(ttft_ms)}
     env |= {"FULCRUM_GATEWAY_TPOT_TARGET_MS": str(TPOT_MS), "FULCRUM_PLANNER_TPOT_TARGET_MS": str(TPOT_MS)}
     with tempfile.TemporaryDirectory() as folder:
-        env["FULCRUM_CACHE"] = f"{folder}/cache"
-        if torch:
-            asked += ["--engine", "torch", "--model", str(tiny_model(Path(folder) / "tiny"))]
-            env |= TORCH
-        else:
-            asked += ["--engine", "sim", "--workers-per-process", str(PER_PROCESS)]
-            env |= settings(place, trace) | sim_settings(place) | {"FULCRUM_WORKER_SIM_SPEEDUP": str(SPEEDUP)}
+        env |= kind.env(trace) | {"FULCRUM_CACHE": str(cache or f"{folder}/cache")}
+        asked += kind.arguments(Path(folder))
         with running_suite(Path(folder), *asked, env=env) as suite:
             dynamo = DynamoLive(suite, cluster, DYNAMO_START_S) if policy.dynamo else None
             gc.collect()
@@ -232,12 +221,11 @@ def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS, torc
             finally:
                 gc.enable()
     useful = None
-    if policy.mode == "auto" and not torch:
+    if policy.mode == "auto" and kind.simulated:
         useful = judged(
-            changing(seen), seen.workers, trace=trace, place=place, speedup=SPEEDUP, slo=SLO,
-            start_unix_ns=seen.start_unix_ns,
-        )  # fmt: skip
-    good = sum(is_good(each, trace, None if torch else speed, slo) for each in answers.values())
+            changing(seen), seen.workers, trace=trace, kind=kind, start_unix_ns=seen.start_unix_ns, most=most_judged
+        )
+    good = sum(is_good(each, trace, kind) for each in answers.values())
     return {
         "policy": policy.name,
         "requests": len(trace.requests),
@@ -309,20 +297,23 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="four workers of a tiny model on torch, bursts alone")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--judged", type=int, default=MOST_JUDGED, help="decisions that the lab judges, two runs each")
     parser.add_argument("--out", type=Path, help="timelines as JSON")
     parser.add_argument("--picture", type=Path, help="a folder: an SVG a story (needs matplotlib)")
     asked = parser.parse_args()
+    quiet()
     found: dict[str, list[dict[str, Any]]] = {}
     began = datetime.now()
-    workers = TORCH_WORKERS if asked.torch else asked.workers
+    workers, kind = (TORCH_WORKERS, TORCH_TINY) if asked.torch else (asked.workers, SIM)
     for name in ["torch-bursts"] if asked.torch else asked.stories:
         story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds, asked.workers / SIZED_FOR)
-        print(f"\n{name}: {story.spec}, {workers} workers of {'torch' if asked.torch else PROFILE}, SLO {SLO}\n{HEAD}")
+        what = "torch" if asked.torch else kind.place.profile.name
+        print(f"\n{name}: {story.spec}, {workers} workers of {what}, SLO {kind.slo_text}\n{HEAD}")
         for policy in policies(workers)[: 3 if asked.torch else None]:
             if asked.policies and policy.name.split()[0] not in asked.policies:
                 continue
             print(f"{policy.name} serves {name} ...", file=sys.stderr, flush=True)
-            row = run(policy, story, seed=asked.seed, torch=asked.torch)
+            row = run(policy, story, seed=asked.seed, kind=kind, most_judged=asked.judged)
             found.setdefault(name, []).append(row)
             print(print_row(row), flush=True)
             for error in row["errors"]:

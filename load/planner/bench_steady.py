@@ -8,22 +8,14 @@ decodes in the largest batches that hold TPOT and prompts beside them as far as 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any, Final
 
-from libs.perfmodel.profiles import profile
+from libs.lab.study import quiet
 from libs.policy.planner.splits import best_split
 from libs.policy.pressure.splits import WorkerProfile, Workload
-from load.planner.bench_spike import (
-    CHUNK_TOKENS,
-    HEAD,
-    MAX_SEQUENCES,
-    PROFILE,
-    SPEEDUP,
-    TPOT_MS,
-    policies,
-    print_row,
-    run,
-)
+from load.planner.bench_spike import HEAD, policies, print_row, run
+from load.planner.live_kinds import SIM, TPOT_MS
 from load.planner.stories import Story
 
 ISL, OSL = 2_000, 150
@@ -35,8 +27,7 @@ MOVES_A_MINUTE: Final = 1.0
 
 def capacity(workers: int) -> float:
     """Requests a second that the best split of these workers serves at pressure 1."""
-    model = profile(PROFILE).step_time.scaled(1 / SPEEDUP)
-    engine = WorkerProfile(model, CHUNK_TOKENS, MAX_SEQUENCES, KV_TOKENS)
+    engine = WorkerProfile(SIM.step_time, SIM.place.chunk_tokens, SIM.place.max_sequences, KV_TOKENS)
     prompt_s = ISL / engine.chunk_speed / 1e9
     low, high = 0.0, 1_000.0
     while high - low > 0.01:
@@ -56,7 +47,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--levels", type=float, nargs="+", default=LEVELS)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alone", action="store_true", help="without the run in which roles stand still")
+    parser.add_argument("--out", type=Path, help="with what came when, as JSON")
     asked = parser.parse_args()
+    quiet()
     most = capacity(asked.workers)
     found: dict[str, list[dict[str, Any]]] = {}
     missed = []
@@ -64,15 +58,18 @@ def main() -> None:
         spec = f"poisson:rate={level * most:.2f},isl={ISL},osl={OSL},spread=0.4,seconds={asked.seconds}"
         print(f"\n{level:.0%} of {most:.1f} requests a second: {spec}\n{HEAD}")
         rows = found[f"{level:g}"] = []
-        for policy in policies(asked.workers)[:2]:
+        for policy in policies(asked.workers)[: 1 if asked.alone else 2]:
             row = run(policy, Story(spec, []), seed=asked.seed)
-            del row["timeline"]
             rows.append(row)
             print(print_row(row), flush=True)
         moves = rows[0]["moves"] / asked.seconds * 60
-        if moves > MOVES_A_MINUTE or rows[0]["good"] < rows[1]["good"]:
-            missed.append(f"{level:.0%}: {moves:.1f} moves a minute, {rows[0]['good']:.1%} good,"
-                          f" {rows[1]['good']:.1%} standing still")  # fmt: skip
+        still = rows[1]["good"] if len(rows) > 1 else 1.0
+        if moves > MOVES_A_MINUTE or rows[0]["good"] < still:
+            missed.append(f"{level:.0%}: {moves:.1f} moves a minute, {rows[0]['good']:.2%} good, {still:.2%} wanted")
+    if asked.out:
+        asked.out.write_text(json.dumps(found))
+    for row in (each for rows in found.values() for each in rows):
+        del row["timeline"]
     print("\n".join(missed) if missed else "held at every level")
     print(json.dumps({"workers": asked.workers, "seconds": asked.seconds, "capacity": most, "levels": found}))
     sys.exit(bool(missed))

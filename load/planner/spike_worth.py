@@ -10,12 +10,11 @@ from libs.contracts.roles import role_from_name
 from libs.lab.counterfactual import Standing, counterfactual
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import Hardware
-from libs.lab.slo import parse_slo
 from libs.lab.traces.request import Trace
 from libs.policy.roles import Role
-from load.lab.fidelity import Place
+from load.planner.live_kinds import LiveKind
 
-MOST: Final = 64
+MOST_JUDGED: Final = 64
 """Decisions of a run that are judged, the first ones: each takes two runs of the lab."""
 PRESSED: Final = frozenset(("prompts_press", "decodes_press"))
 """Reasons of decisions that are to make something better; one that gives budgets back after a calm is not."""
@@ -26,25 +25,25 @@ def judged(
     workers: list[dict[str, Any]],
     *,
     trace: Trace,
-    place: Place,
-    speedup: float,
-    slo: str,
+    kind: LiveKind,
     start_unix_ns: int,
+    most: int = MOST_JUDGED,
 ) -> dict[str, bool]:
     """By id, whether what the trace's requests met would have been worse without a decision, of those that answer
     pressure. `workers`: as they stood after all `decisions`."""
-    profile = replace(place.profile, step_time=place.profile.step_time.scaled(1 / speedup))
+    place = kind.place
+    profile = replace(place.profile, step_time=kind.step_time)
     experiment = Experiment(
         trace=trace,
         hardware=Hardware(profile, mixed_measured=True),
         workers=len(workers),
-        slo=parse_slo(slo),
+        slo=kind.slo,
         link_gbps=place.link_gbps / profile.gpus,
         chunk_tokens=place.chunk_tokens,
         max_sequences=place.max_sequences,
     )
     found: dict[str, bool] = {}
-    for decision in [each for each in decisions if each["reason_code"] in PRESSED][:MOST]:
+    for decision in [each for each in decisions if each["reason_code"] in PRESSED][:most]:
         standing = standing_before(decision, workers, decisions)
         names = sorted(standing)
         changes = {names.index(each["worker"]): _standing(each) for each in decision["changes"]}
