@@ -53,8 +53,8 @@ class Policy:
     decode: int
     mixed: int
     mode: str
-    dynamo: bool = False
-    """Whether Dynamo's load policy restarts workers."""
+    dynamo_start_s: float | None = None
+    """With Dynamo's load policy: until a worker whose role it changes serves again."""
 
 
 def policies(workers: int) -> list[Policy]:
@@ -64,7 +64,8 @@ def policies(workers: int) -> list[Policy]:
         Policy("auto", half, workers - half, 0, "auto"),
         Policy(f"static {half}:{workers - half}", half, workers - half, 0, "advisory"),
         Policy("aggregated", 0, 0, workers, "advisory"),
-        Policy("dynamo-load", half, workers - half, 0, "advisory", dynamo=True),
+        Policy("dynamo-load", half, workers - half, 0, "advisory", DYNAMO_START_S),
+        Policy("dynamo-load+moves", half, workers - half, 0, "advisory", 0.0),
     ]
 
 
@@ -78,8 +79,8 @@ class Seen:
     """By worker and epoch, when it took it by its own clock."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     """At the last look."""
-    restarts: list[tuple[int, str, str]] = field(default_factory=list)
-    """Of Dynamo's policy: (Unix ns, worker, its role to be)"""
+    dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
+    """(Unix ns, worker, its role to be)"""
     looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
 
@@ -121,7 +122,7 @@ async def serve(
         for each in watching:
             each.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
-    seen.restarts = dynamo.restarts if dynamo else []
+    seen.dynamo_moves = dynamo.moves if dynamo else []
     # Times of answers count from the first request's due time, which `play` sets after its preparations.
     first = min(answers.values(), key=lambda each: each.served.arrival_ns)
     seen.start_unix_ns += first.begun_ns - begun_ns
@@ -213,7 +214,8 @@ def run(
         env |= kind.env(trace) | {"FULCRUM_CACHE": str(cache or f"{folder}/cache")}
         asked += kind.arguments(Path(folder))
         with running_suite(Path(folder), *asked, env=env) as suite:
-            dynamo = DynamoLive(suite, cluster, DYNAMO_START_S) if policy.dynamo else None
+            start_s = policy.dynamo_start_s
+            dynamo = None if start_s is None else DynamoLive(suite, cluster, start_s)
             gc.collect()
             gc.disable()
             try:
@@ -236,7 +238,7 @@ def run(
         "ttft_ms": percentiles([each.client_ttft_ns / 1e6 for each in answers.values()]),
         "tpot_ms": percentiles([each.served.tpot_ns / 1e6 for each in answers.values() if each.served.tpot_ns]),
         "client_late_ms": max(each.late_ns for each in answers.values()) / 1e6,
-        "restarts": len(seen.restarts),
+        "dynamo_moves": len(seen.dynamo_moves),
         **(moves(story, trace, seen, useful) if policy.mode == "auto" else {}),
         "timeline": timeline(seen, answers, trace),
     }
@@ -245,7 +247,7 @@ def run(
 def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
     """For a picture: each request's arrival and TTFT, and each change with its reason."""
     changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
-    restarts = [[(at - seen.start_unix_ns) / 1e9, "restart", [who], to] for at, who, to in seen.restarts]
+    theirs = [[(at - seen.start_unix_ns) / 1e9, "dynamo", [who], to] for at, who, to in seen.dynamo_moves]
     return {
         "requests": [
             [trace.requests[number].arrival_ns / 1e9, each.client_ttft_ns / 1e6, each.served.tpot_ns / 1e6]
@@ -256,7 +258,7 @@ def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, 
             [(each["decided_unix_ns"] - seen.start_unix_ns) / 1e9, each["action"], each["workers"], each["reason"]]
             for each in sorted(changes, key=lambda each: int(each["decided_unix_ns"]))
         ]
-        + restarts,
+        + theirs,
     }
 
 
@@ -270,7 +272,7 @@ def print_row(found: dict[str, Any]) -> str:
     turns = f"{found['turns_answered']}/{found['turns']}" if "turns" in found else "–"
     moved = f"{found['moves']:>4} {found['budgets']:>4}" if "moves" in found else f"{'–':>4} {'–':>4}"
     return (
-        f"{found['policy']:<12} {found['requests']:>6} {found['good']:>7.1%} {found['failed']:>6} {two('ttft_ms')} "
+        f"{found['policy']:<17} {found['requests']:>6} {found['good']:>7.1%} {found['failed']:>6} {two('ttft_ms')} "
         f"{two('tpot_ms')} {turns:>6} {two('first_useful_move_ms')} {two('effect_ms')} {moved}"
     )
 
@@ -278,8 +280,8 @@ def print_row(found: dict[str, Any]) -> str:
 _TIMES: Final = ("TTFT ms", "TPOT ms")
 HEAD: Final = "\n".join(
     (
-        " " * 35 + " ".join(f"{each:>15}" for each in _TIMES) + " " * 8 + "  first move ms       effect ms",
-        f"{'policy':<12} {'asked':>6} {'good':>7} {'failed':>6} "
+        " " * 40 + " ".join(f"{each:>15}" for each in _TIMES) + " " * 8 + "  first move ms       effect ms",
+        f"{'policy':<17} {'asked':>6} {'good':>7} {'failed':>6} "
         + " ".join(["    p50     p99"] * 2)
         + f" {'turns':>6} "
         + " ".join(["    p50     p99"] * 2)
@@ -292,9 +294,12 @@ def main() -> None:
     """Print a table a story, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
-    parser.add_argument("--policies", nargs="+", help="of auto, static, aggregated, dynamo-load; all by default")
+    parser.add_argument(
+        "--policies", nargs="+", help="of auto, static, aggregated, dynamo-load, dynamo-load+moves; all"
+    )
     parser.add_argument("--workers", type=int, default=SIZED_FOR)
     parser.add_argument("--torch", action="store_true", help="four workers of a tiny model on torch, bursts alone")
+    parser.add_argument("--size", type=float, help="of the stories; as many as the workers are to 16 by default")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--judged", type=int, default=MOST_JUDGED, help="decisions that the lab judges, two runs each")
@@ -305,8 +310,9 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     began = datetime.now()
     workers, kind = (TORCH_WORKERS, TORCH_TINY) if asked.torch else (asked.workers, SIM)
+    size = asked.size or asked.workers / SIZED_FOR
     for name in ["torch-bursts"] if asked.torch else asked.stories:
-        story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds, asked.workers / SIZED_FOR)
+        story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds, size)
         what = "torch" if asked.torch else kind.place.profile.name
         print(f"\n{name}: {story.spec}, {workers} workers of {what}, SLO {kind.slo_text}\n{HEAD}")
         for policy in policies(workers)[: 3 if asked.torch else None]:

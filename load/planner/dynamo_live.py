@@ -2,7 +2,8 @@
 
 A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. What ran there
 moves with its KV or ends in place, where Dynamo's own restart aborts it: the suite does better by this policy than
-Dynamo would. Prompts that wait in our gateways count as queued at prefill workers, evenly.
+Dynamo would. Without a time to start it changes roles as ours does, which tells its policy from its mechanism. Prompts
+that wait in our gateways count as queued at prefill workers, evenly.
 """
 
 import asyncio
@@ -47,13 +48,14 @@ class DynamoLive:
     """Looks every `DynamoMover.every_ns` and restarts workers, until cancelled."""
 
     def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
+        """start_s: until a worker serves again in its other role; 0: at once, by a move that restarts nothing."""
         self._suite = suite
         self._cluster = cluster
         self._start_s = start_s
         self._mover = DynamoMover(cluster, "load", "kalman")
         self._heard: dict[str, Heard] = {}
         self._starting: set[str] = set()
-        self.restarts: list[tuple[int, str, str]] = []
+        self.moves: list[tuple[int, str, str]] = []
         """(Unix ns, worker, the role that it is to have)"""
 
     async def run(self) -> None:
@@ -72,7 +74,7 @@ class DynamoLive:
                 waiting_ms = sum(model["now"]["waiting_ms"] for model in models if model["now"])
                 names = sorted(each["id"] for each in listed)
                 for move in self._decide(names, {each["id"]: each for each in listed}, waiting_ms):
-                    tasks.create_task(self._restart(http, names[move.index], move), name=f"restart {move.index}")
+                    tasks.create_task(self._move(http, names[move.index], move), name=f"move {move.index}")
 
     def _decide(self, names: Sequence[str], listed: Mapping[str, Any], waiting_ms: float) -> Sequence[Move]:
         """`waiting_ms`: that one worker would take for all prompts that wait."""
@@ -112,12 +114,12 @@ class DynamoLive:
             steps=heard.steps,
         )
 
-    async def _restart(self, http: httpx.AsyncClient, name: str, move: Move) -> None:
+    async def _move(self, http: httpx.AsyncClient, name: str, move: Move) -> None:
         role = "prefill" if move.role is Role.PREFILL else "decode"
         self._starting.add(name)
-        self.restarts.append((time.time_ns(), name, role))
+        self.moves.append((time.time_ns(), name, role))
         try:
-            for wanted in ("standby", role):
+            for wanted in ("standby", role) if self._start_s else (role,):
                 body = {"role": wanted, "actor": ACTOR, "reason": "rebalance"}
                 (await http.put(f"/v1/workers/{name}/role", json=body)).raise_for_status()
                 if wanted == "standby":
