@@ -19,7 +19,7 @@ import httpx
 
 from libs.counters.nvml import open_nvml
 from libs.lab.traces.generate import generate
-from libs.testing.suites.role_moves import HeldMove, RoleChanger, open_admins
+from libs.testing.suites.role_moves import HeldMove, role_changer
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
@@ -78,15 +78,10 @@ async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, mo
 
 async def move(suite: RunningSuite, moves: int, pause_s: float, held: list[HeldMove]) -> None:
     """Workers change roles, one every `pause_s`, and at the end have those of the start again."""
-    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
-        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
-    roles = {worker["id"]: worker["role"] for worker in workers}
-    async with open_admins({worker["id"]: worker["address"] for worker in workers}, suite.ready["token"]) as admins:
-        changer = RoleChanger(admins, roles)
+    async with role_changer(suite) as changer:
         for _ in range(moves):
             held.append(await changer.move_one())
             await asyncio.sleep(pause_s)
-        await changer.reset(roles)
 
 
 async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from libs.launch.settings import LaunchSettings
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
-from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, open_admins, request_bodies
+from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 from load.planner.role_figures import AIM_S, aim_met, faults, spread_ms, table
@@ -93,61 +93,58 @@ def tiny_model(folder: Path) -> Path:
 
 async def bench(case: Case, suite: RunningSuite, model: str, rivals: float, *, guided: bool) -> dict[str, Any]:
     """All figures of one engine."""
-    async with httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http:
-        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
-        roles = {worker["id"]: worker["role"] for worker in workers}
-        addresses = {worker["id"]: worker["address"] for worker in workers}
-        token = suite.ready["token"]
-        async with open_admins(addresses, token) as admins, open_admins(addresses, token) as rival_admins:
-            bodies = request_bodies(
-                model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens, guided=guided
-            )
-            loops = [os.getpid(), *_gateways(suite)]
-            traffic = SteadyTraffic(http, bodies)
-            mover = RoleChanger(admins, roles, lambda worker: sum(map(waited_s, (worker, *loops))))
-            await traffic.learn()
-            for _ in range(case.idle_moves):
-                await mover.move_one()
-            idle, mover.moves = mover.moves, []
-            await mover.reset(roles)
-            clients = round(LOAD * SLOTS * case.decode)
-            capacity = await _tokens_s(traffic, SLOTS * case.decode, answers=4 * SLOTS * case.decode)
-            start_s, before, under_way = time.perf_counter(), traffic.output_tokens, []
-            async with traffic.flowing(clients):
-                await until(lambda: traffic.output_tokens > before, timeout_s=WAIT_S)
-                for turn in range(case.moves):
-                    answered = traffic.answered
-                    await until(partial(_has_answered, traffic, answered + 2), timeout_s=WAIT_S)
-                    under_way.append(traffic.under_way)
-                    if int((turn + 1) * rivals) > int(turn * rivals):
-                        await mover.move_against_rival(rival_admins)
-                    else:  # it takes its time where there is no work for the new role, so not after each move
-                        await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
-                while_s = time.perf_counter() - start_s
-            moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
-            return {
-                "engine": case.name,
-                "guided": guided,
-                "slots_used": round(sum(under_way) / len(under_way) / (SLOTS * case.decode), 2),
-                "tokens_s_before": round(capacity),
-                "tokens_s_moving": round(moving),
-                "moves": len(mover.moves),
-                "moves_s": round(len(mover.moves) / while_s, 1),
-                "caught_running": sum(moved.move.running > 0 for moved in mover.moves),
-                "moves_with_gateways_behind": sum(moved.move.effect_s is None for moved in (*idle, *mover.moves)),
-                "rival_rounds": mover.rival_rounds,
-                "both_won": mover.both_won,
-                "none_won": mover.none_won,
-                "sequences_moved": await _moved_sequences(http),
-                "answers": traffic.answered,
-                "failed": len(traffic.failed),
-                "wrong": len(traffic.wrong),
-                "effect_idle_ms": spread_ms([moved.move.effect_s for moved in idle]),
-                "effect_loaded_ms": spread_ms([moved.move.effect_s for moved in mover.moves]),
-                "effect_loaded_without_core_waits_ms": spread_ms([_own_s(moved) for moved in mover.moves]),
-                "first_step_ms": spread_ms([s for s in _first_steps(mover.moves) if s is not None]),
-                "first_steps_seen": sum(s is not None for s in _first_steps(mover.moves)),
-            }
+    async with (
+        httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http,
+        suite_admins(suite) as (roles, admins),
+        suite_admins(suite) as (_, rival_admins),
+    ):
+        bodies = request_bodies(model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens, guided=guided)
+        loops = [os.getpid(), *_gateways(suite)]
+        traffic = SteadyTraffic(http, bodies)
+        mover = RoleChanger(admins, roles, lambda worker: sum(map(waited_s, (worker, *loops))))
+        await traffic.learn()
+        for _ in range(case.idle_moves):
+            await mover.move_one()
+        idle, mover.moves = mover.moves, []
+        await mover.reset(roles)
+        clients = round(LOAD * SLOTS * case.decode)
+        capacity = await _tokens_s(traffic, SLOTS * case.decode, answers=4 * SLOTS * case.decode)
+        start_s, before, under_way = time.perf_counter(), traffic.output_tokens, []
+        async with traffic.flowing(clients):
+            await until(lambda: traffic.output_tokens > before, timeout_s=WAIT_S)
+            for turn in range(case.moves):
+                answered = traffic.answered
+                await until(partial(_has_answered, traffic, answered + 2), timeout_s=WAIT_S)
+                under_way.append(traffic.under_way)
+                if int((turn + 1) * rivals) > int(turn * rivals):
+                    await mover.move_against_rival(rival_admins)
+                else:  # it takes its time where there is no work for the new role, so not after each move
+                    await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
+            while_s = time.perf_counter() - start_s
+        moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
+        return {
+            "engine": case.name,
+            "guided": guided,
+            "slots_used": round(sum(under_way) / len(under_way) / (SLOTS * case.decode), 2),
+            "tokens_s_before": round(capacity),
+            "tokens_s_moving": round(moving),
+            "moves": len(mover.moves),
+            "moves_s": round(len(mover.moves) / while_s, 1),
+            "caught_running": sum(moved.move.running > 0 for moved in mover.moves),
+            "moves_with_gateways_behind": sum(moved.move.effect_s is None for moved in (*idle, *mover.moves)),
+            "rival_rounds": mover.rival_rounds,
+            "both_won": mover.both_won,
+            "none_won": mover.none_won,
+            "sequences_moved": await _moved_sequences(http),
+            "answers": traffic.answered,
+            "failed": len(traffic.failed),
+            "wrong": len(traffic.wrong),
+            "effect_idle_ms": spread_ms([moved.move.effect_s for moved in idle]),
+            "effect_loaded_ms": spread_ms([moved.move.effect_s for moved in mover.moves]),
+            "effect_loaded_without_core_waits_ms": spread_ms([_own_s(moved) for moved in mover.moves]),
+            "first_step_ms": spread_ms([s for s in _first_steps(mover.moves) if s is not None]),
+            "first_steps_seen": sum(s is not None for s in _first_steps(mover.moves)),
+        }
 
 
 def _gateways(suite: RunningSuite) -> list[int]:

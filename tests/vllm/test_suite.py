@@ -15,7 +15,7 @@ from libs.runtime.service import EXIT_CANNOT_START
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.joining import joining
 from libs.testing.suites.processes import is_whole, pid_of
-from libs.testing.suites.role_moves import RoleChanger, SteadyTraffic, open_admins, request_bodies
+from libs.testing.suites.role_moves import SteadyTraffic, request_bodies, role_changer
 from libs.testing.suites.streams import Streamed, stream
 from libs.testing.suites.suite import RunningSuite, kv_transfers, running_suite
 from libs.testing.wait import until
@@ -79,24 +79,12 @@ def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: 
     assert cpu_s() - before_s < MAX_AFTER_SHARE * AFTER_S
 
 
-@asynccontextmanager
-async def mover(suite: RunningSuite, http: httpx.AsyncClient) -> AsyncIterator[RoleChanger]:
-    """Of the suite's workers, whose roles are what they were when the context closes."""
-    workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
-    roles = {worker["id"]: worker["role"] for worker in workers}
-    addresses = {worker["id"]: worker["address"] for worker in workers}
-    async with open_admins(addresses, suite.ready["token"]) as admins:
-        moving = RoleChanger(admins, roles)
-        yield moving
-        await moving.reset(roles)
-
-
 async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(suite: RunningSuite) -> None:
     bodies = [
         {"model": MODEL, "prompt": [1000 + tokens, *range(300, 299 + tokens)], "max_tokens": 4, "temperature": 0}
         for tokens in LONG_LENGTHS
     ]
-    async with http_to(suite) as http, mover(suite, http) as moving:
+    async with http_to(suite) as http, role_changer(suite) as moving:
         await moving.move("decode-2", "prefill")
         first = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
         again = [await http.post("/v1/completions", json=body) for body in bodies]
@@ -122,7 +110,7 @@ async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Running
     async with http_to(suite) as http:
         traffic = SteadyTraffic(http, request_bodies(MODEL, 4, prompt_tokens=40, output_tokens=12))
         await traffic.learn()
-        async with mover(suite, http) as moving, traffic.flowing(CLIENTS):
+        async with role_changer(suite) as moving, traffic.flowing(CLIENTS):
             for _ in range(MOVES):
                 answered = traffic.answered
                 await until(lambda so_far=answered: traffic.answered > so_far, timeout_s=120)

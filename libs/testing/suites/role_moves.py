@@ -14,6 +14,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import DescribeResponse
 from libs.contracts.roles import role_from_name
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
+from libs.testing.suites.suite import RunningSuite
 from libs.worker.admin.client import RoleMove, WorkerAdmin
 
 BUDGET_TOKENS = 128
@@ -219,3 +220,22 @@ async def open_admins(addresses: Mapping[str, str], token: str) -> AsyncIterator
             worker: WorkerAdmin(await stack.enter_async_context(make_channel(CommonSettings(), address)), worker, token)
             for worker, address in addresses.items()
         }
+
+
+@asynccontextmanager
+async def suite_admins(suite: RunningSuite) -> AsyncIterator[tuple[dict[str, str], dict[str, WorkerAdmin]]]:
+    """(role, admin service) of each of a suite's workers, by id."""
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+    addresses = {worker["id"]: worker["address"] for worker in workers}
+    async with open_admins(addresses, suite.ready["token"]) as admins:
+        yield {worker["id"]: worker["role"] for worker in workers}, admins
+
+
+@asynccontextmanager
+async def role_changer(suite: RunningSuite) -> AsyncIterator[RoleChanger]:
+    """Of a suite's workers, whose roles are what they were when the context closes."""
+    async with suite_admins(suite) as (roles, admins):
+        changer = RoleChanger(admins, roles)
+        yield changer
+        await changer.reset(roles)
