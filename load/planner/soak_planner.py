@@ -43,6 +43,7 @@ AGAIN_S: Final = 0.25
 MAX_OPEN: Final = 96
 """Requests under way: a spike beyond waits in the client."""
 WATCH_S: Final = 0.5
+TELL_S: Final = 30.0
 GROWTH_MIB_PER_MIN: Final = 8.0
 """Of one life of a process, over at least a minute of it: more is a leak."""
 LEAST_LIFE_S: Final = 60.0
@@ -91,7 +92,8 @@ class Soak:
                 self.expected[number] = await self._ask(http, number)
             self.found = Soaked()
             self.began_s = time.monotonic()
-            trouble = [asyncio.create_task(work) for work in (self._fault_forever(), self._watch_forever(http))]
+            works = (self._fault_forever(), self._watch_forever(http), self._tell_forever(seconds))
+            trouble = [asyncio.create_task(work) for work in works]
             asking: set[asyncio.Task[None]] = set()
             while time.monotonic() - self.began_s < seconds:
                 await asyncio.sleep(self.chance.expovariate(4.0))
@@ -104,8 +106,10 @@ class Soak:
                     task = asyncio.create_task(self._check(http, number))
                     asking.add(task)
                     task.add_done_callback(asking.discard)
-            for task in trouble:
-                task.cancel()
+            for each in trouble:
+                if each.done():
+                    each.result()  # none ends by itself: raise what ended it, or the rest was no soak
+                each.cancel()
             await asyncio.gather(*trouble, return_exceptions=True)
             await asyncio.gather(*asking)
         return self.found
@@ -167,6 +171,17 @@ class Soak:
                 finally:
                     if psutil.pid_exists(pid):
                         os.kill(pid, signal.SIGCONT)
+
+    async def _tell_forever(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            found, faults = self.found, self.found.faults.total()
+            print(
+                f"{time.monotonic() - self.began_s:.0f} of {seconds:.0f} s: {found.answered} answered, {faults} faults,"
+                f" {len(found.lost)} lost, {len(found.doubled)} doubled, {len(found.wrong)} wrong",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def _watch_forever(self, http: httpx.AsyncClient) -> None:
         while True:
