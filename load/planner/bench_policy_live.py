@@ -5,9 +5,9 @@ budgets. Each load is asked at growing rates, of either policy in turns, and of 
 policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did not;
 the gain is ours over before, and the lab's gain stands beside it. `--near` asks the lab at all rates first, and each
 policy live only at the two between which the lab has its edge. The lab is calibrated on one live run, of the policy of
-before at the lowest rate: each step takes as much longer as TPOT did at p50. `--torch`: on one prefill, one decode and
-one mixed worker that compute; the lab begins with the step times that they measured in that run. At the end one JSON
-line.
+before at the lowest rate of the first load: each step takes as much longer as TPOT did at p50. `--torch`: on one
+prefill, one decode and one mixed worker that compute; the lab begins with the step times that they measured in that
+run. At the end one JSON line.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from math import nan
 from pathlib import Path
 from typing import Any, Final
@@ -54,20 +55,20 @@ def torch_flipflop(rate: float, seconds: int) -> Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is asked, and at which rates."""
+class Ladder:
+    """A load, and the rates at which it is asked."""
 
     story: Callable[[float, int], Story]
     rates: Sequence[float]
 
 
-LOADS: Final[Mapping[str, Load]] = {
-    "flipflop": Load(lambda rate, seconds: flipflop(rate, seconds, 10), (7, 9, 11, 13, 15)),
-    "flood": Load(flood, (5, 7, 9, 11, 13)),
-    "mix": Load(mix, (7, 9, 11, 13, 15, 17)),
+LOADS: Final[Mapping[str, Ladder]] = {
+    "flipflop": Ladder(lambda rate, seconds: flipflop(rate, seconds, 10), (7, 9, 11, 13, 15)),
+    "flood": Ladder(flood, (5, 7, 9, 11, 13)),
+    "mix": Ladder(mix, (7, 9, 11, 13, 15, 17)),
 }
-TORCH_LOADS: Final[Mapping[str, Load]] = {
-    "flipflop": Load(torch_flipflop, (1.4, 1.7, 2, 2.4, 2.9, 3.5, 4.2, 5, 6, 7.2, 8.6, 10.3, 12.4)),
+TORCH_LOADS: Final[Mapping[str, Ladder]] = {
+    "flipflop": Ladder(torch_flipflop, (1.4, 1.7, 2, 2.4, 2.9, 3.5, 4.2, 5, 6, 7.2, 8.6, 10.3, 12.4)),
 }
 
 
@@ -80,13 +81,12 @@ class Side:
     ttft_ms: int
     lab: str
 
-    def in_lab(self, kind: LiveKind) -> LabPolicy:
+    def lab_policy(self, kind: LiveKind) -> LabPolicy:
         """With the roles that the live suite begins with."""
         live = self.live
-        workers = live.prefill + live.decode + live.mixed
         roles = [(Role.PREFILL, 0)] * live.prefill + [(Role.MIXED, 0)] * live.decode
         roles += [(Role.MIXED, kind.place.chunk_tokens)] * live.mixed
-        return replace(policy_named(self.lab, workers), first_roles=lambda _: roles)
+        return replace(policy_named(self.lab, live.workers), first_roles=lambda _: roles)
 
 
 def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
@@ -99,20 +99,20 @@ def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
     )
 
 
-def in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
+def run_in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
     """(share of requests that are good, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
     place, live = kind.place, side.live
     experiment = Experiment(
         made(story, seed),
         Hardware(replace(place.profile, step_time=kind.step_time), mixed_measured=True),
-        live.prefill + live.decode + live.mixed,
+        live.workers,
         kind.slo,
         seed=seed,
         link_gbps=place.link_gbps / place.profile.gpus,
         chunk_tokens=place.chunk_tokens,
         max_sequences=place.max_sequences,
     )
-    report, result = run_lab(experiment, side.in_lab(kind))
+    report, result = run_lab(experiment, side.lab_policy(kind))
     return report.score.slo_attainment, statistics.median(each.tpot_ns / 1e6 for each in result.answers if each.tpot_ns)
 
 
@@ -148,12 +148,12 @@ def in_turns(sides: Sequence[Side], rates: Mapping[str, Sequence[float]]) -> lis
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class PolicyComparison:
     """What all loads are asked of."""
 
     sides: Sequence[Side]
     kind: LiveKind
-    in_lab: LiveKind
+    lab_kind: LiveKind
     """What the lab takes it for."""
     seconds: int
     seed: int
@@ -161,6 +161,8 @@ class Bench:
     lab_only: bool
     cache: Path
     """Where workers that compute keep what they measured."""
+    calibration: Mapping[str, Any] | None = None
+    """The run that the lab was calibrated on."""
 
     def live(self, side: Side, story: Story) -> dict[str, Any]:
         """One run of a suite."""
@@ -169,36 +171,37 @@ class Bench:
         del found["timeline"]
         return found
 
-    def calibrated(self, load: Load) -> "Bench":
+    def calibrated(self, ladder: Ladder, rate: float) -> "PolicyComparison":
         """With a lab whose steps take as long as those of one live run."""
-        before, story = self.sides[0], load.story(load.rates[0], self.seconds)
-        print(f"steps are measured at {load.rates[0]:g} ...", file=sys.stderr, flush=True)
-        tpot_ms = self.live(before, story)["tpot_ms"]["p50"]
-        steps = self.in_lab.step_time
+        before, story = self.sides[0], ladder.story(rate, self.seconds)
+        print(f"steps are measured at {rate:g} ...", file=sys.stderr, flush=True)
+        found = self.live(before, story)
+        steps = self.lab_kind.step_time
         if not self.kind.simulated:
             steps = learned_steps(self.cache, steps)
-        more_ms = tpot_ms - in_lab(before, story, self.in_lab.with_steps(steps), self.seed)[1]
+        lab_ms = run_in_lab(before, story, self.lab_kind.with_steps(steps), self.seed)[1]
+        more_ms = found["tpot_ms"]["p50"] - lab_ms
         print(f"a step takes {more_ms:+.2f} ms more than the lab had it", flush=True)
         longer = replace(
             steps,
             prefill_fixed_ns=max(steps.prefill_fixed_ns + more_ms * 1e6, 0.0),
             decode_fixed_ns=max(steps.decode_fixed_ns + more_ms * 1e6, 0.0),
         )
-        return replace(self, in_lab=self.in_lab.with_steps(longer))
+        calibration = {"rate": rate, "step_more_ms": more_ms, **found}
+        return replace(self, lab_kind=self.lab_kind.with_steps(longer), calibration=calibration)
 
 
-def compare(name: str, load: Load, rates: Sequence[float], bench: Bench) -> dict[str, Any]:
+def compare(name: str, ladder: Ladder, rates: Sequence[float], bench: PolicyComparison) -> dict[str, Any]:
     """One load at all rates."""
-    lab = {
-        side.name: {rate: in_lab(side, load.story(rate, bench.seconds), bench.in_lab, bench.seed)[0] for rate in rates}
-        for side in bench.sides
-    }
+    lab: dict[str, dict[float, float]] = {side.name: {} for side in bench.sides}
+    for side, rate in product(bench.sides, rates):
+        lab[side.name][rate], _ = run_in_lab(side, ladder.story(rate, bench.seconds), bench.lab_kind, bench.seed)
     live: dict[str, dict[float, float]] = {side.name: {} for side in bench.sides}
     rows = []
     wanted = {side.name: near(lab[side.name]) if bench.near else rates for side in bench.sides}
     for side, rate in [] if bench.lab_only else in_turns(bench.sides, wanted):
         print(f"{side.name} serves {name} at {rate:g} ...", file=sys.stderr, flush=True)
-        found = bench.live(side, load.story(rate, bench.seconds))
+        found = bench.live(side, ladder.story(rate, bench.seconds))
         live[side.name][rate] = found["good"]
         rows.append({"side": side.name, "rate": rate, **found})
     for rate in rates:
@@ -234,23 +237,29 @@ def main() -> None:
     quiet()
     loads = TORCH_LOADS if asked.torch else LOADS
     names = [each for each in loads if each in (asked.loads or loads)]
+    if not names:
+        parser.error(f"--torch has {', '.join(TORCH_LOADS)} alone")
     kind = TORCH_SMOLLM2 if asked.torch else SIM
     both = sides(3, mixed=1) if asked.torch else sides(asked.workers)
-    workers = both[0].live.prefill + both[0].live.decode + both[0].live.mixed
+    workers = both[0].live.workers
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(
+        bench = PolicyComparison(
             both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near, asked.lab_only,
             Path(folder),
         )  # fmt: skip
         print(f"{workers} workers of {kind.place.profile.name}, SLO {kind.slo_text}, {asked.seconds} s; good requests")
-        if not asked.lab_only:
-            bench = bench.calibrated(loads[names[0]])
+        if asked.lab_only:
+            print("the lab is not calibrated: its steps are the profile's")
+        else:
+            first = loads[names[0]]
+            bench = bench.calibrated(first, min(asked.rates or first.rates))
         print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
         found = {name: compare(name, loads[name], asked.rates or loads[name].rates, bench) for name in names}
-    steps = asdict(bench.in_lab.step_time)
+    steps = asdict(bench.lab_kind.step_time)
     print(
         json.dumps({
-            "bench": "policy-live", "workers": workers, "seconds": asked.seconds, "step_time": steps, "loads": found,
+            "bench": "policy-live", "workers": workers, "seconds": asked.seconds, "calibration": bench.calibration,
+            "step_time": steps, "loads": found,
         })
     )  # fmt: skip
 

@@ -56,6 +56,11 @@ class Policy:
     dynamo_start_s: float | None = None
     """With Dynamo's load policy: until a worker whose role it changes serves again."""
 
+    @property
+    def workers(self) -> int:
+        """Of all roles."""
+        return self.prefill + self.decode + self.mixed
+
 
 def policies(workers: int) -> list[Policy]:
     """Ours, and what stands still."""
@@ -204,7 +209,7 @@ def run(
     trace = made(story, seed)
     prompts = prompt_ids(trace, seed=seed)
     cluster = RivalSetting(
-        policy.prefill + policy.decode + policy.mixed, kind.speed, kind.place.max_sequences, 1_000, 64,
+        policy.workers, kind.speed, kind.place.max_sequences, 1_000, 64,
         Slo(kind.slo.ttft_limit_ns(0), kind.slo.tpot_ns),
     )  # fmt: skip
     asked = ["--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed)]
@@ -280,7 +285,7 @@ def print_row(found: dict[str, Any]) -> str:
 _TIMES: Final = ("TTFT ms", "TPOT ms")
 HEAD: Final = "\n".join(
     (
-        " " * 40 + " ".join(f"{each:>15}" for each in _TIMES) + " " * 8 + "  first move ms       effect ms",
+        " " * 40 + " ".join(f"{each:>15}" for each in _TIMES) + " " * 8 + " first useful ms       effect ms",
         f"{'policy':<17} {'asked':>6} {'good':>7} {'failed':>6} "
         + " ".join(["    p50     p99"] * 2)
         + f" {'turns':>6} "
@@ -295,7 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
     parser.add_argument(
-        "--policies", nargs="+", help="of auto, static, aggregated, dynamo-load, dynamo-load+moves; all"
+        "--policies", nargs="+", help="of auto, static, aggregated, dynamo-load, dynamo-load+moves; all by default"
     )
     parser.add_argument("--workers", type=int, default=SIZED_FOR)
     parser.add_argument("--torch", action="store_true", help="four workers of a tiny model on torch, bursts alone")

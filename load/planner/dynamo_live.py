@@ -1,4 +1,4 @@
-"""Dynamo's load policy on a live suite: its decisions, from the telemetry of our workers, as restarts.
+"""Dynamo's load policy on a live suite: its decisions, from the telemetry of our workers, as restarts or as moves.
 
 A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. What ran there
 moves with its KV or ends in place, where Dynamo's own restart aborts it: the suite does better by this policy than
@@ -45,7 +45,7 @@ class Heard:
 
 
 class DynamoLive:
-    """Looks every `DynamoMover.every_ns` and restarts workers, until cancelled."""
+    """Looks every `DynamoMover.every_ns` and changes roles, until cancelled."""
 
     def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
         """start_s: until a worker serves again in its other role; 0: at once, by a move that restarts nothing."""

@@ -43,7 +43,7 @@ AGAIN_S: Final = 0.25
 MAX_OPEN: Final = 96
 """Requests under way: a spike beyond waits in the client."""
 WATCH_S: Final = 0.5
-TELL_S: Final = 30.0
+REPORT_INTERVAL_S: Final = 30.0
 GROWTH_MIB_PER_MIN: Final = 8.0
 """Of one life of a process, over at least a minute of it: more is a leak."""
 LEAST_LIFE_S: Final = 60.0
@@ -92,27 +92,34 @@ class Soak:
                 self.expected[number] = await self._ask(http, number)
             self.found = Soaked()
             self.began_s = time.monotonic()
-            works = (self._fault_forever(), self._watch_forever(http), self._tell_forever(seconds))
+            works = (self._fault_forever(), self._watch_forever(http), self._report_forever(seconds))
             trouble = [asyncio.create_task(work) for work in works]
             asking: set[asyncio.Task[None]] = set()
-            while time.monotonic() - self.began_s < seconds:
-                await asyncio.sleep(self.chance.expovariate(4.0))
-                numbers = [self.chance.randrange(PROMPTS)]
-                if self.chance.random() < SPIKE_SHARE:
-                    first = self.chance.randrange(2)
-                    numbers = self.chance.choices(range(first, PROMPTS, 2), k=self.chance.randint(*SPIKE))
-                    self.found.spikes += 1
-                for number in numbers:
-                    task = asyncio.create_task(self._check(http, number))
-                    asking.add(task)
-                    task.add_done_callback(asking.discard)
-            for each in trouble:
-                if each.done():
-                    each.result()  # none ends by itself: raise what ended it, or the rest was no soak
-                each.cancel()
-            await asyncio.gather(*trouble, return_exceptions=True)
+            try:
+                while time.monotonic() - self.began_s < seconds:
+                    await asyncio.sleep(self.chance.expovariate(4.0))
+                    self._ask_some(http, asking)
+                    for each in trouble:
+                        if each.done():
+                            each.result()  # none ends by itself: raise what ended it, or the rest is no soak
+            finally:
+                for each in trouble:
+                    each.cancel()
+                await asyncio.gather(*trouble, return_exceptions=True)
             await asyncio.gather(*asking)
         return self.found
+
+    def _ask_some(self, http: httpx.AsyncClient, asking: set[asyncio.Task[None]]) -> None:
+        """One request, or a spike of them."""
+        numbers = [self.chance.randrange(PROMPTS)]
+        if self.chance.random() < SPIKE_SHARE:
+            first = self.chance.randrange(2)
+            numbers = self.chance.choices(range(first, PROMPTS, 2), k=self.chance.randint(*SPIKE))
+            self.found.spikes += 1
+        for number in numbers:
+            task = asyncio.create_task(self._check(http, number))
+            asking.add(task)
+            task.add_done_callback(asking.discard)
 
     async def _check(self, http: httpx.AsyncClient, number: int) -> None:
         async with self.open:
@@ -172,9 +179,9 @@ class Soak:
                     if psutil.pid_exists(pid):
                         os.kill(pid, signal.SIGCONT)
 
-    async def _tell_forever(self, seconds: float) -> None:
+    async def _report_forever(self, seconds: float) -> None:
         while True:
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(REPORT_INTERVAL_S)
             found, faults = self.found, self.found.faults.total()
             print(
                 f"{time.monotonic() - self.began_s:.0f} of {seconds:.0f} s: {found.answered} answered, {faults} faults,"

@@ -234,8 +234,10 @@ async def suite_admins(suite: RunningSuite) -> AsyncIterator[tuple[dict[str, str
 
 @asynccontextmanager
 async def role_changer(suite: RunningSuite) -> AsyncIterator[RoleChanger]:
-    """Of a suite's workers, whose roles are what they were when the context closes."""
+    """Changes roles of a suite's workers, and gives back those of the beginning when the context closes."""
     async with suite_admins(suite) as (roles, admins):
         changer = RoleChanger(admins, roles)
-        yield changer
-        await changer.reset(roles)
+        try:
+            yield changer
+        finally:
+            await changer.reset(roles)
