@@ -12,6 +12,7 @@ import torch
 from libs.testing.engines.real_model import write_random_llama
 
 LLAMA_8B: Final = "llama-3.1-8b"
+SMOLLM2_135M: Final = "smollm2-135m"
 SHAPES: Final = MappingProxyType(
     {
         LLAMA_8B: {
@@ -23,7 +24,7 @@ SHAPES: Final = MappingProxyType(
             "vocab_size": 128_256,
             "max_position_embeddings": 131_072,
         },
-        "smollm2-135m": {
+        SMOLLM2_135M: {
             "hidden_size": 576,
             "intermediate_size": 1536,
             "num_hidden_layers": 30,

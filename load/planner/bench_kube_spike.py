@@ -184,7 +184,7 @@ def main() -> None:
     story = flipflop(asked.rate, asked.seconds, asked.period)
     with embedded_kafka() as kafka, embedded_redis() as redis:
         for way in asked.ways:
-            print(f"{way}: {story.spec}, {asked.workers} workers, SLO {SIM.slo_text}", file=sys.stderr, flush=True)
+            print(f"{way}: {story.spec}, {asked.workers} workers, SLO {SIM.slo.text}", file=sys.stderr, flush=True)
             row = asyncio.run(
                 run(way, story, workers=asked.workers, seed=asked.seed, kafka=kafka.servers, redis=redis.url)
             )

@@ -22,9 +22,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, Final
 
-from libs.lab.experiment import Experiment
 from libs.lab.experiment import run as run_lab
-from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy as LabPolicy
 from libs.lab.policies import policy_named
 from libs.lab.study import quiet
@@ -101,17 +99,7 @@ def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
 
 def run_in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
     """(share of requests that are good, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
-    place, live = kind.place, side.live
-    experiment = Experiment(
-        made(story, seed),
-        Hardware(replace(place.profile, step_time=kind.step_time), mixed_measured=True),
-        live.workers,
-        kind.slo,
-        seed=seed,
-        link_gbps=place.link_gbps / place.profile.gpus,
-        chunk_tokens=place.chunk_tokens,
-        max_sequences=place.max_sequences,
-    )
+    experiment = kind.experiment(made(story, seed), side.live.workers, seed=seed)
     report, result = run_lab(experiment, side.lab_policy(kind))
     return report.score.slo_attainment, statistics.median(each.tpot_ns / 1e6 for each in result.answers if each.tpot_ns)
 
@@ -247,7 +235,7 @@ def main() -> None:
             both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near, asked.lab_only,
             Path(folder),
         )  # fmt: skip
-        print(f"{workers} workers of {kind.place.profile.name}, SLO {kind.slo_text}, {asked.seconds} s; good requests")
+        print(f"{workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}, {asked.seconds} s; good requests")
         if asked.lab_only:
             print("the lab is not calibrated: its steps are the profile's")
         else:

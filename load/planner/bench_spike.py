@@ -319,7 +319,7 @@ def main() -> None:
     for name in ["torch-bursts"] if asked.torch else asked.stories:
         story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds, size)
         what = "torch" if asked.torch else kind.place.profile.name
-        print(f"\n{name}: {story.spec}, {workers} workers of {what}, SLO {kind.slo_text}\n{HEAD}")
+        print(f"\n{name}: {story.spec}, {workers} workers of {what}, SLO {kind.slo.text}\n{HEAD}")
         for policy in policies(workers)[: 3 if asked.torch else None]:
             if asked.policies and policy.name.split()[0] not in asked.policies:
                 continue

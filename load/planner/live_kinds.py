@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from libs.lab.experiment import Experiment
+from libs.lab.hardware import Hardware
 from libs.lab.slo import SloSpec, parse_slo
 from libs.lab.traces.request import Trace
 from libs.perfmodel.profiles import profile
@@ -13,6 +15,7 @@ from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.testing.engines.real_model import random_model_folder
+from load.gpu.shapes import SHAPES, SMOLLM2_135M
 from load.lab.fidelity import Place
 from load.lab.fidelity_cases import MIB
 from load.lab.fidelity_live import settings, sim_settings
@@ -30,7 +33,8 @@ class LiveKind:
 
     place: Place
     """One worker of it; its step times are a guess where an engine computes."""
-    slo_text: str
+    slo: SloSpec
+    """What a good request is."""
     speedup: float = 1.0
     """Of a simulated GPU, against its profile."""
     write_model: Callable[[Path], Path] | None = None
@@ -42,11 +46,6 @@ class LiveKind:
     def simulated(self) -> bool:
         """Whether its step times are the profile's, by construction."""
         return self.write_model is None
-
-    @property
-    def slo(self) -> SloSpec:
-        """What a good request is."""
-        return parse_slo(self.slo_text)
 
     @property
     def step_time(self) -> StepTimeModel:
@@ -62,6 +61,20 @@ class LiveKind:
         """What the lab is to take it for, by these step times."""
         profile = replace(self.place.profile, step_time=steps)
         return replace(self, speedup=1.0, place=replace(self.place, profile=profile))
+
+    def experiment(self, trace: Trace, workers: int, *, seed: int = 1) -> Experiment:
+        """The same requests on as many of these workers in the lab."""
+        place = self.place
+        return Experiment(
+            trace,
+            Hardware(replace(place.profile, step_time=self.step_time), mixed_measured=True),
+            workers,
+            self.slo,
+            seed=seed,
+            link_gbps=place.link_gbps / place.profile.gpus,
+            chunk_tokens=place.chunk_tokens,
+            max_sequences=place.max_sequences,
+        )
 
     def arguments(self, folder: Path) -> list[str]:
         """Of `fulcrum up`; what they need is written into `folder`."""
@@ -89,28 +102,19 @@ TPOT_MS: Final = 120
 """Of all kinds."""
 SIM: Final = LiveKind(
     _place("llama-70b-tp4-h100", chunk_tokens=2048, max_sequences=16, link_gbps=400.0),
-    f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms",
+    parse_slo(f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms"),
     speedup=0.4,
 )
 """Slow GPUs: fewer requests a second fill sixteen of them, so that two cores carry all processes."""
 TORCH_TINY: Final = LiveKind(
     _place("smollm2-135m-cpu", chunk_tokens=256, max_sequences=8, link_gbps=50.0, kv_mib=96),
-    f"ttft={TTFT_MS}ms,tpot={TPOT_MS}ms",
+    parse_slo(f"ttft={TTFT_MS}ms,tpot={TPOT_MS}ms"),
     write_model=tiny_model,
 )
 TORCH_SMOLLM2: Final = LiveKind(
     _place("smollm2-135m-cpu", chunk_tokens=256, max_sequences=16, link_gbps=50.0, kv_mib=512),
-    f"ttft={TTFT_MS}ms,tpot={TPOT_MS}ms",
-    write_model=lambda folder: random_model_folder(
-        folder,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    ),
+    parse_slo(f"ttft={TTFT_MS}ms,tpot={TPOT_MS}ms"),
+    write_model=lambda folder: random_model_folder(folder, **SHAPES[SMOLLM2_135M]),
     threads=max((os.cpu_count() or 1) - CORES_BESIDE, 3) // 3,
 )
 """Random weights in the shape of SmolLM2-135M, which compute as long as its own; a third of the cores for each."""

@@ -24,6 +24,7 @@ import httpx
 import psutil
 
 from libs.policy.planner.pay_back import LEAST_PAY_BACK_NS
+from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite
 
@@ -92,20 +93,19 @@ class Soak:
                 self.expected[number] = await self._ask(http, number)
             self.found = Soaked()
             self.began_s = time.monotonic()
-            works = (self._fault_forever(), self._watch_forever(http), self._report_forever(seconds))
-            trouble = [asyncio.create_task(work) for work in works]
+            trouble = TaskOwner()
+            trouble.spawn("faults", self._fault_forever())
+            trouble.spawn("watch", self._watch_forever(http))
+            trouble.spawn("report", self._report_forever(seconds))
             asking: set[asyncio.Task[None]] = set()
             try:
                 while time.monotonic() - self.began_s < seconds:
                     await asyncio.sleep(self.chance.expovariate(4.0))
                     self._ask_some(http, asking)
-                    for each in trouble:
-                        if each.done():
-                            each.result()  # none ends by itself: raise what ended it, or the rest is no soak
+                    if trouble.error is not None:  # without faults the rest would be no soak
+                        raise trouble.error
             finally:
-                for each in trouble:
-                    each.cancel()
-                await asyncio.gather(*trouble, return_exceptions=True)
+                await trouble.close()
             await asyncio.gather(*asking)
         return self.found
 

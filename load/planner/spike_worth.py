@@ -1,15 +1,12 @@
 """Which decisions of a planner on a live suite were useful: the same demand in the lab, with and without each."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from libs.cli.planner.in_lab import standing_before
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.roles import role_from_name
 from libs.lab.counterfactual import Standing, counterfactual
-from libs.lab.experiment import Experiment
-from libs.lab.hardware import Hardware
 from libs.lab.traces.request import Trace
 from libs.policy.roles import Role
 from load.planner.live_kinds import LiveKind
@@ -31,17 +28,7 @@ def judged(
 ) -> dict[str, bool]:
     """By id, whether what the trace's requests met would have been worse without a decision, of those that answer
     pressure. `workers`: as they stood after all `decisions`."""
-    place = kind.place
-    profile = replace(place.profile, step_time=kind.step_time)
-    experiment = Experiment(
-        trace=trace,
-        hardware=Hardware(profile, mixed_measured=True),
-        workers=len(workers),
-        slo=kind.slo,
-        link_gbps=place.link_gbps / profile.gpus,
-        chunk_tokens=place.chunk_tokens,
-        max_sequences=place.max_sequences,
-    )
+    experiment = kind.experiment(trace, len(workers))
     found: dict[str, bool] = {}
     for decision in [each for each in decisions if each["reason_code"] in PRESSED][:most]:
         standing = standing_before(decision, workers, decisions)

@@ -47,10 +47,10 @@ def real_model_folder() -> Path:
 
 def random_model_folder(folder: Path, **shape: Any) -> Path:
     """A llama of random weights under the real model's tokenizer, in `folder`, which is made; `shape` as in
-    `write_random_llama`."""
+    `write_random_llama`, with the real model's vocabulary where it names none."""
     real = real_model_folder()
     folder.mkdir()
     for file in real.glob("*.json"):
         shutil.copy(file, folder / file.name)
     vocabulary = json.loads((real / "config.json").read_text())["vocab_size"]
-    return write_random_llama(folder, vocab_size=vocabulary, **shape)
+    return write_random_llama(folder, **{"vocab_size": vocabulary, **shape})
