@@ -156,6 +156,9 @@ lint: setup-dev ## the part of check that runs nothing: types, imports, Python's
 	$(BIN)/python -m libs.contracts.generate --check
 	$(BIN)/python -m pytest tests/unit/runtime/test_no_secrets.py
 
+measure: setup-dev ## how much there is to read: modules, docstrings, names, files on a path; ARGS="--docstrings 40" draws some
+	@$(BIN)/python -m libs.testing.measure $(ARGS)
+
 # By hand: it asks PyPI's or, with ARGS="-s osv", OSV's service of advisories. A package that it does not know is an error.
 PIP_AUDIT = pip-audit@2.10.1
 audit: setup-dev ## locked packages against known advisories (needs a service of advisories on the network)
