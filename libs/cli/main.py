@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "workers": _Command("show", "Example: fulcrum workers --json"),
     "occupancy": _Command("show", "Example: fulcrum occupancy --window 500ms"),
     "top": _Command("top.command"),
+    "observe": _Command("observe.commands", "Example: fulcrum observe --vllm http://10.0.0.5:8000"),
     "role": _Command("role.command", "Example: fulcrum role gpu-4 gpu-5 prefill"),
     "logs": _Command("suite.commands", "Example: fulcrum logs gpu-0 --follow"),
     "audit": _Command("suite.commands", "Example: fulcrum audit --follow --json"),

@@ -1,0 +1,122 @@
+"""Print shares of observed servers, one line a second of each."""
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from libs.contracts.errors import InvalidRequest
+from libs.observe.server import ObservedServer, Shares
+
+SCRAPES_A_SECOND: Final = 2
+TIMEOUT_S: Final = 0.4
+MAX_EXPOSITION_BYTES: Final = 8 * 1024 * 1024
+MOST_SERVERS: Final = 256
+LINE_S: Final = 1.0
+DIGITS: Final = 4
+
+
+def replay_file(file: Path, *, as_json: bool) -> None:
+    """Print a line for each second of a recording. Raises InvalidRequest.
+
+    A recording has one JSON object a line: `t` (Unix seconds) and `m` (lines of the exposition); an object without `m`
+    stands for a scrape that failed.
+    """
+    server = ObservedServer()
+    due_s: float | None = None
+    for t_s, text in _recorded(file):
+        if text:
+            server.scraped(text, t_s)
+        due_s = t_s + LINE_S if due_s is None else due_s
+        if t_s >= due_s:
+            _print(server.shares(t_s), "", as_json=as_json)
+            # Seconds in which nothing was recorded have no line: nothing is known of them.
+            due_s = max(due_s + LINE_S, t_s)
+
+
+def _recorded(file: Path) -> Iterator[tuple[float, str]]:
+    try:
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = json.loads(line)
+                    yield float(record["t"]), "\n".join(record.get("m", ()))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise InvalidRequest(f"{file}, line {number}: no recorded scrape ({error})") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file} cannot be read: {error}") from None
+
+
+def watch_servers(urls: Sequence[str], seconds: float | None, *, as_json: bool) -> None:
+    """Scrape servers twice a second and print a line for each every second. Raises InvalidRequest."""
+    if len(urls) > MOST_SERVERS:
+        raise InvalidRequest(f"{len(urls)} servers: one process observes {MOST_SERVERS} at most")
+    for url in urls:
+        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            raise InvalidRequest(f"{url!r} is no address of a server: http://host:port is wanted")
+    asyncio.run(_watch(urls, seconds, as_json=as_json))
+
+
+async def _watch(urls: Sequence[str], seconds: float | None, *, as_json: bool) -> None:
+    servers = {url: ObservedServer() for url in urls}
+    started_s = next_s = time.monotonic()
+    rounds = 0
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        while seconds is None or time.monotonic() - started_s < seconds:
+            troubles = await asyncio.gather(*(_scrape(client, url, server) for url, server in servers.items()))
+            rounds += 1
+            if rounds > 1 and rounds % SCRAPES_A_SECOND == 1:
+                for (url, server), trouble in zip(servers.items(), troubles, strict=True):
+                    _print(server.shares(time.time()), url, as_json=as_json, trouble=trouble)
+            next_s += LINE_S / SCRAPES_A_SECOND
+            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+            next_s = max(next_s, time.monotonic())
+
+
+async def _scrape(client: httpx.AsyncClient, url: str, server: ObservedServer) -> str:
+    """Return what went wrong, or nothing."""
+    try:
+        text = bytearray()
+        async with client.stream("GET", f"{url.rstrip('/')}/metrics") as answer:
+            if answer.status_code != httpx.codes.OK:
+                return f"/metrics answers {answer.status_code}"
+            async for part in answer.aiter_bytes():
+                text += part
+                if len(text) > MAX_EXPOSITION_BYTES:
+                    return f"its exposition is over {MAX_EXPOSITION_BYTES} bytes"
+        server.scraped(text.decode(errors="replace"), time.time())
+    except httpx.HTTPError as error:
+        return f"away ({type(error).__name__})"
+    except InvalidRequest as error:
+        return error.message
+    return ""
+
+
+def _print(shares: Shares, url: str, *, as_json: bool, trouble: str = "") -> None:
+    if as_json:
+        line: dict[str, Any] = {"server": url} if url else {}
+        line |= {name: round(value, DIGITS) if value is not None else None for name, value in asdict(shares).items()}
+        if trouble:
+            line["trouble"] = trouble
+        print(json.dumps(line), flush=True)
+        return
+    at = time.strftime("%H:%M:%S", time.localtime(shares.t_s))
+    print("  ".join(part for part in (at, url, trouble or _sentence(shares)) if part), flush=True)
+
+
+def _sentence(shares: Shares) -> str:
+    if shares.busy is None:
+        return "learning what its steps cost"
+    if shares.prefill is None or shares.low is None or shares.high is None:
+        return "idle"
+    return (
+        f"busy {shares.busy:4.0%}  prefill {shares.prefill:4.0%} of it"
+        f" (estimated, {shares.low:.0%} to {shares.high:.0%})"
+    )

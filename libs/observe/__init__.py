@@ -1,0 +1,1 @@
+"""Servers that are not ours, seen through what they export."""

@@ -1,0 +1,1 @@
+"""Phase shares of servers that export counters only, estimated from those counters. Pure."""

@@ -1,0 +1,153 @@
+"""What happened on an engine between two readings of its counters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, inf
+from typing import Final
+
+LONGEST_INTERVAL_S: Final = 3.0
+"""A longer one spans failed readings: what the gauges said at its ends says little about its middle."""
+BUSY_CONCURRENCY: Final = 5.0
+"""Running requests (the fewer at both ends, plus their mean by inter-token time) from which an engine is taken to have
+computed throughout. Two or three leave gaps: a third of such intervals was idle."""
+CHUNK_TOKENS: Final = 4096
+"""Prompt tokens that a step surely takes: bounds the steps of prompts whose first token has not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An engine's counters and gauges at one time; counters only grow unless the server restarted."""
+
+    t_s: float
+    samples: float
+    """Output batches so far: steps that had an output. Chunks of prompts that are not the last have none."""
+    prompt_tokens: float
+    """Prompt tokens computed here, counted when a prompt's first token comes."""
+    generated_tokens: float
+    first_tokens: float
+    token_gaps: float
+    """Count and sum of inter-token latencies."""
+    token_gaps_s: float
+    prefills: float
+    """Requests that ended, and their time from being scheduled to their first token."""
+    prefills_s: float
+    running: float
+    waiting: float
+    tokens_at_most: Sequence[tuple[float, float]]
+    """Samples by (upper bound of their tokens, count so far), ascending, the last bound infinite."""
+
+    def restarted_since(self, before: "Reading") -> bool:
+        """Return whether a counter went back, so that no difference to `before` means anything."""
+        return (
+            self.samples < before.samples
+            or self.prompt_tokens < before.prompt_tokens
+            or self.generated_tokens < before.generated_tokens
+            or self.first_tokens < before.first_tokens
+        )
+
+
+@dataclass(slots=True)
+class Work:
+    """Counts over some stretch of time; stretches add up."""
+
+    wall_s: float = 0.0
+    steps: float = 0.0
+    prefill_steps: float = 0.0
+    prompt_tokens: float = 0.0
+    decode_tokens: float = 0.0
+    token_gaps: float = 0.0
+    token_gaps_s: float = 0.0
+
+    def add(self, other: "Work") -> None:
+        self.wall_s += other.wall_s
+        self.steps += other.steps
+        self.prefill_steps += other.prefill_steps
+        self.prompt_tokens += other.prompt_tokens
+        self.decode_tokens += other.decode_tokens
+        self.token_gaps += other.token_gaps
+        self.token_gaps_s += other.token_gaps_s
+
+    @property
+    def decoding(self) -> float:
+        """Sequences that decode in a step, in the mean."""
+        return self.decode_tokens / max(self.steps, 1.0)
+
+    @property
+    def chunk_tokens(self) -> float:
+        """Prompt tokens of a prefill step, in the mean."""
+        return self.prompt_tokens / max(self.prefill_steps, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Differences of two readings."""
+
+    t_s: float
+    """Its end, in Unix seconds."""
+    work: Work
+    busy_throughout: bool
+    lone_prefill_s: float | None
+    """Time from being scheduled to its first token of the one request that ended and began here; None otherwise."""
+
+
+def interval(before: Reading, after: Reading) -> Interval:
+    """Return what happened between two readings of the same life of a server."""
+    first_tokens = after.first_tokens - before.first_tokens
+    work = Work(
+        wall_s=after.t_s - before.t_s,
+        steps=after.samples - before.samples,
+        prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+        decode_tokens=max(after.generated_tokens - before.generated_tokens - first_tokens, 0.0),
+        token_gaps=after.token_gaps - before.token_gaps,
+        token_gaps_s=after.token_gaps_s - before.token_gaps_s,
+    )
+    work.prefill_steps = _prefill_steps(before, after, work, first_tokens)
+    alone = first_tokens == 1 and after.prefills - before.prefills == 1
+    return Interval(
+        after.t_s,
+        work,
+        _busy_throughout(before, after, work),
+        after.prefills_s - before.prefills_s if alone and work.prompt_tokens > 0 else None,
+    )
+
+
+def _busy_throughout(before: Reading, after: Reading, work: Work) -> bool:
+    if not work.steps or work.wall_s > LONGEST_INTERVAL_S:
+        return False
+    if before.waiting and after.waiting:
+        return True
+    fewest = min(before.running, after.running)
+    # Gaps between tokens add up to the time that sequences decoded: over the wall time, how many did at once.
+    return fewest > 0 and fewest + work.token_gaps_s / work.wall_s >= BUSY_CONCURRENCY
+
+
+def _prefill_steps(before: Reading, after: Reading, work: Work, first_tokens: float) -> float:
+    """Estimate how many steps computed prompt tokens.
+
+    A step's sample counts prompt and decode tokens together. Where a prompt lifts it over the bucket of steps that only
+    decode, the histogram tells the two apart. Elsewhere prompts are taken to have come by chance.
+    """
+    if not work.prompt_tokens:
+        return 0.0
+    if not work.steps:
+        return 1.0
+    prompts = max(first_tokens, 1.0)
+    decoding = max(before.running, after.running, work.decoding)
+    bound = next((bound for bound, _ in after.tokens_at_most if bound >= 1.1 * decoding), inf)
+    if decoding + 0.6 * work.prompt_tokens / prompts > bound:
+        found = _samples_above(after, bound) - _samples_above(before, bound)
+    else:
+        found = work.steps * (1.0 - exp(-prompts / work.steps))
+    most = min(work.steps, prompts + work.prompt_tokens / CHUNK_TOKENS)
+    return min(max(found, 1.0), max(most, 1.0))
+
+
+def _samples_above(reading: Reading, bound: float) -> float:
+    below = next((count for upper, count in reading.tokens_at_most if upper >= bound), reading.samples)
+    return reading.samples - below
+
+
+def intervals(readings: Sequence[Reading]) -> list[Interval]:
+    """Return the intervals between successive readings, those over a restart left out."""
+    return [interval(before, after) for before, after in pairwise(readings) if not after.restarted_since(before)]

@@ -1,0 +1,108 @@
+"""`fulcrum observe`: what it prints of servers and of recordings."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from typer.testing import CliRunner
+
+from libs.cli.main import make_app
+from libs.contracts.errors import InvalidRequest
+from libs.runtime.net.ports import held_port
+
+RUN = CliRunner()
+
+
+def exposition(second: float) -> list[str]:
+    """Eight sequences that decode, a step each 10 ms, from the start on."""
+    steps = round(second * 100)
+    values = {
+        "iteration_tokens_total_count": steps,
+        "generation_tokens_total": 8 * steps,
+        "time_to_first_token_seconds_count": 8,
+        "inter_token_latency_seconds_count": 8 * steps,
+        "inter_token_latency_seconds_sum": 0.08 * steps,
+        "prompt_tokens_total": 800,
+        "num_requests_running": 8,
+        "num_requests_waiting": 0,
+    }
+    return [f'vllm:{name}{{engine="0",model_name="m"}} {value}' for name, value in values.items()]
+
+
+def observed(*arguments: str) -> list[dict[str, object]]:
+    result = RUN.invoke(make_app(["observe"]), ["observe", *arguments, "--json"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_recording_gives_a_line_a_second(tmp_path: Path) -> None:
+    file = tmp_path / "a.scrapes.jsonl"
+    scrapes = [{"t": 1000 + half / 2, "m": exposition(half / 2)} for half in range(41)]
+    scrapes[20] = {"t": 1010.0, "error": "ServerDisconnectedError"}
+    file.write_text("\n".join(map(json.dumps, scrapes)))
+    lines = observed("--replay", str(file))
+    assert [line["t_s"] for line in lines] == [1001.0 + second for second in range(20)]
+    assert set(lines[0]) == {"t_s", "busy", "prefill", "low", "high"}
+    assert lines[-1] == {"t_s": 1020.0, "busy": pytest.approx(1.0, abs=0.01), "prefill": 0.0, "low": 0.0, "high": 0.0}
+
+
+@pytest.mark.parametrize("text", ["no json", '{"m": []}', '{"t": "x"}', "[]", '{"t": 1, "m": 3}'])
+def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.scrapes.jsonl"
+    file.write_text(json.dumps({"t": 1, "m": exposition(1)}) + "\n" + text)
+    result = RUN.invoke(make_app(["observe"]), ["observe", "--replay", str(file)])
+    assert isinstance(result.exception, InvalidRequest)
+    assert "line 2" in result.exception.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [([], "--vllm"), (["--vllm", "http://a", "--replay", "b"], "--replay"), (["--vllm", "10.0.0.5:8000"], "http://")],
+)
+def test_what_can_not_be_observed_is_refused(arguments: list[str], says: str) -> None:
+    result = RUN.invoke(make_app(["observe"]), ["observe", *arguments])
+    assert result.exit_code
+    assert says in result.output + str(result.exception)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A vLLM that is always 0.5 s further each time it is asked; it answers /metrics alone."""
+    asked = count()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path == "/metrics"
+            body = "\n".join(exposition(next(asked) / 2)).encode() if found else b""
+            self.send_response(200 if found else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = Thread(target=http.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}"
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@pytest.mark.system
+def test_servers_are_scraped_and_one_that_is_away_does_not_hold_the_others_up() -> None:
+    with server() as url, held_port() as closed:
+        lines = observed("--vllm", url, "--vllm", f"http://127.0.0.1:{closed}", "--seconds", "3.2")
+    here = [line for line in lines if line["server"] == url]
+    away = [line for line in lines if line["server"] != url]
+    assert len(here) == len(away) >= 2
+    assert here[-1]["prefill"] == 0.0
+    assert all(line["trouble"] == "away (ConnectError)" and line["busy"] is None for line in away)
