@@ -17,8 +17,8 @@ def observe(
         Path | None,
         typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) in place of servers."),
     ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=1, metavar="S", help="Stop after so many seconds; else at Ctrl-C.")
+    lines: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after so many lines of each server; else at Ctrl-C.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -30,4 +30,4 @@ def observe(
     if replay is not None:
         replay_file(replay, as_json=json)
     else:
-        watch_servers(vllm or [], seconds, as_json=json)
+        watch_servers(vllm or [], lines, as_json=json)

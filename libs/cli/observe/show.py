@@ -54,25 +54,26 @@ def _recorded(file: Path) -> Iterator[tuple[float, str]]:
         raise InvalidRequest(f"{file} cannot be read: {error}") from None
 
 
-def watch_servers(urls: Sequence[str], seconds: float | None, *, as_json: bool) -> None:
+def watch_servers(urls: Sequence[str], lines: int | None, *, as_json: bool) -> None:
     """Scrape servers twice a second and print a line for each every second. Raises InvalidRequest."""
     if len(urls) > MOST_SERVERS:
         raise InvalidRequest(f"{len(urls)} servers: one process observes {MOST_SERVERS} at most")
     for url in urls:
         if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
             raise InvalidRequest(f"{url!r} is no address of a server: http://host:port is wanted")
-    asyncio.run(_watch(urls, seconds, as_json=as_json))
+    asyncio.run(_watch(urls, lines, as_json=as_json))
 
 
-async def _watch(urls: Sequence[str], seconds: float | None, *, as_json: bool) -> None:
+async def _watch(urls: Sequence[str], lines: int | None, *, as_json: bool) -> None:
     servers = {url: ObservedServer() for url in urls}
-    started_s = next_s = time.monotonic()
-    rounds = 0
+    next_s = time.monotonic()
+    rounds = printed = 0
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        while seconds is None or time.monotonic() - started_s < seconds:
+        while lines is None or printed < lines:
             troubles = await asyncio.gather(*(_scrape(client, url, server) for url, server in servers.items()))
             rounds += 1
             if rounds > 1 and rounds % SCRAPES_A_SECOND == 1:
+                printed += 1
                 for (url, server), trouble in zip(servers.items(), troubles, strict=True):
                     _print(server.shares(time.time()), url, as_json=as_json, trouble=trouble)
             next_s += LINE_S / SCRAPES_A_SECOND
