@@ -25,6 +25,7 @@ parts as blocks of their own, and words must not run together."""
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _NO_TOOLS_ONLY: Final = "{{ raise_exception('its only template is for chats with tools') }}"
 _LEFT_OUT: Final = object()
+_LIST_FILTERS: Final = frozenset({"map", "selectattr", "rejectattr"})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 ChatMessage = Mapping[str, Any]
@@ -118,7 +119,9 @@ class _Template:
         )
         contents = _content_names(tree)
         asks = {test.name for test in tree.find_all(nodes.Test) if _is_content(test.node, contents)}
-        self._takes_parts = any(_is_content(loop.iter, contents) for loop in tree.find_all(nodes.For))
+        walked = [loop.iter for loop in tree.find_all(nodes.For)]
+        walked += [each.node for each in tree.find_all(nodes.Filter) if each.name in _LIST_FILTERS and each.node]
+        self._takes_parts = any(_is_content(node, contents) for node in walked)
         self._takes_texts = not self._takes_parts or "string" in asks
         # What null content becomes; the next where a template refuses the one before. transformers leaves it out since
         # 5.23, and handed on None before: DeepSeek R1's templates write calls only of messages whose content is none.
@@ -136,7 +139,7 @@ class _Template:
         some_null = any(turn["content"] is None for turn in turns)
         refusal = ""
         for null in self._nulls if some_null else self._nulls[:1]:
-            shaped = [turn if turn["content"] is not None else _with_content(turn, null) for turn in turns]
+            shaped = [turn if turn["content"] is not None else self._without_content(turn, null) for turn in turns]
             try:
                 return self._template.render(messages=shaped, **given)
             except Exception as error:  # a template can raise whatever Python does
@@ -167,16 +170,24 @@ class _Template:
         # Without its space the tag was trimmed, and so would white space at the message's end have been.
         return kept if rendered.startswith(_CONTINUE_TAG, end) else kept.rstrip()
 
+    def _content(self, content: Any) -> Any:
+        only_parts = isinstance(content, str) and not self._takes_texts
+        return [{"type": "text", "text": content}] if only_parts else content
+
+    def _without_content(self, turn: Mapping[str, Any], null: Any) -> dict[str, Any]:
+        """A copy with null, no content or an empty text."""
+        if null is _LEFT_OUT:
+            return {name: value for name, value in turn.items() if name != "content"}
+        return {**turn, "content": self._content(null)}
+
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
         """A copy in the shape that this template takes."""
         turn = dict(message)
-        content, role = turn.setdefault("content", None), turn["role"]
-        if isinstance(content, list):
-            # In tool messages, a list is what a family makes of it (GLM: several results); OpenAI's parts are one text.
-            if not self._takes_parts or role == "tool":
-                turn["content"] = PART_JOINER.join(part["text"] for part in content)
-        elif content is not None and not self._takes_texts and role != "tool":
-            turn["content"] = [{"type": "text", "text": content}]
+        role, content = turn["role"], turn.get("content")
+        # In tool messages, a list is what a family makes of it (GLM: several results); OpenAI's parts are one text.
+        if isinstance(content, list) and (not self._takes_parts or role == "tool"):
+            content = PART_JOINER.join(part["text"] for part in content)
+        turn["content"] = self._content(content)
         if role == "developer" and not self._knows_developer:
             turn["role"] = "system"  # OpenAI's newer name of it
         reasoning = next((turn[name] for name in ("reasoning_content", "reasoning") if turn.get(name) is not None), None)
@@ -185,13 +196,6 @@ class _Template:
         turn["reasoning_content"] = reasoning
         # gpt-oss's name; its template refuses a message with calls that has both this and text.
         return turn if turn.get("tool_calls") and content else {"thinking": reasoning, **turn}
-
-
-def _with_content(turn: dict[str, Any], content: Any) -> dict[str, Any]:
-    """A copy with this content in its place, or without any."""
-    if content is _LEFT_OUT:
-        return {name: value for name, value in turn.items() if name != "content"}
-    return {**turn, "content": content}
 
 
 def _content_names(tree: nodes.Template) -> frozenset[str]:
