@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a template's white space is part of it)
 """Chat templates of our own that use what published ones use, family by family, for comparison with transformers.
 
 No published text is copied: each holds the constructs that made its family's template hard to render elsewhere.
@@ -20,6 +21,8 @@ class Family:
     """As what it takes the arguments of calls."""
     tool_use: str | None = None
     """Another template for chats with tools."""
+    refuses: bool = False
+    """Whether it reaches for what templates may not have."""
 
 
 CHATML = """{% for message in messages %}
@@ -386,11 +389,11 @@ GEMMA_3 = """{{ bos_token }}
 HERMES_TOOL_USE = """{%- macro python_type(json_spec) %}
 {%- set basic = {"string": "str", "number": "float", "integer": "int", "boolean": "bool"} %}
 {%- if basic[json_spec.type] is defined %}{{- basic[json_spec.type] }}
-{%- elif json_spec.type == "array" %}{{- "list[" + python_type(json_spec|items|list) + "]" if json_spec is string else "list[" + python_type(json_spec['items']) + "]" }}
+{%- elif json_spec.type == "array" %}{{- "list[" + python_type(json_spec['items']) + "]" }}
 {%- elif json_spec.type == "object" %}
     {%- if json_spec.additionalProperties is defined %}{{- "dict[str, " + python_type(json_spec.additionalProperties) + ']' }}
     {%- else %}{{- "dict" }}{%- endif %}
-{%- elif json_spec.type is iterable %}
+{%- elif json_spec.type is iterable and json_spec.type is not string %}
     {{- "Union[" }}{%- for t in json_spec.type %}{{- python_type({"type": t}) }}{%- if not loop.last %}{{- "," }}{%- endif %}{%- endfor %}{{- "]" }}
 {%- else %}{{- "Any" }}{%- endif %}
 {%- endmacro %}
@@ -622,9 +625,9 @@ FAMILIES = {
     "Tulu": Family(TULU),
     "LLaVA": Family(LLAVA, contents="only parts"),
     "all of Jinja": Family(SANDBOX),
-    "appends to a list": Family(APPENDS),
-    "reaches for Python": Family(DUNDER),
-    "hides a name": Family(HIDDEN),
-    "asks dict for more": Family(ESCAPE),
-    "never ends": Family(DEEP),
+    "appends to a list": Family(APPENDS, refuses=True),
+    "reaches for Python": Family(DUNDER, refuses=True),
+    "hides a name": Family(HIDDEN, refuses=True),
+    "asks dict for more": Family(ESCAPE, refuses=True),
+    "never ends": Family(DEEP, refuses=True),
 }

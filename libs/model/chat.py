@@ -190,7 +190,9 @@ class _Template:
         turn["content"] = self._content(content)
         if role == "developer" and not self._knows_developer:
             turn["role"] = "system"  # OpenAI's newer name of it
-        reasoning = next((turn[name] for name in ("reasoning_content", "reasoning") if turn.get(name) is not None), None)
+        reasoning = next(
+            (turn[name] for name in ("reasoning_content", "reasoning") if turn.get(name) is not None), None
+        )
         if reasoning is None:
             return turn
         turn["reasoning_content"] = reasoning
@@ -259,7 +261,7 @@ class _DictMaker:
 class _PlainNamespace(Namespace):
     """`namespace` in templates, without names that are Python's own."""
 
-    def __init__(*args: Any, **fields: Any) -> None:  # noqa: N805 (a field may be called self)
+    def __init__(*args: Any, **fields: Any) -> None:
         made, *given = args
         attributes = dict(*given, **fields)
         for name in attributes:
@@ -304,4 +306,4 @@ def _raise(message: str) -> NoReturn:
 
 
 def _strftime_now(template: str) -> str:
-    return datetime.now().strftime(template)  # noqa: DTZ005 (local time without a zone, as templates expect it)
+    return datetime.now().strftime(template)

@@ -100,8 +100,8 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
-    """A piece of a message. `cache_control`, Anthropic's mark of a prefix to cache, changes nothing here and in messages
-    and tools: every prefix is cached."""
+    """A piece of a message. `cache_control`, Anthropic's mark of a prefix to cache, changes nothing here, in messages
+    and in tools: every prefix is cached."""
 
     type: PartType
     text: str
