@@ -17,7 +17,8 @@ from libs.model.info import ModelInfo, read_json
 MAX_HELD_TOKENS = 64
 """Tokens that may wait for the rest of a character; more of them are no character."""
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""Folder of templates beside chat_template.jinja, by their names, as transformers saves them."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _MAX_LEADS_TRIED = 1024
@@ -54,6 +55,10 @@ class Tokenizer:
         """Whether the chat template reads the variable `name`, e.g. "tools"."""
         return self._template is not None and name in self._template.variables
 
+    def names(self, word: str, *, tools: bool) -> bool:
+        """Whether the chat template for chats with or without `tools` names `word`, e.g. a message's "tool_calls"."""
+        return self._template is not None and self._template.names(word, tools=tools)
+
     def render_chat(
         self,
         messages: Sequence[ChatMessage],
@@ -61,13 +66,16 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NOTHING,
         opens_answer: bool = True,
+        continues: bool = False,
     ) -> str:
-        """The prompt text of a chat, up to where the answer starts or its last message ends.
+        """The prompt text of a chat, up to where the answer starts, its last message ends, or its text does.
 
         Raises InvalidRequest where the model's template refuses the messages."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
-        return self._template.render(messages, tools=tools, variables=variables, opens_answer=opens_answer)
+        return self._template.render(
+            messages, tools=tools, variables=variables, opens_answer=opens_answer, continues=continues
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out."""
@@ -156,15 +164,30 @@ def load_tokenizer(model: ModelInfo) -> Tokenizer:
 def _chat_template(folder: Path) -> ChatTemplate | None:
     path = folder / "tokenizer_config.json"
     config = read_json(path) if path.exists() else {}
-    special = {name: _text_of_token(config.get(name)) for name in _SPECIAL_NAMES}
-    named = {name: text for name, text in special.items() if text is not None}
-    separate = folder / "chat_template.jinja"
-    source = separate.read_text(encoding="utf-8") if separate.exists() else config.get("chat_template")
-    with_tools = None
-    if isinstance(source, list):  # several by name: the default one is for plain chats
-        by_name = {entry.get("name"): entry["template"] for entry in source}
-        source, with_tools = by_name.get("default"), by_name.get("tool_use")
-    return ChatTemplate(source, named, with_tools) if isinstance(source, str) else None
+    kept = config.get("chat_template")
+    named = {"default": kept} if isinstance(kept, str) else {each.get("name"): each["template"] for each in kept or ()}
+    # Files come before what stands in the config, as in transformers.
+    files = {file.stem: file for file in sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))}
+    if (default := folder / "chat_template.jinja").exists():
+        named, files["default"] = {}, default
+    named |= {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    source, with_tools = named.get("default"), named.get("tool_use")
+    if source is None and with_tools is None:
+        return None
+    return ChatTemplate(source, _special_tokens(folder, config), with_tools)
+
+
+def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Texts of bos_token and the like by name, also those of the model's own such as image_token."""
+    legacy = folder / "special_tokens_map.json"
+    fields = dict(config)
+    if "added_tokens_decoder" not in config and legacy.exists():  # then transformers reads it, over the config
+        fields |= read_json(legacy)
+    extra = fields.get("extra_special_tokens")
+    fields |= extra if isinstance(extra, dict) else {}
+    own = extra.keys() if isinstance(extra, dict) else ()
+    texts = {name: _text_of_token(value) for name, value in fields.items() if name.endswith("_token") or name in own}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text_of_token(value: Any) -> str | None:

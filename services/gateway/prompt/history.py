@@ -13,9 +13,9 @@ def chat_message(message: Message, place: int) -> ChatMessage:
     content, role = message.content, message.role
     if content is None and role != "assistant":
         raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
-    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
-    # "developer" is OpenAI's newer name of the role that models know as "system".
-    turn: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
+    turn: dict[str, Any] = {"role": role, "content": content}
+    if isinstance(content, list):
+        turn["content"] = [{"type": "text", "text": part.text} for part in content]
     if message.name:
         turn["name"] = message.name
     if role == "tool":
@@ -25,29 +25,26 @@ def chat_message(message: Message, place: int) -> ChatMessage:
             )
         turn["tool_call_id"] = message.tool_call_id
     elif role == "assistant":
-        turn.update(_of_answer(message, text, place))
+        turn.update(_of_answer(message, place))
     elif message.tool_calls:
         raise InvalidRequest(f"a {role} message has no tool_calls", param=f"messages[{place}].tool_calls")
     return turn
 
 
-def _of_answer(message: Message, text: str, place: int) -> dict[str, Any]:
+def _of_answer(message: Message, place: int) -> dict[str, Any]:
     """What an earlier answer had beside its text."""
-    more: dict[str, Any] = {}
-    reasoning = message.reasoning_content or message.reasoning
-    if reasoning:
-        more["reasoning_content"] = reasoning
+    names = ("reasoning_content", "reasoning")
+    more: dict[str, Any] = {name: text for name in names if (text := getattr(message, name)) is not None}
     if message.tool_calls:
         where = f"messages[{place}].tool_calls"
         more["tool_calls"] = [_call(call, f"{where}[{number}]") for number, call in enumerate(message.tool_calls)]
-        if reasoning and not text:
-            more["thinking"] = reasoning  # its name in gpt-oss's template, which takes it beside calls without text
     return more
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -55,5 +52,5 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",
-        "function": {"name": call.function.name, "arguments": Arguments(arguments)},
+        "function": {"name": call.function.name, "arguments": Arguments(arguments, text)},
     }

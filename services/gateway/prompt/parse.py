@@ -89,6 +89,8 @@ class Asked:
     """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
     opens_answer: bool = True
     """Whether a chat's prompt ends where its answer starts, rather than with its last message."""
+    continues: bool = False
+    """Whether the answer goes on where the text of the last message ends."""
 
     @property
     def guided(self) -> bool:
@@ -128,12 +130,13 @@ def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
         tools=request.tools,
         reasoning_effort=request.reasoning_effort,
         chat_template_kwargs=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
     )
     if request.add_special_tokens:
         text = "add_special_tokens: a chat has those that its template writes"
         raise UnsupportedField(text, param="add_special_tokens")
-    opens = request.add_generation_prompt is not False
-    return replace(chat_asked(chat), opens_answer=opens), bool(request.return_token_strs)
+    return chat_asked(chat), bool(request.return_token_strs)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
@@ -157,6 +160,12 @@ def chat_asked(request: ChatRequest) -> Asked:
         max_tokens=newer if newer is not None else older,
         max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
     )
+    continues, opens = bool(request.continue_final_message), request.add_generation_prompt
+    if continues and opens:
+        text = "continue_final_message and add_generation_prompt exclude each other"
+        raise InvalidRequest(text, param="continue_final_message")
+    if continues or opens is False:
+        asked = replace(asked, opens_answer=False, continues=continues)
     if request.include_reasoning is False:
         asked = replace(asked, hides_reasoning=True)
     tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs

@@ -100,10 +100,12 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
-    """A piece of a message."""
+    """A piece of a message. `cache_control`, Anthropic's mark of a prefix to cache, changes nothing here, in messages
+    and in tools: every prefix is cached."""
 
     type: PartType
     text: str
+    cache_control: dict[str, Any] | None = None
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
@@ -134,6 +136,7 @@ class Message(Struct, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     id: Label | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class Function(Struct, forbid_unknown_fields=True):
@@ -150,6 +153,7 @@ class Tool(Struct, forbid_unknown_fields=True):
 
     function: Function
     type: Literal["function"]
+    cache_control: dict[str, Any] | None = None
 
 
 class FunctionChoice(Struct, forbid_unknown_fields=True):
@@ -182,8 +186,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 
 
 class ChatRequest(Common, kw_only=True):
-    """Body of POST /v1/chat/completions. `chat_template_kwargs`, variables of the model's chat template, and
-    `include_reasoning`, which is true, are vLLM's."""
+    """Body of POST /v1/chat/completions. `chat_template_kwargs`, variables of the model's chat template,
+    `include_reasoning`, which is true, `add_generation_prompt`, likewise, and `continue_final_message` are vLLM's."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None
@@ -196,6 +200,8 @@ class ChatRequest(Common, kw_only=True):
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -205,7 +211,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: Literal[False] | None = None
+    continue_final_message: bool | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning_effort: Effort | None = None

@@ -2,9 +2,11 @@
 
 import asyncio
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest, UnsupportedField
+from libs.model.chat import ChatMessage
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.parse import Asked
 
@@ -22,8 +24,7 @@ MESSAGE_CHARS = 64
 
 async def tokenise(asked: Asked, model: ServedModel, threads: Executor) -> list[list[int]]:
     """Token ids of each prompt; raises InvalidRequest that names the field."""
-    if asked.tools or asked.effort:
-        check_chat(asked, model)
+    check_chat(asked, model)
     if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
         text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
         raise ContextTooLong(text, param=asked.prompt_field)
@@ -67,9 +68,12 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
 def check_chat(asked: Asked, model: ServedModel) -> None:
     """Raises UnsupportedField for what the model's chat template has no place for. Pure."""
     name, takes = model.info.name, model.tokenizer.takes
-    if asked.tools and not takes("tools"):
-        text = f"tools are not served for model {name!r}: its chat template takes none"
-        raise UnsupportedField(text, param="tools")
+    if field := _unshown_tools(asked, model):
+        text = (
+            f"{field}: tools are not served for model {name!r}, as its chat template takes none: use a model whose"
+            " template does, put such a chat_template.jinja into its folder, or send calls and results as text"
+        )
+        raise UnsupportedField(text, param=field)
     if asked.tools and not model.format.calls:
         text = (
             f"tools are not served for model {name!r}: how it calls them is not known, set FULCRUM_GATEWAY_TOOL_FORMATS"
@@ -82,13 +86,28 @@ def check_chat(asked: Asked, model: ServedModel) -> None:
         raise UnsupportedField(text, param="reasoning_effort")
 
 
+def _unshown_tools(asked: Asked, model: ServedModel) -> str:
+    """The first field about tools that the model would not be shown; empty if it is shown all of them."""
+    if asked.tools and not model.tokenizer.takes("tools"):
+        return "tools"
+    names = partial(model.tokenizer.names, tools=bool(asked.tools))
+    shows_calls = names("tool_calls")
+    shows_results = shows_calls or names("tool")
+    for place, message in enumerate(asked.messages):
+        if message.get("tool_calls") and not shows_calls:
+            return "input" if asked.for_response else f"messages[{place}].tool_calls"
+        if message["role"] == "tool" and not shows_results:
+            return "input" if asked.for_response else f"messages[{place}]"
+    return ""
+
+
 def _render(asked: Asked, model: ServedModel) -> str:
-    if not (asked.tools or asked.effort or asked.template_variables):
-        return model.tokenizer.render_chat(asked.messages, opens_answer=asked.opens_answer)
-    tools = asked.tools.tools if asked.tools else ()
-    variables = {**_efforts(asked, model), **asked.template_variables}
     return model.tokenizer.render_chat(
-        asked.messages, tools=tools, variables=variables, opens_answer=asked.opens_answer
+        asked.messages,
+        tools=asked.tools.tools if asked.tools else (),
+        variables={**_efforts(asked, model), **asked.template_variables},
+        opens_answer=asked.opens_answer,
+        continues=asked.continues,
     )
 
 
@@ -104,13 +123,18 @@ def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:
 
 def _chars(asked: Asked) -> int:
     """How much there is to render and encode."""
-    chat = sum(MESSAGE_CHARS + len(message["content"]) + len(message.get("name", "")) for message in asked.messages)
+    chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in asked.messages)
     for message in asked.messages:
         if message["role"] == "assistant":
-            chat += len(message.get("reasoning_content", ""))
+            chat += len(message.get("reasoning_content", "")) + len(message.get("reasoning", ""))
             chat += sum(len(str(call["function"]["arguments"])) for call in message.get("tool_calls", ()))
     tools = asked.tools.chars if asked.tools else 0
     return chat + tools + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+
+
+def _content_chars(message: ChatMessage) -> int:
+    content = message["content"]
+    return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
 
 
 def _encode(asked: Asked, model: ServedModel) -> list[list[int]]:

@@ -245,6 +245,8 @@ async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
     ended = (await http.post("/tokenize", json={**chat, "add_generation_prompt": False})).json()["tokens"]
     opened = (await http.post("/tokenize", json={**chat, "add_generation_prompt": True})).json()["tokens"]
     assert opened[: len(ended)] == ended and len(opened) > len(ended)
+    continued = (await http.post("/tokenize", json={**chat, "continue_final_message": True})).json()["tokens"]
+    assert ended[: len(continued)] == continued and len(continued) < len(ended)
 
 
 TALK = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
@@ -257,7 +259,11 @@ TALK = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
         ("/tokenize", {"model": "sim", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
         ("/tokenize", {"model": "no", "prompt": "x"}, "model"),
         ("/tokenize", {"model": "sim", "prompt": "x", "sense": 1}, "sense"),
-        ("/tokenize", {**TALK, "continue_final_message": True}, "continue_final_message"),
+        (
+            "/tokenize",
+            {**TALK, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         ("/tokenize", {**TALK, "add_special_tokens": True}, "add_special_tokens"),
         ("/detokenize", {"model": "sim", "tokens": [260]}, "tokens"),
         ("/detokenize", {"model": "sim", "tokens": [-1]}, "tokens[0]"),

@@ -162,8 +162,8 @@ def test_calls_and_reasoning_of_earlier_answers_go_to_the_template() -> None:
     asked = chat(messages=[*CHAT["messages"], answer, {"role": "tool", "tool_call_id": "c1", "content": [TEXT_PART]}])
     _, turn, result = asked.messages
     assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
-    assert (turn["content"], turn["reasoning_content"], turn["thinking"]) == ("", "Hm.", "Hm.")
-    assert result == {"role": "tool", "content": "hi", "tool_call_id": "c1"}
+    assert (turn["content"], turn["reasoning_content"]) == (None, "Hm.")
+    assert result == {"role": "tool", "content": [TEXT_PART], "tool_call_id": "c1"}
 
 
 def test_what_the_answer_must_be_is_a_schema_or_a_call() -> None:
@@ -199,9 +199,30 @@ def test_defaults_are_those_of_openai() -> None:
     assert completion().max_tokens == 16
 
 
-def test_text_parts_are_joined_and_developer_means_system() -> None:
-    asked = chat(messages=[{"role": "developer", "content": [TEXT_PART, TEXT_PART]}, {"role": "user", "content": ""}])
-    assert asked.messages == ({"role": "system", "content": "hihi"}, {"role": "user", "content": ""})
+def test_contents_and_roles_are_left_to_the_template() -> None:
+    marked = {**TEXT_PART, "cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "developer", "content": [marked, TEXT_PART]},
+        {"role": "user", "content": "", "cache_control": {"type": "ephemeral"}},
+        {"role": "assistant", "content": None},
+    ]
+    assert chat(messages=messages).messages == (
+        {"role": "developer", "content": [TEXT_PART, TEXT_PART]},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": None},
+    )
+
+
+def test_an_answer_is_opened_or_the_last_message_continued() -> None:
+    def ends(**fields: Any) -> tuple[bool, bool]:
+        asked = chat(**fields)
+        return asked.opens_answer, asked.continues
+
+    assert (ends(), ends(add_generation_prompt=False)) == ((True, False), (False, False))
+    assert ends(continue_final_message=True) == ends(continue_final_message=True, add_generation_prompt=False)
+    assert ends(continue_final_message=True) == (False, True)
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        ends(continue_final_message=True, add_generation_prompt=True)
 
 
 def test_sampling_is_passed_on() -> None:

@@ -91,6 +91,48 @@ REFUSED = {
 }
 
 
+CALLING = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "5"}
+SHOWS_CALLS = PLAIN + "{{ messages[1].tool_calls[0].function.name }}"
+TOOL_CHATS = {
+    "tools": ({"tools": [TOOL]}, "tools"),
+    "a call": ({"messages": [{"role": "user", "content": "x"}, CALLING]}, "messages[1].tool_calls"),
+    "a result": ({"messages": [RESULT]}, "messages[0]"),
+    "a call and its result": ({"messages": [CALLING, RESULT]}, "messages[0].tool_calls"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), TOOL_CHATS.values(), ids=TOOL_CHATS.keys())
+async def test_what_is_said_of_tools_is_refused_alike_where_a_template_takes_none(
+    fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(UnsupportedField) as caught:
+        await rendered(model_of(PLAIN), asks(**fields))
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param}: tools are not served for model 'sim', as its chat template takes")
+    assert "chat_template.jinja" in caught.value.message
+
+
+async def test_a_template_that_shows_calls_is_given_them() -> None:
+    history = {"messages": [{"role": "user", "content": "x"}, CALLING, RESULT]}
+    assert await rendered(model_of(SHOWS_CALLS), asks(**history)) == "x5f"
+    with pytest.raises(UnsupportedField, match="tools: tools are not served"):
+        await rendered(model_of(SHOWS_CALLS), asks(**history, tools=[TOOL]))
+
+
+async def test_history_is_judged_by_the_template_that_its_chat_gets() -> None:
+    template = ChatTemplate(PLAIN, {}, SHOWS_CALLS + "{{ tools }}<tool_call>")
+    model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), template))
+    history = {"messages": [{"role": "user", "content": "x"}, CALLING, RESULT]}
+    assert "x5f" in await rendered(model, asks(**history, tools=[TOOL]))
+    with pytest.raises(UnsupportedField, match="tool_calls"):
+        await rendered(model, asks(**history))
+
+
 @pytest.mark.parametrize(("template", "fields", "param", "words"), REFUSED.values(), ids=REFUSED.keys())
 async def test_what_a_template_has_no_place_for_is_refused(
     template: str, fields: dict[str, Any], param: str, words: str

@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as InnerTokenizer
 
 from libs.contracts.errors import InvalidRequest, StartupError
-from libs.model.chat import ChatTemplate
+from libs.model.chat import Arguments, ChatTemplate
+from libs.model.hub import FILES, OTHER_FILES
 from libs.model.info import ModelInfo, load_model_info
-from libs.model.tokenizer import MAX_HELD_TOKENS, Tokenizer, load_tokenizer
+from libs.model.tokenizer import ADDITIONAL_TEMPLATES, MAX_HELD_TOKENS, Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +30,98 @@ def test_sim_chat_is_chatml(sim: Tokenizer) -> None:
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_text_parts_are_joined(sim: Tokenizer) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert sim.render_chat([{"role": "user", "content": parts}]) == sim.render_chat([{"role": "user", "content": "ab"}])
+PARTS = [{"type": "text", "text": "Describe"}, {"type": "text", "text": "this"}]
+LOOP = "{% for part in message.content %}{{ part.text }}|{% endfor %}"
+BOTH = f"{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{LOOP}{{% endif %}}"
+MACRO = "{% macro shown(content) %}" + LOOP.replace("message.content", "content") + "{% endmacro %}"
+SHAPES = {
+    "a text": ("{{ message.content }}", "user", "Describe\nthis", "Hi"),
+    "a text, of tools": (LOOP, "tool", "Describe\nthis|", "Hi|"),
+    "parts": (LOOP, "user", "Describe|this|", "Hi|"),
+    "parts or a text": (BOTH, "user", "Describe|this|", "Hi"),
+    "parts, by a variable": (
+        "{% set said = message['content'] %}" + LOOP.replace("message.content", "said"),
+        "user",
+        "Describe|this|",
+        "Hi|",
+    ),
+    "parts, by a macro": (MACRO + "{{ shown(message.content) }}", "user", "Describe|this|", "Hi|"),
+    "parts, by a filter": (
+        "{{ message.get('content') | map(attribute='text') | join('|') }}",
+        "user",
+        "Describe|this",
+        "Hi",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "role", "parts", "text"), SHAPES.values(), ids=SHAPES)
+def test_a_template_is_given_contents_as_it_takes_them(body: str, role: str, parts: str, text: str) -> None:
+    template = ChatTemplate(f"{{% for message in messages %}}{body}{{% endfor %}}", {})
+    assert template.render([{"role": role, "content": PARTS}]) == parts
+    assert template.render([{"role": role, "content": "Hi"}]) == text
+
+
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": Arguments({"a": 1}, '{"a":1}')}}]
+NULLS = {
+    "is none": ("{{ 'none' if content is none else content }}", "none"),
+    "equals none": ("{{ 'none' if None != content else content }}", "[]"),
+    "is defined": ("{{ 'some' if 'content' in messages[0] else 'left out' }}", "left out"),
+    "printed": ("{{ content }}.", "."),
+    "joined": ("{{ content + '.' }}", "."),
+    "parts": ("{% for part in content %}{{ part.text }}{% endfor %}.", "."),
+}
+
+
+@pytest.mark.parametrize(("body", "shown"), NULLS.values(), ids=NULLS)
+def test_null_content_is_what_a_template_takes_it_for(body: str, shown: str) -> None:
+    template = ChatTemplate("{% set content = messages[0].content %}" + body, {})
+    assert template.render([{"role": "assistant", "content": None, "tool_calls": CALLS}]) == shown.replace("[]", "None")
+
+
+def test_a_calls_arguments_are_an_object_and_the_text_that_the_model_wrote() -> None:
+    template = ChatTemplate(
+        "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a | tojson }} {{ a }} {{ a.a }}", {}
+    )
+    assert template.render([{"role": "assistant", "content": "", "tool_calls": CALLS}]) == '{"a": 1} {"a":1} 1'
+
+
+def test_tools_and_documents_are_none_where_there_are_none() -> None:
+    template = ChatTemplate("{{ tools is none }}{{ documents is none }}{{ tools is defined }}", {})
+    assert template.render([{"role": "user", "content": "x"}]) == "TrueTrueTrue"
+    variables = {"documents": [{"text": "d"}]}
+    assert ChatTemplate("{{ documents[0].text }}", {}).render([], variables=variables) == "d"
+    with pytest.raises(InvalidRequest, match="documents must be"):
+        template.render([], variables={"documents": ["d"]})
+
+
+@pytest.mark.parametrize(
+    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{{ messages[0].role == 'developer' }}", "True")]
+)
+def test_developer_is_system_to_templates_that_do_not_know_it(source: str, role: str) -> None:
+    assert ChatTemplate(source, {}).render([{"role": "developer", "content": "x"}]) == role
+
+
+def test_a_last_message_is_continued_where_its_text_ends(sim: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    whole = sim.render_chat(chat, opens_answer=False)
+    assert sim.render_chat(chat, opens_answer=False, continues=True) == whole.removesuffix("<|im_end|>\n")
+    for content in (None, []):
+        with pytest.raises(InvalidRequest, match="no text to continue"):
+            sim.render_chat([{"role": "assistant", "content": content}], opens_answer=False, continues=True)
+    with pytest.raises(InvalidRequest, match="does not show the last message as it is"):
+        ChatTemplate("{{ messages[0].content | upper }}", {}).render(chat[1:], opens_answer=False, continues=True)
+
+
+def test_what_is_set_where_the_model_writes_is_not_set_behind_it() -> None:
+    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
+    assert ChatTemplate(source, {}).render([]) == "21"
+
+
+@pytest.mark.parametrize("source", ["{{ f() }}", "{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"])
+def test_whatever_goes_wrong_in_a_template_is_a_refusal(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        ChatTemplate(source, {}).render([])
 
 
 @pytest.mark.parametrize("text", ["hello", "naïve 日本語", "👩‍👩‍👧 family", "\U0001f9e8", "a\u0301"])
@@ -116,6 +207,20 @@ def test_template_file_wins_over_config_and_special_tokens_come_from_config(tmp_
     assert load_tokenizer(model_in(tmp_path)).render_chat([]) == "old"
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}new")
     assert load_tokenizer(model_in(tmp_path)).render_chat([]) == "<s>new"
+
+
+def test_other_templates_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    write_sentencepiece_like(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "plain", "image_token": "<image>"}))
+    (tmp_path / ADDITIONAL_TEMPLATES).mkdir()
+    (tmp_path / ADDITIONAL_TEMPLATES / "tool_use.jinja").write_text("{{ tools | length }}{{ image_token }}")
+    (tmp_path / ADDITIONAL_TEMPLATES / "rag.jinja").write_text("rag")
+    tokenizer = load_tokenizer(model_in(tmp_path))
+    assert tokenizer.takes("tools")
+    assert (tokenizer.render_chat([]), tokenizer.render_chat([], tools=[{}])) == ("plain", "1<image>")
+    assert "additional_chat_templates/tool_use.jinja" in filter_repo_objects(
+        ["additional_chat_templates/tool_use.jinja", "README.md"], allow_patterns=FILES, ignore_patterns=OTHER_FILES
+    )
 
 
 def test_a_model_without_template_points_to_completions(tmp_path: Path) -> None:
