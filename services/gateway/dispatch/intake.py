@@ -123,6 +123,7 @@ class Intake:
                     decoder=decoder,
                     stops=asked.stops,
                     silent_token_ids=end_token_ids,
+                    min_tokens=asked.sampling.min_tokens,
                     in_pieces=asked.stream,
                     parts=make_parts(prompt, decoder) if make_parts else None,
                     ordered=asked.for_response,
