@@ -159,11 +159,8 @@ class ChoiceText:
         """The last token was taken."""
         self._decode()
         if not self._stopped:
-            if self._parts is None:
-                self._push(self._decoder.flush())
-            else:
-                self._end(self._parts)
-            if self._stopped:
+            parts = self._parts
+            if self._push(self._decoder.flush()) if parts is None else self._end(parts):
                 reason = ApiFinishReason.STOP
             else:
                 self._add(self._stops.flush())
@@ -241,11 +238,12 @@ class ChoiceText:
             if self._read_tokens == self._min_tokens:
                 self._early = reader.held
 
-    def _end(self, parts: PartReaders) -> None:
+    def _end(self, parts: PartReaders) -> bool:
         found = parts.reader.end()
         if is_content(found):
             self._piece.logprobs += [TokenLogprob(*kept, self._chars) for kept in self._kept]
         self._sort(found, parts)
+        return self._stopped
 
     def _sort(self, found: Iterable[AnswerPart], parts: PartReaders) -> None:
         """Parts of the answer, in order; nothing follows a stop string."""
@@ -281,12 +279,13 @@ class ChoiceText:
             calls[-1].arguments.append(part.text)
             self._run(PartKind.ARGUMENTS, part.text)
 
-    def _push(self, text: str) -> None:
-        """Add content, up to a stop string where one may end there."""
+    def _push(self, text: str) -> bool:
+        """Add content, up to a stop string where one may end there; whether one did."""
         # vLLM's detokenizer has the same rule, and searches from the text of token min_tokens + 1 on.
         exempt_chars = len(text) if self._read_tokens <= self._min_tokens else self._take_early(text)
         shown, self._stopped = self._stops.push(text, exempt_chars)
         self._add(shown)
+        return self._stopped
 
     def _take_early(self, text: str) -> int:
         """Return how many characters of content come from the first `min_tokens` tokens after all."""
