@@ -368,8 +368,11 @@ class _Document:
                         raise self._cannot(keyword)
                 elif self._child(needed, resource, keyword, key) != {}:
                     raise self._cannot(keyword)
-        if own.get("minProperties", 1) <= len(set(required)):
+        if own.get("minProperties", 0) <= len(set(required)):
             own.pop("minProperties", None)
+        elif own["minProperties"] > len(set(required)) + 1:
+            # The library lets a name that is not listed come twice.
+            raise self._cannot("minProperties of more than one beyond those required")
         if "unevaluatedProperties" in own:
             rest = own.pop("unevaluatedProperties")
             if "additionalProperties" not in own:

@@ -220,6 +220,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"items": 1}, r"must be an object or a boolean \(at #/items\)"),
     ({"const": 2**53 + 1}, r"beyond 2\*\*53"),
     ({"type": "integer", "minimum": 2**60}, r"beyond 2\*\*53"),
+    ({"required": ["a"], "minProperties": 3}, "minProperties of more than one beyond those required"),
     ({"required": True}, "required must be a list of strings"),
     (nested(MAX_DEPTH + 1), "nested deeper"),
 ]  # fmt: skip
