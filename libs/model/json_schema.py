@@ -353,6 +353,21 @@ class _Document:
             own["maxItems"] = min(own.get("maxItems", most), most)
 
     def _object(self, own: dict[str, Any], resource: Any) -> None:
+        required = self._required(own, resource)
+        if own.get("minProperties", 0) <= len(required):
+            own.pop("minProperties", None)
+        elif own["minProperties"] > len(required) + 1:
+            # The library lets a name that is not listed come twice.
+            raise self._cannot("minProperties of more than one beyond those required")
+        if "unevaluatedProperties" in own:
+            rest = own.pop("unevaluatedProperties")
+            if "additionalProperties" not in own:
+                if any(key in own for key in _IN_PLACE) and self._child(rest, resource, "unevaluatedProperties") != {}:
+                    raise self._cannot("unevaluatedProperties")
+                own["additionalProperties"] = rest
+
+    def _required(self, own: dict[str, Any], resource: Any) -> set[str]:
+        """Names that an object must have, with those that depend on one of them."""
         required = own.get("required", [])
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
             raise self._refused("required must be a list of strings")
@@ -362,23 +377,15 @@ class _Document:
                 raise self._refused(f"{keyword} must be an object")
             for key, needed in wanted.items():
                 if isinstance(needed, list):
+                    if not all(isinstance(each, str) for each in needed):
+                        raise self._refused(f"{keyword} must list strings")
                     if key in required:
                         required = own["required"] = [*required, *needed]
-                    elif not set(map(str, needed)) <= {key, *required}:
+                    elif not set(needed) <= {key, *required}:
                         raise self._cannot(keyword)
                 elif self._child(needed, resource, keyword, key) != {}:
                     raise self._cannot(keyword)
-        if own.get("minProperties", 0) <= len(set(required)):
-            own.pop("minProperties", None)
-        elif own["minProperties"] > len(set(required)) + 1:
-            # The library lets a name that is not listed come twice.
-            raise self._cannot("minProperties of more than one beyond those required")
-        if "unevaluatedProperties" in own:
-            rest = own.pop("unevaluatedProperties")
-            if "additionalProperties" not in own:
-                if any(key in own for key in _IN_PLACE) and self._child(rest, resource, "unevaluatedProperties") != {}:
-                    raise self._cannot("unevaluatedProperties")
-                own["additionalProperties"] = rest
+        return set(required)
 
     def _names_of_properties(self, own: dict[str, Any], resource: Any) -> None:
         """Names become properties, or a pattern of properties; a rule that all names keep asks nothing."""
