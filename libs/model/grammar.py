@@ -1,5 +1,5 @@
-"""`python -m libs.model.grammar`: whether a JSON schema, read from stdin, can be kept to; prints why not, or nothing.
-A JSON string in its place is what follows a rule's name: a pattern, or choices.
+"""`python -m libs.model.grammar`: whether a JSON schema, read from stdin, can be kept to; prints `fault`, why not, and
+`schema`, as the library reads it. A JSON string in its place is what follows a rule's name: a pattern, or choices.
 
 A process of its own, since no limit of the library bounds all of its compiler: intersections of patterns can take
 minutes, and a thread cannot be ended.
@@ -11,6 +11,8 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from libs.model.json_schema import SchemaRefused, normalise
 
 MAX_CPU_S: Final = 2
 MAX_MEMORY_BYTES: Final = 2 * 1024**3
@@ -82,12 +84,18 @@ def fault_of_rule(rule: str) -> str:
     return ""
 
 
-def fault_of(schema: Mapping[str, Any]) -> str:
-    """Why a schema cannot be kept to; empty where it can."""
+def kept_schema(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The schema as the library reads it, and why it cannot be kept to; empty where it can."""
     from llguidance import LLMatcher  # noqa: PLC0415 (its caller's process may not need it)
 
+    try:
+        schema = normalise(schema)
+    except SchemaRefused as refused:
+        return {}, str(refused)
+    except RecursionError:
+        return {}, "it is nested too deep"
     reason = LLMatcher.validate_grammar(f"start: {json_rule(schema)}").strip()
-    return reason.partition(_FAILED)[2].partition("\n   1 |")[0].strip() or reason[:200]
+    return schema, reason.partition(_FAILED)[2].partition("\n   1 |")[0].strip() or reason[:200]
 
 
 def main() -> None:
@@ -95,7 +103,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     asked = json.load(sys.stdin)
-    sys.stdout.write(fault_of_rule(asked) if isinstance(asked, str) else fault_of(asked))
+    kept, fault = ({}, fault_of_rule(asked)) if isinstance(asked, str) else kept_schema(asked)
+    json.dump({"schema": kept, "fault": fault}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ class HarmonyParser:
         return self._state is _State.BODY and self._kind is PartKind.REASONING
 
     @property
-    def undecided(self) -> bool:
-        """Whether the answer has begun with what may become a recipient."""
-        return bool(self._opening)
+    def held(self) -> str:
+        """The start of the answer, where it may become a recipient."""
+        return self._opening
 
     def text(self, text: str) -> list[AnswerPart]:
         """Read text of a header, or of a message."""

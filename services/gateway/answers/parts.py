@@ -33,8 +33,8 @@ class Parser(Protocol):
         ...
 
     @property
-    def undecided(self) -> bool:
-        """Whether some text is held back until more of it says what it is."""
+    def held(self) -> str:
+        """Text that waits until more of it says what it is; it may still become content."""
         ...
 
     def text(self, text: str) -> list[AnswerPart]:

@@ -18,6 +18,11 @@ class AnswerReader:
         self.kept = False
         """Whether the last token waits for those after it to say whether it is content."""
 
+    @property
+    def held(self) -> str:
+        """Text that waits until more of it says what it is; it may still become content."""
+        return self._parser.held
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token may be a marker."""
         return token_id in self._special
@@ -29,7 +34,7 @@ class AnswerReader:
         if special is None:
             text = self._decoder.push(token_id)
             parts = self._parser.text(text) if text else []
-            self.kept = not text or self._parser.undecided
+            self.kept = not text or bool(self._parser.held)
             return parts
         parts = self._flush()
         self.kept = False

@@ -1,9 +1,11 @@
 """Whether JSON schemas can be kept to, found out in a process that can be ended, and remembered."""
 
 import asyncio
+import json
 import signal
 import sys
 from collections import OrderedDict
+from typing import NamedTuple
 
 from libs.contracts.errors import QueueFull
 from libs.dispatch.waiting import RETRY_AFTER_S
@@ -11,6 +13,8 @@ from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES
 
 MAX_CHECKED = 256
 """Schemas whose verdict is remembered."""
+MAX_CHECKED_CHARS = 8 * 1024 * 1024
+"""Of all remembered schemas, as they came and as they are kept to."""
 MAX_CHECKS = 2
 """At a time."""
 MAX_WAITING = 32
@@ -21,43 +25,58 @@ _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 MAX_REASON_CHARS = 300
 
 
+class Verdict(NamedTuple):
+    """What the check of a schema, or of a rule, has found."""
+
+    fault: str
+    """Why it cannot be kept to; empty where it can."""
+    schema: str = "{}"
+    """JSON: an equal or stricter schema, as the grammar library reads it. Of no meaning for a rule."""
+
+
 class SchemaCheck:
     """Verdicts by schema."""
 
     def __init__(self) -> None:
-        self._faults: OrderedDict[str, str] = OrderedDict()
+        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._chars = 0
         self._slots = asyncio.Semaphore(MAX_CHECKS)
         self._checks: dict[str, asyncio.Lock] = {}
         """Of schemas that are checked or wait for it."""
 
-    async def fault(self, schema: str) -> str:
-        """Why a schema, as JSON, cannot be kept to; empty where it can. Raises QueueFull where too many are checked."""
-        found = self._faults.get(schema)
+    async def verdict(self, schema: str) -> Verdict:
+        """On a schema, or a rule, as JSON. Raises QueueFull where too many are checked."""
+        found = self._verdicts.get(schema)
         if found is None:
             found = await self._check(schema)
         else:
-            self._faults.move_to_end(schema)
+            self._verdicts.move_to_end(schema)
         return found
 
-    async def _check(self, schema: str) -> str:
+    async def _check(self, schema: str) -> Verdict:
         """Once, however many wait for it."""
         if schema not in self._checks and len(self._checks) >= MAX_WAITING:
             raise QueueFull(f"{MAX_WAITING} schemas are being checked already", retry_after_s=RETRY_AFTER_S)
         async with self._checks.setdefault(schema, asyncio.Lock()):
-            found = self._faults.get(schema)
+            found = self._verdicts.get(schema)
             if found is not None:
                 return found
             try:
                 async with self._slots:
-                    found = self._faults[schema] = await _ask(schema)
+                    found = self._verdicts[schema] = await _ask(schema)
             finally:
                 self._checks.pop(schema, None)
-        while len(self._faults) > MAX_CHECKED:
-            self._faults.popitem(last=False)
+        self._chars += _chars(schema, found)
+        while len(self._verdicts) > MAX_CHECKED or self._chars > MAX_CHECKED_CHARS:
+            self._chars -= _chars(*self._verdicts.popitem(last=False))
         return found
 
 
-async def _ask(schema: str) -> str:
+def _chars(schema: str, verdict: Verdict) -> int:
+    return len(schema) + len(verdict.fault) + len(verdict.schema)
+
+
+async def _ask(schema: str) -> Verdict:
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "libs.model.grammar"),
         stdin=asyncio.subprocess.PIPE,
@@ -74,9 +93,10 @@ async def _ask(schema: str) -> str:
             child.kill()
             await child.wait()
     if child.returncode in _OUT_OF_TIME:
-        return f"it takes more than {MAX_CPU_S} s to compile"
+        return Verdict(f"it takes more than {MAX_CPU_S} s to compile")
     if child.returncode is None or child.returncode > 0:
         raise RuntimeError(f"the check of a schema ended with {child.returncode}")
     if child.returncode:
-        return f"it takes more than {MAX_MEMORY_BYTES} bytes to compile"
-    return said.decode()[:MAX_REASON_CHARS]
+        return Verdict(f"it takes more than {MAX_MEMORY_BYTES} bytes to compile")
+    found = json.loads(said)
+    return Verdict(found["fault"][:MAX_REASON_CHARS], json.dumps(found["schema"]))

@@ -53,9 +53,9 @@ class TaggedParser:
         return self._mode is _Mode.REASONING
 
     @property
-    def undecided(self) -> bool:
-        """Whether text is held that may be a tag's."""
-        return bool(self._held)
+    def held(self) -> str:
+        """Text that may be a tag's, or white space around one."""
+        return self._held
 
     def text(self, text: str) -> list[AnswerPart]:
         """What can be said of the text so far."""

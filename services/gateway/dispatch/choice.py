@@ -95,13 +95,15 @@ class ChoiceText:
         decoder: Decoder,
         stops: Sequence[str],
         silent_token_ids: frozenset[int],
+        min_tokens: int = 0,
         in_pieces: bool,
         parts: PartReaders | None = None,
         ordered: bool = False,
         prompt: PromptShown | None = None,
         changed: Callable[[], None],
     ) -> None:
-        """`silent_token_ids`: they end the text and are no part of it. `parts`: None where all of it is content;
+        """`silent_token_ids`: they end the text and are no part of it. `min_tokens`: no stop string ends within the
+        text of as many tokens, whichever workers they come from. `parts`: None where all of it is content;
         otherwise logprobs are of the content alone, and stop strings are looked for there. `ordered`: whether pieces
         say in which order their parts came. `prompt`: what is shown of it, and of tokens' ids. `changed` is called when
         all is there, and, for one who takes it `in_pieces`, when there may be a piece."""
@@ -112,6 +114,10 @@ class ChoiceText:
         self._stops = StopMatcher(stops)
         self._has_stops = bool(stops)
         self._silent = silent_token_ids
+        self._min_tokens = min_tokens
+        self._read_tokens = 0
+        self._early = ""
+        """Text of the first `min_tokens` tokens that the reader held back at their end."""
         self._in_pieces = in_pieces
         self._parts = parts
         self._kept: list[tuple[int, Logprob]] = []
@@ -153,12 +159,8 @@ class ChoiceText:
         """The last token was taken."""
         self._decode()
         if not self._stopped:
-            if self._parts is None:
-                text, self._stopped = self._stops.push(self._decoder.flush())
-                self._add(text)
-            else:
-                self._end(self._parts)
-            if self._stopped:
+            parts = self._parts
+            if self._push(self._decoder.flush()) if parts is None else self._end(parts):
                 reason = ApiFinishReason.STOP
             else:
                 self._add(self._stops.flush())
@@ -213,14 +215,16 @@ class ChoiceText:
     def _show_all(self) -> None:
         for token_id, logprob in self._tokens:
             if logprob is not None:
-                self._piece.logprobs.append(TokenLogprob(token_id, logprob, self._chars))
+                before = self._chars + self._stops.held_chars
+                self._piece.logprobs.append(TokenLogprob(token_id, logprob, before))
+            self._read_tokens += 1
             if token_id not in self._silent:
-                text, self._stopped = self._stops.push(self._decoder.push(token_id))
-                self._add(text)
+                self._push(self._decoder.push(token_id))
 
     def _read(self, parts: PartReaders) -> None:
         reader = parts.reader
         for token_id, logprob in self._tokens:
+            self._read_tokens += 1
             if token_id in self._silent and not reader.is_special(token_id):
                 continue
             found = reader.token(token_id)
@@ -231,12 +235,15 @@ class ChoiceText:
             if not reader.kept or is_content(found):
                 self._kept.clear()
             self._sort(found, parts)
+            if self._read_tokens == self._min_tokens:
+                self._early = reader.held
 
-    def _end(self, parts: PartReaders) -> None:
+    def _end(self, parts: PartReaders) -> bool:
         found = parts.reader.end()
         if is_content(found):
             self._piece.logprobs += [TokenLogprob(*kept, self._chars) for kept in self._kept]
         self._sort(found, parts)
+        return self._stopped
 
     def _sort(self, found: Iterable[AnswerPart], parts: PartReaders) -> None:
         """Parts of the answer, in order; nothing follows a stop string."""
@@ -246,8 +253,7 @@ class ChoiceText:
             if part.kind is PartKind.CONTENT:
                 if parts.only_calls:
                     continue
-                text, self._stopped = self._stops.push(part.text)
-                self._add(text)
+                self._push(part.text)
             elif part.kind is PartKind.REASONING:
                 if parts.hides_reasoning:
                     continue
@@ -272,6 +278,23 @@ class ChoiceText:
                 calls.append(CallPiece(self._calls - 1))
             calls[-1].arguments.append(part.text)
             self._run(PartKind.ARGUMENTS, part.text)
+
+    def _push(self, text: str) -> bool:
+        """Add content, up to a stop string where one may end there; whether one did."""
+        # vLLM's detokenizer has the same rule, and searches from the text of token min_tokens + 1 on.
+        exempt_chars = len(text) if self._read_tokens <= self._min_tokens else self._take_early(text)
+        shown, self._stopped = self._stops.push(text, exempt_chars)
+        self._add(shown)
+        return self._stopped
+
+    def _take_early(self, text: str) -> int:
+        """Return how many characters of content come from the first `min_tokens` tokens after all."""
+        for early in (self._early, self._early.lstrip()):  # readers drop white space after reasoning and calls
+            if early and (text.startswith(early) or early.startswith(text)):
+                self._early = early[len(text) :]
+                return min(len(early), len(text))
+        self._early = ""
+        return 0
 
     def _add(self, text: str) -> None:
         if text:

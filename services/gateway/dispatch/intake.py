@@ -104,8 +104,7 @@ class Intake:
         max_output_tokens = check_fit(asked, prompts, model, context_tokens)
         seed = asked.seed if asked.seed is not None else secrets.randbits(63)
         end_token_ids = _ends(asked, model)
-        if asked.guided:
-            await check_schemas(asked, self._schemas)
+        schemas = await check_schemas(asked, self._schemas) if asked.guided else None
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
         context.cache_salt = self._cache_salt(context.tenant)
         hints = await self._cached(asked, model, prompts, context.cache_salt)
@@ -114,7 +113,7 @@ class Intake:
         make_parts = partial(_parts, asked, model) if asked.messages else None
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
-            guide = answer_guide(asked, model, prompt) if asked.guided else ""
+            guide = answer_guide(asked, schemas, model, prompt) if schemas else ""
             for which in range(asked.n):
                 request_id = _id_of(arrival.request_id, len(choices), asked.choices)
                 decoder = model.tokenizer.decoder()
@@ -123,6 +122,7 @@ class Intake:
                     decoder=decoder,
                     stops=asked.stops,
                     silent_token_ids=end_token_ids,
+                    min_tokens=asked.sampling.min_tokens,
                     in_pieces=asked.stream,
                     parts=make_parts(prompt, decoder) if make_parts else None,
                     ordered=asked.for_response,

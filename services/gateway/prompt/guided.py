@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from libs.contracts.errors import InvalidRequest
 from services.gateway.answers.families import AnswerFormat, prompt_end
-from services.gateway.answers.guide import guide_of
+from services.gateway.answers.guide import ToolSchema, guide_of
 from services.gateway.answers.schema_check import SchemaCheck
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.parse import Asked
@@ -14,28 +15,41 @@ from services.gateway.prompt.parse import Asked
 MAX_SCHEMA_CHARS = 64 * 1024
 
 
-async def check_schemas(asked: Asked, check: SchemaCheck) -> None:
+@dataclass(frozen=True, slots=True)
+class KeptSchemas:
+    """The schemas of one request, as the grammar library reads them."""
+
+    answer: Mapping[str, Any] | None = None
+    tools: list[ToolSchema] = field(default_factory=list)
+
+
+async def check_schemas(asked: Asked, check: SchemaCheck) -> KeptSchemas:
     """Raises InvalidRequest that names the field and says why its schema cannot be kept to."""
-    if asked.schema is not None:
-        await _check(asked.schema, asked.schema_field, check)
     if asked.rule:
         await _check(asked.rule, asked.schema_field, check)
-    for _, schema, field in asked.tools.callable() if asked.tools else ():
-        await _check(schema, field, check)
+    return KeptSchemas(
+        None if asked.schema is None else await _check(asked.schema, asked.schema_field, check),
+        [
+            (name, await _check(schema, named, check))
+            for name, schema, named in (asked.tools.callable() if asked.tools else ())
+        ],
+    )
 
 
-async def _check(schema: Mapping[str, Any] | str, field: str, check: SchemaCheck) -> None:
+async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck) -> dict[str, Any]:
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
-        raise InvalidRequest(f"{field} is over {MAX_SCHEMA_CHARS} characters", param=field)
-    fault = await check.fault(text)
+        raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
+    fault, kept = await check.verdict(text)
     if fault:
         raise InvalidRequest(
-            f"{field}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=field
+            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named
         )
+    found: dict[str, Any] = json.loads(kept)
+    return found
 
 
-def answer_guide(asked: Asked, model: ServedModel, prompt: list[int]) -> str:
+def answer_guide(asked: Asked, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
     """The grammar of an answer to this prompt. Pure."""
     # What follows a prompt that is text or tokens has no format.
     shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools
@@ -43,9 +57,9 @@ def answer_guide(asked: Asked, model: ServedModel, prompt: list[int]) -> str:
     return guide_of(
         shape,
         {text: token_id for token_id, text in tokenizer.added_tokens.items()},
-        schema=None if called else asked.schema,
+        schema=None if called else schemas.answer,
         rule="" if called else asked.rule,
-        tools=[(name, schema) for name, schema, _ in tools.callable()] if tools else (),
+        tools=schemas.tools,
         parallel=bool(tools and tools.parallel),
         thinks=shape.thinks(prompt_end(tokenizer, prompt)),
     )

@@ -13,6 +13,7 @@ from services.gateway.prompt.constraint import Constraint, constraint_of
 from services.gateway.prompt.fit import fit
 from services.gateway.prompt.history import chat_message
 from services.gateway.prompt.schema import (
+    MAX_STOPS_CHARS,
     ChatRequest,
     Common,
     CompletionRequest,
@@ -259,6 +260,9 @@ def _asked(
     stop, options = request.stop, request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if sum(map(len, stops)) > MAX_STOPS_CHARS:
+        raise InvalidRequest(f"stop: all strings together are over {MAX_STOPS_CHARS} characters", param="stop")
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
     asked = Asked(
@@ -271,7 +275,7 @@ def _asked(
         sampling=sampling,
         unset=frozenset(name for name in _ADVISED if getattr(request, name) is None),
         seed=request.seed,
-        stops=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stops=stops,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),

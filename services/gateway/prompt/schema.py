@@ -4,8 +4,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-MAX_STOPS = 4
+MAX_STOPS = 64
+"""OpenAI's API takes 4; vLLM, whose users send lists of code's beginnings, any number."""
 MAX_STOP_CHARS = 256
+MAX_STOPS_CHARS = 1024
+"""Of all of one request: each token's text is compared with every beginning of each."""
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 """Of one prompt, as in OpenAI's API; a gateway's settings may allow fewer."""

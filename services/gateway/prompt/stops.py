@@ -10,12 +10,23 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """What can be sent, and whether a stop string ended the text before it."""
+    @property
+    def held_chars(self) -> int:
+        """How much text waits, since it may begin a stop string."""
+        return len(self._held)
+
+    def push(self, text: str, exempt_chars: int = 0) -> tuple[str, bool]:
+        """What can be sent, and whether a stop string ended the text before it. A stop string that ends within the
+        first `exempt_chars` of `text` does not count; one that begins there and ends later does."""
         if not self._stops:
             return text, False
+        searched = len(self._held) + exempt_chars
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [
+            (at + len(stop), at)
+            for stop in self._stops
+            if (at := text.find(stop, max(searched + 1 - len(stop), 0))) >= 0
+        ]
         if found:
             self._held = ""
             return text[: min(found)[1]], True

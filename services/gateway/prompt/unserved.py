@@ -19,6 +19,11 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
+    # vLLM's
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
 }
 """Values, beside null, that say what happens anyway."""
 

@@ -7,9 +7,10 @@ import httpx
 import openai
 import pytest
 
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.model.info import load_model_info
 from libs.testing.engines.harmony import sim_with_markers
-from libs.testing.workers.scripted import ScriptedWorker
+from libs.testing.workers.scripted import Plan, ScriptedWorker
 from services.gateway.answers.families import FormatNames
 from services.gateway.prompt.catalog import Catalog, ServedModel, load_catalog
 from tests.e2e.gateway.gateway_rig import CHAT, TOOL
@@ -179,3 +180,75 @@ async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.Async
     body = {"model": "sim", "prompt": "x", "max_tokens": len(worker.script)}
     answer = (await http.post("/v1/completions", json=body)).json()
     assert answer["choices"][0]["text"] == "analysisThink STOP.assistantfinalParis."
+
+
+async def contents(http: httpx.AsyncClient, path: str, body: dict[str, object]) -> set[tuple[str, str, int]]:
+    """(content, finish reason, tokens) of two choices, whole and streamed."""
+    whole = (await http.post(path, json={**body, "n": 2})).json()
+    found = {
+        (choice["message"]["content"] if "message" in choice else choice["text"], choice["finish_reason"])
+        for choice in whole["choices"]
+    }
+    usage = {"stream": True, "n": 2, "stream_options": {"include_usage": True}}
+    streamed = await http.post(path, json={**body, **usage})
+    *events, _, _ = streamed.text.split("\n\n")
+    *chunks, closing = [json.loads(event.removeprefix("data: ")) for event in events]
+    for index in range(2):
+        pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        texts = [piece["delta"].get("content") or "" if "delta" in piece else piece["text"] for piece in pieces]
+        found.add(("".join(texts), pieces[-1]["finish_reason"]))
+    tokens = {answer["usage"]["completion_tokens"] // 2 for answer in (whole, closing)}
+    return {(text, finish, count) for text, finish in found for count in tokens}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ((2, ["c"]), ("ab", "stop", 3)),
+        ((3, ["c"]), ("abcdefghij", "length", 10)),
+        ((3, ["cd"]), ("ab", "stop", 4)),
+        ((6, ["c", "de", "h"]), ("abcdefg", "stop", 8)),
+        ((10, ["j"]), ("abcdefghij", "length", 10)),
+    ],
+)
+async def test_no_stop_string_ends_within_min_tokens(
+    http: httpx.AsyncClient,
+    worker: ScriptedWorker,
+    path: str,
+    asked: tuple[int, list[str]],
+    answer: tuple[str, str, int],
+) -> None:
+    min_tokens, stops = asked
+    prompt = {"messages": CHAT["messages"]} if "chat" in path else {"prompt": "hi"}
+    body = {"model": "sim", **prompt, "max_tokens": 10, "min_tokens": min_tokens, "stop": stops}
+    assert await contents(http, path, body) == {answer}
+    lost = Plan(tokens=2, fail=pb.FAILURE_CODE_KV_LOST)
+    worker.plans.extend([lost, lost, lost, lost])
+    assert await contents(http, path, body) == {answer}, "tokens are counted over every attempt"
+    assert not worker.plans
+
+
+THOUGHT = "<think>no\nmatter</think>\n\n"
+
+
+@pytest.mark.parametrize("url", [thinking_catalog], indirect=True)
+@pytest.mark.parametrize(
+    ("early", "late", "content"),
+    [
+        (THOUGHT[:9], THOUGHT[9:] + "ab\ncd", "ab"),
+        (THOUGHT + "ab", "\ncd\n", "ab"),
+        (THOUGHT + "ab\n", "cd\nef", "ab\ncd"),
+        (THOUGHT + "ab \n", "<tool\nef", "ab \n<tool"),
+        ("\n", "\ncd", "\n"),
+    ],
+    ids=repr,
+)
+async def test_text_that_may_be_white_space_around_a_tag_belongs_to_its_own_tokens(
+    http: httpx.AsyncClient, worker: ScriptedWorker, early: str, late: str, content: str
+) -> None:
+    """Such text is held back: it becomes content only with later tokens, which are past `min_tokens`."""
+    worker.script = list(f"{early}{late}".encode())
+    body = {**CHAT, "tools": [TOOL], "stop": "\n", "min_tokens": len(early), "max_tokens": len(worker.script)}
+    found = await contents(http, "/v1/chat/completions", body)
+    assert {text for text, _, _ in found} == {content}

@@ -148,6 +148,31 @@ def test_stops_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str],
     assert (sent if stopped else sent + matcher.flush(), stopped) == expected
 
 
+def vllm_text(tokens: list[str], stops: list[str], min_tokens: int) -> tuple[str, bool]:
+    """What vLLM's detokenizer makes of tokens that come one by one (v1/engine/detokenizer.py, `update`)."""
+    text = ""
+    for count, token in enumerate(tokens, 1):
+        text += token
+        if count <= min_tokens or not token:
+            continue
+        for stop in stops:
+            at = text.find(stop, 1 - len(token) - len(stop)) if len(text) >= len(stop) else -1
+            if at >= 0:
+                return text[:at], True
+    return text, False
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=12), st.text("ab", min_size=1, max_size=4), st.integers(0, 12))
+def test_stops_spare_the_text_of_min_tokens_as_vllm_does(tokens: list[str], stop: str, min_tokens: int) -> None:
+    matcher, sent, stopped = StopMatcher([stop]), "", False
+    for count, token in enumerate(tokens, 1):
+        part, stopped = matcher.push(token, len(token) if count <= min_tokens else 0)
+        sent += part
+        if stopped:
+            break
+    assert (sent if stopped else sent + matcher.flush(), stopped) == vllm_text(tokens, [stop], min_tokens)
+
+
 @given(st.lists(st.sampled_from(["grant", "recall", "use", "reserve", "release", "use_reserved"])))
 def test_credits_are_never_spent_twice(steps: list[str]) -> None:
     balance, granted, used, returned = CreditBalance(), 0, 0, 0

@@ -168,7 +168,7 @@ def test_few_tokens_are_held(tokens: list[int]) -> None:
     reader, held = AnswerReader(parser, TOKENIZER.decoder(), TOKENIZER.special_tokens), 0
     for token in tokens:
         reader.token(token)
-        held = held + 1 if parser.undecided else 0
+        held = held + 1 if parser.held else 0
         assert held < len(" to=")
 
 

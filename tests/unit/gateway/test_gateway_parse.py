@@ -44,7 +44,8 @@ BAD_CHAT = [
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"seed": 2**63}, "seed"),
     ({"seed": 1.5}, "seed"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": ["a" * 256] * 4 + ["b"]}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop[1]"),
     ({"stop": "a" * 1000}, "stop"),
@@ -136,6 +137,7 @@ HARMLESS = [
     {"stream": True, "stream_options": {"continuous_usage_stats": False}},
     {"store": False, "service_tier": "auto", "user": "u", "metadata": {"a": "b"}},
     {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+    {"include_stop_str_in_output": False, "skip_special_tokens": True, "use_beam_search": False},
     {"temperature": None, "n": None, "stop": None, "logit_bias": None, "max_tokens": None, "seed": None},
 ]
 
@@ -234,6 +236,12 @@ def test_sampling_is_passed_on() -> None:
     assert dict(asked.sampling.logit_bias) == {7: -100}
     assert asked.sampling.ignore_eos
     assert completion(logprobs=0).sampling.logprobs
+
+
+def test_stop_strings_may_be_as_many_as_the_beginnings_of_code() -> None:
+    stops = ["\nclass", "\ndef", "\n#", "\n@", "\nprint", "\nif"]
+    assert chat(stop=stops).stops == completion(stop=stops).stops == tuple(stops)
+    assert len(completion(stop=[str(number) for number in range(64)]).stops) == 64
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,28 @@ def test_text_ends_before_the_stop_that_is_complete_first(
     assert (found, ended) == (sent, stopped)
 
 
+@pytest.mark.parametrize(
+    ("stops", "early", "late", "sent", "stopped"),
+    [
+        (["END"], "aENDb", "cENDd", "aENDbc", True),
+        (["END"], "aEN", "Db", "a", True),
+        (["END"], "aEND", "b", "aENDb", False),
+        (["aa"], "aa", "a", "a", True),
+        (["abcd", "bc"], "abc", "d", "", True),
+        (["abcd", "bc"], "abc", "x", "abcx", False),
+    ],
+)
+def test_a_stop_string_counts_where_it_ends_after_the_exempt_text(
+    stops: list[str], early: str, late: str, sent: str, stopped: bool
+) -> None:
+    for pushes in ([(early, len(early)), (late, 0)], [(early + late, len(early))]):
+        matcher, found, ended = StopMatcher(stops), "", False
+        for text, exempt_chars in pushes:
+            shown, ended = matcher.push(text, exempt_chars)
+            found += shown
+        assert (found if ended else found + matcher.flush(), ended) == (sent, stopped)
+
+
 def test_output_is_complete_at_an_end_token_or_the_bound() -> None:
     one = generation(1)
     assert one.complete() is None

@@ -8,7 +8,7 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from services.gateway.answers import schema_check
-from services.gateway.answers.schema_check import SchemaCheck
+from services.gateway.answers.schema_check import SchemaCheck, Verdict
 from services.gateway.prompt.guided import MAX_SCHEMA_CHARS, check_schemas
 from services.gateway.prompt.parse import parse_chat
 
@@ -68,20 +68,20 @@ async def test_a_schema_of_too_many_characters_is_refused_unread() -> None:
 async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked = asyncio.Event(), []
 
-    async def ask(schema: str) -> str:
+    async def ask(schema: str) -> Verdict:
         asked.append(schema)
         await gate.wait()
-        return "no"
+        return Verdict("no")
 
     monkeypatch.setattr(schema_check, "_ask", ask)
     check = SchemaCheck()
-    waiting = [asyncio.ensure_future(check.fault(str(number))) for number in range(schema_check.MAX_WAITING)]
+    waiting = [asyncio.ensure_future(check.verdict(str(number))) for number in range(schema_check.MAX_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await check.fault("one more")
+        await check.verdict("one more")
     assert len(asked) == schema_check.MAX_CHECKS
-    waiting += [asyncio.ensure_future(check.fault("0")) for _ in range(100)]
+    waiting += [asyncio.ensure_future(check.verdict("0")) for _ in range(100)]
     gate.set()
-    assert set(await asyncio.gather(*waiting)) == {"no"}
-    assert await check.fault("0") == "no"
+    assert set(await asyncio.gather(*waiting)) == {Verdict("no")}
+    assert (await check.verdict("0")).fault == "no"
     assert len(asked) == schema_check.MAX_WAITING

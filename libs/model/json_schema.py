@@ -1,0 +1,633 @@
+"""JSON schemas as the grammar library can keep to them. Pure.
+
+A schema comes in as clients write it: any draft since 4, annotations, keywords that ask nothing, references of every
+kind. It goes out in a small part of draft 2020-12. Every instance of the schema that goes out is one of the schema that
+came in. Where the library can keep to all of it they are the same; the few places that are stricter say so.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+from urllib.parse import unquote, urljoin
+
+MAX_DEPTH: Final = 120
+"""Objects and lists within one another; the library reads 128."""
+MAX_COMPARISONS: Final = 20_000
+"""Pairs of schemas that are compared to find out whether alternatives exclude one another."""
+_MAX_COMPARED_DEPTH: Final = 8
+_MAX_EXACT: Final = 2**53 - 1
+"""Numbers beyond lose digits in the library, as they do in JavaScript."""
+_MAX_SIZE: Final = 2**31 - 1
+FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+"""Formats that are kept to. The draft has `format` as an annotation: any other one is ignored."""
+_DRAFT: Final = re.compile(
+    r"https?://(www\.)?json-schema\.org/(schema|draft-0[4-7]/(hyper-)?schema|draft/20(19-09|20-12)/(hyper-)?schema)/?#?",
+    re.IGNORECASE,
+)
+_ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains")
+_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
+_BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "array": (*_ARRAYS, "maxContains", "unevaluatedItems"),
+    "object": (
+        *(*_OBJECTS, "propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+        "unevaluatedProperties",
+    ),
+}
+"""Keywords that ask nothing of values of other types."""
+_TYPE_OF: Final = {keyword: kind for kind, keywords in _BY_TYPE.items() for keyword in keywords}
+_IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
+_KNOWN: Final = frozenset(
+    {*_TYPE_OF, *_IN_PLACE, "type", "enum", "const", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}
+)
+"""Keywords that may ask something; all others are annotations, as the draft has it."""
+_KEPT: Final = frozenset(
+    {*_BY_TYPE["string"], *_BY_TYPE["number"], *_OBJECTS, *_IN_PLACE}
+    | {"type", "enum", "items", "prefixItems", "minItems", "maxItems"}
+)
+_SIZES: Final = ("Length", "Items", "Properties", "Contains")
+_TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
+_NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
+_Schema = dict[str, Any] | bool
+"""Of what goes out: {} lets everything through, False nothing."""
+
+
+class SchemaRefused(Exception):
+    """A schema asks for what cannot be kept to; the message says what, and where."""
+
+
+def normalise(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an equal or stricter schema that the grammar library can read. Raises SchemaRefused."""
+    return _Document(schema).whole()
+
+
+class _Document:
+    """One schema, and those that it refers to."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        draft = str(root.get("$schema"))
+        self._id = "id" if "draft-04" in draft else "$id"
+        self._lone_refs = "draft-0" in draft
+        """Whether an `$id` beside a `$ref` means nothing, as up to draft 7."""
+        self._path: list[str] = []
+        self._resources: dict[str, Any] = {}
+        """Schemas with an `$id`, by it and by what it means where it stands."""
+        self._bases: dict[int, str] = {}
+        """What relative references in a resource start from, by its `id()`."""
+        self._anchors: dict[tuple[int, str], Any] = {}
+        """By the `id()` of their resource and their name."""
+        self._homes: dict[int, Any] = {}
+        """The resource that each schema is a part of, by its `id()`."""
+        self._names: dict[int, str] = {}
+        """Of definitions, by the `id()` of the schema that came in."""
+        self._definitions: dict[str, _Schema] = {}
+        self._pending: list[tuple[str, Any, Any]] = []
+        self._one_ofs: list[dict[str, Any]] = []
+        self._index(root, root, "", MAX_DEPTH)
+
+    def whole(self) -> dict[str, Any]:
+        """The root, with all definitions that are referred to."""
+        root = self._schema(self._root, self._root)
+        while self._pending:
+            name, target, resource = self._pending.pop()
+            self._path = [f"$defs/{name}"]
+            self._definitions[name] = self._schema(target, resource)
+        for definition in self._definitions.values():
+            self._without_lone_ref(definition)
+        for schema in self._one_ofs:
+            _Alternatives(self._definitions).prove(schema)
+        root = self._without_lone_ref(root)
+        if not isinstance(root, dict):
+            raise SchemaRefused("nothing fits it: it is not, or false")
+        return {**root, "$defs": self._definitions} if self._definitions else root
+
+    def _without_lone_ref(self, schema: _Schema) -> _Schema:
+        """The definition itself in place of a reference that is all there is: readers look for `properties`."""
+        for _ in range(len(self._definitions) + 1):
+            if not isinstance(schema, dict) or "$ref" not in schema or not set(schema) <= {"$ref", "type"}:
+                return schema
+            target = self._definitions[_name_of(schema)]
+            if "type" in schema and (not isinstance(target, dict) or schema["type"] != target.get("type")):
+                return schema
+            schema = target
+        raise SchemaRefused("$ref: it refers to itself alone")
+
+    def _index(self, value: Any, resource: Any, base: str, depth: int) -> None:
+        """Find identifiers and anchors."""
+        if not depth:
+            raise SchemaRefused(f"it is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, list):
+            for each in value:
+                self._index(each, resource, base, depth - 1)
+        if not isinstance(value, dict):
+            return
+        own = self._id_of(value)
+        if own and not own.startswith("#"):
+            resource, base = value, urljoin(base, own).rstrip("#")
+            self._bases[id(value)] = base
+            self._resources.setdefault(own.rstrip("#"), value)
+            self._resources[base] = value
+        for anchor in (value.get("$anchor"), value.get("$dynamicAnchor"), own[1:] if own.startswith("#") else None):
+            if isinstance(anchor, str):
+                self._anchors[id(resource), anchor] = value
+        self._homes[id(value)] = resource
+        for key, each in value.items():
+            if key not in _NO_SCHEMAS:
+                self._index(each, resource, base, depth - 1)
+
+    def _id_of(self, schema: Mapping[str, Any]) -> str:
+        found = schema.get(self._id)
+        return found if isinstance(found, str) and not (self._lone_refs and "$ref" in schema) else ""
+
+    # ------------------------------------------------------------ references
+
+    def _target(self, ref: Any, resource: Any) -> Any:
+        """The schema that a reference names."""
+        if not isinstance(ref, str):
+            raise self._refused("$ref must be a string")
+        uri, _, fragment = ref.partition("#")
+        if uri:
+            there = urljoin(self._bases.get(id(resource), ""), uri)
+            found = self._resources.get(there, self._resources.get(uri))
+            if found is None:
+                raise self._refused(f"$ref: {_short(ref)} is not in the schema, and nothing is fetched")
+            resource = found
+        fragment = unquote(fragment)
+        if not fragment:
+            return resource
+        if not fragment.startswith("/"):
+            if (id(resource), fragment) in self._anchors:
+                return self._anchors[id(resource), fragment]
+            raise self._refused(f"$ref: {_short(ref)} does not exist")
+        found = resource
+        for part in fragment[1:].split("/") if fragment != "/" else ():  # "#/" is written for "#"
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdecimal() and int(key[:9]) < len(found):
+                found = found[int(key[:9])]
+            else:
+                raise self._refused(f"$ref: {_short(ref)} does not exist")
+        return found
+
+    def _refer(self, ref: Any, resource: Any) -> _Schema:
+        target = self._target(ref, resource)
+        if isinstance(target, bool) or not isinstance(target, dict):
+            return self._schema(target, resource)
+        name = self._names.get(id(target))
+        if name is None:
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(ref).rstrip("/#").rpartition("/")[2])[:64] or "root"
+            if name in self._definitions:
+                name = f"{name}-{len(self._definitions)}"
+            self._names[id(target)] = name
+            self._definitions[name] = {}  # its place; it is read when all around it has been
+            self._pending.append((name, target, self._homes.get(id(target), resource)))
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _followed(self, schema: Any, resource: Any) -> tuple[Any, Any]:
+        """The schema that stands at the end of a chain of references, and its resource."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or "$ref" not in schema or set(schema) & _KNOWN != {"$ref"}:
+                return schema, resource
+            schema = self._target(schema["$ref"], resource)
+            resource = self._homes.get(id(schema), resource) if isinstance(schema, dict) else resource
+        raise self._refused("$ref: it refers to itself alone")
+
+    # ------------------------------------------------------------ schemas
+
+    def _refused(self, reason: str) -> SchemaRefused:
+        place = "/".join(self._path)
+        return SchemaRefused(f"{reason} (at #/{_short(place)})" if place else reason)
+
+    def _cannot(self, keyword: str) -> SchemaRefused:
+        return self._refused(f"{keyword} is not served")
+
+    def _child(self, schema: Any, resource: Any, *path: str) -> _Schema:
+        self._path += path
+        found = self._schema(schema, resource)
+        del self._path[len(self._path) - len(path) :]
+        return found
+
+    def _schema(self, schema: Any, resource: Any) -> _Schema:
+        if isinstance(schema, bool):
+            return {} if schema else False
+        if not isinstance(schema, Mapping):
+            raise self._refused("a schema must be an object or a boolean")
+        if len(self._path) > MAX_DEPTH:
+            raise SchemaRefused(f"it is nested deeper than {MAX_DEPTH} levels")
+        resource = self._homes.get(id(schema), resource)
+        draft = schema.get("$schema")
+        if draft is not None and not (isinstance(draft, str) and _DRAFT.fullmatch(draft)):
+            raise self._refused(f"$schema: {_short(str(draft))} is none of JSON Schema's drafts 4 to 2020-12")
+        kinds = self._kinds(schema.get("type"))
+        own = {key: value for key, value in schema.items() if key in _KNOWN and _TYPE_OF.get(key, "") in kinds}
+        self._values(own)
+        self._sizes(own)
+        self._numbers(own)
+        self._conditions(own, resource)
+        self._array(own, resource)
+        self._object(own, resource)
+        self._names_of_properties(own, resource)
+        found = self._contents(own, resource)
+        if found is False:
+            return False
+        for keyword in found:
+            if keyword not in _KEPT:
+                raise self._cannot(keyword)
+        if "oneOf" in found:
+            self._one_ofs.append(found)
+        return found["allOf"][0] if set(found) == {"allOf"} and len(found["allOf"]) == 1 else found
+
+    def _kinds(self, named: Any) -> frozenset[str]:
+        """Types whose keywords count; the empty one stands for keywords of every type."""
+        if named is None:
+            return _TYPES | {""}
+        kinds = [named] if isinstance(named, str) else named
+        if not isinstance(kinds, list):
+            raise self._refused("type must be a string, or a list of strings")
+        for kind in kinds:
+            if not isinstance(kind, str) or kind not in {*_TYPES, "integer"}:
+                raise self._refused(f"Invalid type: {_short(str(kind))}")
+        return frozenset("number" if kind == "integer" else kind for kind in kinds) | {""}
+
+    def _sizes(self, own: dict[str, Any]) -> None:
+        """Integral numbers written as floats are integers; no lower bound is none."""
+        for key in [key for key in own if key.startswith(("min", "max")) and key.endswith(_SIZES)]:
+            value = own[key]
+            whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+            if not whole or isinstance(value, bool) or value < 0:
+                raise self._refused(f"{key} must be a whole number of 0 or more, not {_short(str(value))}")
+            own[key] = min(int(value), _MAX_SIZE)
+            if key in ("minLength", "minItems", "minProperties") and not value:
+                del own[key]
+
+    def _numbers(self, own: dict[str, Any]) -> None:
+        """Bounds as the library can write them: those beyond exact numbers become the last exact ones, inwards."""
+        for key, sign in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", -1), ("exclusiveMaximum", 1)):
+            value = own.get(key)
+            if value is None or isinstance(value, bool):  # booleans are draft 4's, which the library reads
+                continue
+            if not isinstance(value, int | float):
+                raise self._refused(f"{key} must be a number")
+            if value * sign > _MAX_EXACT:
+                own[key] = sign * _MAX_EXACT
+            elif value * sign < -_MAX_EXACT:
+                raise self._refused(f"{key}: numbers beyond 2**53 cannot be kept to")
+
+    def _values(self, own: dict[str, Any]) -> None:
+        """`const` is an `enum` of one; formats that are not kept to are annotations."""
+        values = self._list(own, "enum")
+        if "const" in own:
+            const = own.pop("const")
+            own["enum"] = [each for each in values if _same(each, const)] if "enum" in own else [const]
+        if any(abs(value) > _MAX_EXACT + 1 for value in _numbers_in(own.get("enum"), MAX_DEPTH)):
+            raise self._refused("numbers beyond 2**53 cannot be kept to")
+        if not isinstance(own.get("format", ""), str):
+            raise self._refused("format must be a string")
+        if own.get("format") not in FORMATS:
+            own.pop("format", None)
+        if not own.get("required", True):
+            del own["required"]
+
+    def _conditions(self, own: dict[str, Any], resource: Any) -> None:
+        """`if` that decides nothing or is decided, and `not` of nothing or everything."""
+        condition = own.pop("if", None)
+        branches: dict[str, _Schema] = {
+            key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
+        }
+        if condition is not None and any(branch != {} for branch in branches.values()):
+            decided = self._child(condition, resource, "if")
+            if decided and decided != {}:
+                raise self._cannot("if")
+            branch = "else" if decided is False else "then"
+            own["allOf"] = [*self._list(own, "allOf"), _Read(branches.get(branch, {}))]
+        if "not" in own:
+            denied = self._child(own.pop("not"), resource, "not")
+            if denied is not False:
+                if denied != {}:
+                    raise self._cannot("not")
+                own["allOf"] = [*self._list(own, "allOf"), False]
+
+    def _list(self, own: Mapping[str, Any], key: str) -> list[Any]:
+        found = own.get(key, [])
+        if not isinstance(found, list):
+            raise self._refused(f"{key} must be a list")
+        return found
+
+    def _array(self, own: dict[str, Any], resource: Any) -> None:
+        more = own.pop("additionalItems", None)
+        if isinstance(own.get("items"), list):  # drafts up to 2019-09
+            own["prefixItems"] = own.pop("items")
+            if more is not None:
+                own["items"] = more
+        if not self._list(own, "prefixItems"):
+            own.pop("prefixItems", None)
+        unique = own.pop("uniqueItems", False)
+        if not isinstance(unique, bool):
+            raise self._refused("uniqueItems must be a boolean")
+        if unique and own.get("maxItems", 2) > 1:
+            raise self._cannot("uniqueItems: true")
+        self._contains(own, resource)
+        if "unevaluatedItems" in own:
+            rest = own.pop("unevaluatedItems")
+            if "items" not in own:
+                if any(key in own for key in _IN_PLACE) and self._child(rest, resource, "unevaluatedItems") != {}:
+                    raise self._cannot("unevaluatedItems")
+                own["items"] = rest
+
+    def _contains(self, own: dict[str, Any], resource: Any) -> None:
+        least, most = own.pop("minContains", 1), own.pop("maxContains", None)
+        if "contains" not in own:
+            return
+        wanted = own.pop("contains")
+        if most is None and not least:
+            return
+        if self._child(wanted, resource, "contains") != {}:
+            raise self._cannot("contains")
+        own["minItems"] = max(own.get("minItems", 0), least)
+        if most is not None:
+            own["maxItems"] = min(own.get("maxItems", most), most)
+
+    def _object(self, own: dict[str, Any], resource: Any) -> None:
+        required = self._required(own, resource)
+        if own.get("minProperties", 0) <= len(required):
+            own.pop("minProperties", None)
+        elif own["minProperties"] > len(required) + 1:
+            # The library lets a name that is not listed come twice.
+            raise self._cannot("minProperties of more than one beyond those required")
+        if "unevaluatedProperties" in own:
+            rest = own.pop("unevaluatedProperties")
+            if "additionalProperties" not in own:
+                if any(key in own for key in _IN_PLACE) and self._child(rest, resource, "unevaluatedProperties") != {}:
+                    raise self._cannot("unevaluatedProperties")
+                own["additionalProperties"] = rest
+
+    def _required(self, own: dict[str, Any], resource: Any) -> set[str]:
+        """Names that an object must have, with those that depend on one of them."""
+        required = own.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+            raise self._refused("required must be a list of strings")
+        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+            wanted = own.pop(keyword, {})
+            if not isinstance(wanted, dict):
+                raise self._refused(f"{keyword} must be an object")
+            for key, needed in wanted.items():
+                if isinstance(needed, list):
+                    if not all(isinstance(each, str) for each in needed):
+                        raise self._refused(f"{keyword} must list strings")
+                    if key in required:
+                        required = own["required"] = [*required, *needed]
+                    elif not set(needed) <= {key, *required}:
+                        raise self._cannot(keyword)
+                elif self._child(needed, resource, keyword, key) != {}:
+                    raise self._cannot(keyword)
+        return set(required)
+
+    def _names_of_properties(self, own: dict[str, Any], resource: Any) -> None:
+        """Names become properties, or a pattern of properties; a rule that all names keep asks nothing."""
+        if "propertyNames" not in own:
+            return
+        names = self._child(*self._followed(own.pop("propertyNames"), resource), "propertyNames")
+        if names is False or (isinstance(names, dict) and "string" not in _types_of(names)):
+            own["maxProperties"] = 0
+            return
+        assert isinstance(names, dict)
+        asked = {key: value for key, value in names.items() if _TYPE_OF.get(key, "string") == "string"}
+        for ignored in ("type", "format"):
+            asked.pop(ignored, None)
+        if not asked:
+            return
+        more, known = own.get("additionalProperties", True), own.get("properties", {})
+        if "patternProperties" in own or not isinstance(known, dict):
+            raise self._cannot("propertyNames beside patternProperties")
+        if set(asked) == {"enum"}:
+            allowed = [name for name in asked["enum"] if isinstance(name, str)]
+            own["properties"] = {
+                **{name: schema if name in allowed else False for name, schema in known.items()},
+                **{name: more for name in allowed if name not in known},
+            }
+        elif known or not (set(asked) == {"pattern"} or set(asked) <= {"minLength", "maxLength"}):
+            raise self._cannot("propertyNames of more than a pattern, a length or names")
+        else:
+            length = rf"^[\s\S]{{{asked.get('minLength', 0)},{asked.get('maxLength', '')}}}$"
+            own["patternProperties"] = {str(asked.get("pattern", length)): more}
+        own["additionalProperties"] = False
+
+    def _contents(self, own: dict[str, Any], resource: Any) -> dict[str, Any] | Literal[False]:
+        """The keywords with all schemas in them read; False where nothing fits."""
+        found: dict[str, Any] = {}
+        for key, value in own.items():
+            if key in ("allOf", "anyOf", "oneOf"):
+                if not self._alternatives(found, key, self._list(own, key), resource):
+                    return False
+            elif key in ("$ref", "$recursiveRef"):
+                if key == "$recursiveRef" and value != "#":
+                    raise self._cannot(key)
+                read = self._refer(value, resource)
+                if read is False:
+                    return False
+                found |= read if isinstance(read, dict) else {}
+            elif key in ("properties", "patternProperties"):
+                if not isinstance(value, dict):
+                    raise self._refused(f"{key} must be an object")
+                if value:
+                    found[key] = {name: self._child(each, resource, key, name) for name, each in value.items()}
+            elif key == "prefixItems":
+                found[key] = [self._child(each, resource, key, str(at)) for at, each in enumerate(value)]
+            elif key not in ("items", "additionalProperties"):
+                found[key] = value
+            elif (read := self._child(value, resource, key)) != {}:
+                found[key] = read
+        return found if found.get("enum", True) else False
+
+    def _alternatives(self, found: dict[str, Any], key: str, listed: Sequence[Any], resource: Any) -> bool:
+        """Add one of the three keywords of lists of schemas; False where nothing fits."""
+        if not listed:
+            if key == "allOf":
+                return True
+            raise self._refused(f"{key} is empty")
+        read = [
+            each.schema if isinstance(each, _Read) else self._child(each, resource, key, str(at))
+            for at, each in enumerate(listed)
+        ]
+        if key == "allOf":
+            if False in read:
+                return False
+            found[key] = [*found.get(key, []), *(each for each in read if each != {})]
+        else:
+            possible = [each for each in read if each is not False]
+            if not possible:
+                return False
+            if len(possible) == 1:
+                found["allOf"] = [*found.get("allOf", []), *(each for each in possible if each != {})]
+            elif key == "oneOf" or {} not in possible:
+                found[key] = possible
+        if not found.get("allOf", True):
+            del found["allOf"]
+        return True
+
+
+class _Read:
+    """A schema in a list that has been read already."""
+
+    def __init__(self, schema: _Schema) -> None:
+        self.schema = schema
+
+
+class _Alternatives:
+    """Finds out whether schemas that have been normalised exclude one another."""
+
+    def __init__(self, definitions: Mapping[str, _Schema]) -> None:
+        self._definitions = definitions
+        self._left = MAX_COMPARISONS
+
+    def prove(self, schema: dict[str, Any]) -> None:
+        """Write `oneOf` as `anyOf` where no two of its alternatives have an instance in common.
+
+        Objects that are told apart by a property's value have to have it: what pydantic calls a discriminator, and
+        leaves optional where it has a default.
+        """
+        listed = schema["oneOf"]
+        if not self._apart(listed):
+            tag = self._tag(listed)
+            if tag is None:
+                raise SchemaRefused("oneOf: its alternatives are not known to exclude one another; use anyOf")
+            listed = [self._with(each, tag) for each in listed]
+        entries = list(schema.items())
+        schema.clear()
+        for key, value in entries:
+            if key != "oneOf":
+                schema[key] = value
+            elif "anyOf" not in dict(entries):
+                schema["anyOf"] = listed
+        if "anyOf" in dict(entries):
+            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": listed}]
+
+    def _with(self, schema: _Schema, required: str) -> _Schema:
+        # A definition changes wherever it is used: the library follows no circle of references with keys beside them.
+        target = schema
+        while isinstance(target, dict) and set(target) == {"$ref"}:
+            target = self._definitions[_name_of(target)]
+        if isinstance(target, dict):
+            target["required"] = [*dict.fromkeys([*target.get("required", ()), required])]
+        return schema
+
+    def _pairs(self, listed: Sequence[_Schema]) -> Iterator[tuple[_Schema, _Schema]]:
+        return ((one, other) for at, one in enumerate(listed) for other in listed[:at])
+
+    def _apart(self, listed: Sequence[_Schema]) -> bool:
+        return all(self._exclude(one, other, _MAX_COMPARED_DEPTH) for one, other in self._pairs(listed))
+
+    def _tag(self, listed: Sequence[_Schema]) -> str | None:
+        """The property by whose values all alternatives can be told apart."""
+        every = [self._conjuncts(each, _MAX_COMPARED_DEPTH) for each in listed]
+        if any(not any(part.get("type") == "object" for part in parts) for parts in every):
+            return None
+        known = [{key: value for part in parts for key, value in part.get("properties", {}).items()} for parts in every]
+        shared = [key for key in known[0] if all(key in properties for properties in known)]
+        return next((key for key in shared if self._apart([properties[key] for properties in known])), None)
+
+    def _conjuncts(self, schema: _Schema, depth: int) -> list[dict[str, Any]]:
+        """Schemas that an instance has to fit, all of them, as far as they are followed."""
+        if not isinstance(schema, dict) or not depth:
+            return []
+        found = [schema]
+        if "$ref" in schema:
+            found += self._conjuncts(self._definitions.get(_name_of(schema), {}), depth - 1)
+        for each in schema.get("allOf", ()):
+            found += self._conjuncts(each, depth - 1)
+        return found
+
+    def _exclude(self, one: _Schema, other: _Schema, depth: int) -> bool:
+        self._left -= 1
+        if self._left < 0 or not depth:
+            return False
+        if one is False or other is False:
+            return True
+        mine, others = self._conjuncts(one, depth), self._conjuncts(other, depth)
+        if any(_types_exclude(a, b) or _values_exclude(a, b) for a in mine for b in others):
+            return True
+        for parts, whole in ((mine, other), (others, one)):
+            for part in parts:
+                for key in ("anyOf", "oneOf"):
+                    if key in part and all(self._exclude(each, whole, depth - 1) for each in part[key]):
+                        return True
+        return self._objects_exclude(mine, others, depth)
+
+    def _objects_exclude(self, mine: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
+        """Whether a property that one of them requires cannot be the other's."""
+        if not all(any(part.get("type") == "object" for part in parts) for parts in (mine, others)):
+            return False
+        required = {key for part in (*mine, *others) for key in part.get("required", ())}
+        return any(
+            self._exclude(a, b, depth - 1)
+            for key in required
+            for a in map(_property(key), mine)
+            for b in map(_property(key), others)
+        )
+
+
+def _property(key: str) -> Any:
+    """Return a function that gives a schema's part for the property `key`."""
+
+    def of(schema: dict[str, Any]) -> _Schema:
+        properties: dict[str, _Schema] = schema.get("properties", {})
+        if key in properties:
+            return properties[key]
+        closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+        return False if closed else {}
+
+    return of
+
+
+def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    named = schema.get("type")
+    kinds = _TYPES if named is None else frozenset([named] if isinstance(named, str) else named)
+    kinds = kinds | {"integer"} if "number" in kinds else kinds
+    return kinds & frozenset(map(_type_of, schema["enum"])) if "enum" in schema else kinds
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return "integer"
+    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return names.get(type(value), "object")
+
+
+def _types_exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return not _types_of(one) & _types_of(other)
+
+
+def _values_exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if "enum" not in one or "enum" not in other:
+        return False
+    return not any(_same(a, b) for a in one["enum"] for b in other["enum"])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in JSON, where true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
+
+
+def _numbers_in(value: Any, depth: int) -> Iterator[float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | dict) and depth:
+        for each in value if isinstance(value, list) else value.values():
+            yield from _numbers_in(each, depth - 1)
+
+
+def _name_of(schema: Mapping[str, Any]) -> str:
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}..."
