@@ -11,27 +11,31 @@ import errno
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import structlog
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileInfo, youngest_first
+from libs.filestore.index import FileIndex
+from libs.filestore.port import FileInfo, Stored, youngest_first
 from libs.filestore.room import Room
 from libs.runtime.paths import PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
-MAX_FILES = 10_000
 READ_BYTES = 256 * 1024
 STALE_DRAFT_S = 24 * 3600.0
 """A draft this old has lost its process."""
+SETTLED_NS = 2_000_000_000
+"""A folder that has not changed for this long shows by its time of change that nothing has come or gone."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _CONTENT, _INFO, _DRAFTS = "content", "info.json", ".drafts"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -47,6 +51,10 @@ class LocalFiles:
         self._room = Room(max_bytes, self._measure)
         self._own: set[Path] = set()
         """Drafts of this process."""
+        self._index: FileIndex[int] = FileIndex()
+        self._looking = threading.Lock()
+        self._looked: tuple[int, int, int] | None = None
+        """The folder's device, inode and time of change when the index was brought up to date; None: look again."""
         self._unread: frozenset[str] = frozenset()
         """Names whose description could not be read when that was looked at last."""
         with suppress(OSError):  # each use of the store reports it
@@ -101,8 +109,17 @@ class LocalFiles:
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
         with _store_errors():
-            found = await asyncio.to_thread(self._scan)
-        return youngest_first(found)
+            return youngest_first(await asyncio.to_thread(self._look, lambda index: list(index.infos())))
+
+    async def of(self, tenant: str) -> list[FileInfo]:
+        """Those of one tenant, the youngest first."""
+        with _store_errors():
+            return youngest_first(await asyncio.to_thread(self._look, lambda index: list(index.of(tenant))))
+
+    async def stored(self) -> Stored:
+        """How much all of them are."""
+        with _store_errors():
+            return await asyncio.to_thread(self._look, lambda index: index.stored)
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
@@ -125,37 +142,48 @@ class LocalFiles:
                 (self._folder / _DRAFTS).stat()
                 raise _not_found(file_id) from None
 
-    def _scan(self) -> list[FileInfo]:
-        """One that cannot be read takes no other with it."""
-        found: list[FileInfo] = []
+    def _look(self, read: Callable[[FileIndex[int]], T]) -> T:
+        """Read from the index once it is up to date."""
+        with self._looking:
+            (self._folder / _DRAFTS).stat()
+            found = self._folder.stat()
+            now = found.st_dev, found.st_ino, found.st_mtime_ns
+            if now != self._looked:
+                self._scan()
+                settled = 0 <= found.st_mtime_ns <= time.time_ns() - SETTLED_NS
+                self._looked = now if settled and not self._unread else None
+            return read(self._index)
+
+    def _scan(self) -> None:
+        """Read the descriptions that are new. One that cannot be read takes no other with it."""
+        with os.scandir(self._folder) as entries:
+            # A kept file is a folder that was renamed into its place, so another one has another inode.
+            inodes = {entry.name: entry.inode() for entry in entries if entry.name[0] != "."}
         unread: set[str] = set()
-        (self._folder / _DRAFTS).stat()
-        for home in self._folder.iterdir():
+        for name in self._index.unread(inodes):
+            self._index.drop(name)
             try:
-                found.append(_read_info(home))
+                self._index.put(name, inodes[name], _read_info(self._folder / name))
             except _NONE:
                 pass
             except (OSError, StoreUnavailable):
-                unread.add(home.name)
+                unread.add(name)
         if unread - self._unread:
             log.warning("files of the store cannot be read", count=len(unread), first=min(unread))
         self._unread = frozenset(unread)
-        return found
 
     async def _measure(self) -> int:
         return await asyncio.to_thread(self._used_bytes, frozenset(self._own))
 
     def _used_bytes(self, own: frozenset[Path]) -> int:
         """By files, and by drafts that are not `own`; those that nobody writes any more are removed."""
-        sizes = [info.bytes for info in self._scan()]
-        if len(sizes) >= MAX_FILES:
-            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
+        used = self._look(lambda index: index.stored.bytes)
         drafts = self._folder / _DRAFTS
         others = [home for home in drafts.iterdir() if home not in own]
         for home in others:
             if time.time() - _changed_s(home) > STALE_DRAFT_S:
                 shutil.rmtree(home, ignore_errors=True)
-        return sum(sizes) + sum(_size(home / _CONTENT) for home in others)
+        return used + sum(_size(home / _CONTENT) for home in others)
 
 
 class LocalDraft:
