@@ -21,6 +21,7 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
+from libs.filestore.port import Stored
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
@@ -152,7 +153,8 @@ async def open_gateway(
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        bounds = TenantBounds(ports.keys, limiter)
+        store = Stored(settings.files_max_count, settings.files_max_bytes)
+        bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
         batch = BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),

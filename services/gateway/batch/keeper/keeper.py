@@ -43,7 +43,7 @@ from services.gateway.batch.lines.copies import check_topics
 from services.gateway.batch.lines.parts import PART, PART_PURPOSE
 from services.gateway.batch.lines.repeats import count
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.tenant_bounds import UNBOUNDED, TenantBounds
+from services.gateway.batch.tenant_bounds import TenantBounds
 
 
 async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
@@ -103,7 +103,7 @@ class JobKeeper:
         max_file_bytes: int,
         max_output_bytes: int,
         metrics: BatchMetrics,
-        bounds: TenantBounds = UNBOUNDED,
+        bounds: TenantBounds | None = None,
         part_bytes: int = PART_BYTES,
         snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
@@ -115,7 +115,7 @@ class JobKeeper:
         self.max_file_bytes = max_file_bytes
         self.max_output_bytes = max_output_bytes
         self.metrics = metrics
-        self.bounds = bounds
+        self.bounds = bounds or TenantBounds()
         self.part_bytes = part_bytes
         self.snapshot_events = snapshot_events
 
