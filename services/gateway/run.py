@@ -46,7 +46,7 @@ from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.gpu_charge import GpuCharge
-from services.gateway.dispatch.intake import Intake, RequestLimits
+from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.dispatch.intake_rounds import IntakeRounds
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
@@ -73,7 +73,6 @@ from services.gateway.workers.fleet import WorkerLinks
 from services.gateway.workers.silence import SilenceWatch
 from services.gateway.workers.traffic import StreamTraffic
 
-TOKENISE_THREADS = 2
 CLOSE_S = 1
 """How long the last bytes of answers may take, once every request has ended."""
 
@@ -237,6 +236,7 @@ def _intake(
         ),
         limits=RequestLimits(settings.max_n, settings.max_choices),
         cache_salt=str if keys is None else keys.cache_salt,
+        tenants=keys,
     )
 
 

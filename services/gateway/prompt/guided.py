@@ -14,21 +14,21 @@ from services.gateway.prompt.parse import Asked
 MAX_SCHEMA_CHARS = 64 * 1024
 
 
-async def check_schemas(asked: Asked, check: SchemaCheck) -> None:
-    """Raises InvalidRequest that names the field and says why its schema cannot be kept to."""
+async def check_schemas(asked: Asked, check: SchemaCheck, tenant: str = "") -> None:
+    """Raises InvalidRequest that names the field and says why its schema cannot be kept to. tenant: who asks."""
     if asked.schema is not None:
-        await _check(asked.schema, asked.schema_field, check)
+        await _check(asked.schema, asked.schema_field, check, tenant)
     if asked.rule:
-        await _check(asked.rule, asked.schema_field, check)
+        await _check(asked.rule, asked.schema_field, check, tenant)
     for _, schema, field in asked.tools.callable() if asked.tools else ():
-        await _check(schema, field, check)
+        await _check(schema, field, check, tenant)
 
 
-async def _check(schema: Mapping[str, Any] | str, field: str, check: SchemaCheck) -> None:
+async def _check(schema: Mapping[str, Any] | str, field: str, check: SchemaCheck, tenant: str) -> None:
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{field} is over {MAX_SCHEMA_CHARS} characters", param=field)
-    fault = await check.fault(text)
+    fault = await check.fault(text, tenant)
     if fault:
         raise InvalidRequest(
             f"{field}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=field
