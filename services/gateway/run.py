@@ -129,12 +129,13 @@ async def open_gateway(
     limiter = _limiter(ports, clock, settings.id, tasks)
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
     dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
-    stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
+    stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes), ports.keys)
     _watch(metrics, ports.registry, dispatcher, fleet, stalls, tasks=tasks)
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
+        metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
         desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
         make_endpoint = partial(
             CompletionEndpoint,
@@ -154,6 +155,7 @@ async def open_gateway(
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
         store = Stored(settings.files_max_count, settings.files_max_bytes)
         bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
+        metrics.watch_slots({"uploads": bounds.uploads})
         batch = BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),

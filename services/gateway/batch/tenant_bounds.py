@@ -45,13 +45,14 @@ class TenantBounds:
         self._tenants: Tenancy = OneForAll() if table is None else table
         self._store = store
         self._tenant_files = tenant_files
-        self.uploads = FairSlots(
-            MAX_UPLOADS,
-            MAX_UPLOADS_WAITING,
-            f"all places for uploads are taken, {MAX_UPLOADS} in all: others need one too",
-            tenants=self._tenants,
-            max_wait_s=UPLOAD_WAIT_S,
-        )
+        self.uploads = self.slots(MAX_UPLOADS, MAX_UPLOADS_WAITING, "uploads", max_wait_s=UPLOAD_WAIT_S)
+
+    def slots(
+        self, slots: int, max_waiting: int, what: str = "batches", *, max_wait_s: float | None = None
+    ) -> FairSlots:
+        """Slots that tenants share. what: of which too many wait, in errors."""
+        full = f"{what} have {slots} slots and too many wait for one, or too long: others need one too"
+        return FairSlots(slots, max_waiting, full, tenants=self._tenants, max_wait_s=max_wait_s)
 
     def limits_of(self, tenant: str) -> TenantLimits:
         """Those of a tenant."""

@@ -81,8 +81,8 @@ class TokenEndpoint:
                 headers = read_headers(raw, caller)
                 request_id = headers.request_id or request_id
                 check_json(raw)
-                self._stalls.check_room()
-                with self._stalls.watched() as patience:
+                self._stalls.check_room(headers.tenant)
+                with self._stalls.watched(headers.tenant) as patience:
                     body = await read_body(receive, raw, self._max_body_bytes, patience, self._stalls)
                     found = await self._answer(body, caller.models, headers.tenant)
                     await sse.Wire(send, patience).json(200, found, {"x-request-id": request_id})
