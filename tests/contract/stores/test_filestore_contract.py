@@ -1,6 +1,7 @@
 """What a file store keeps to: a local folder, and a bucket of a server that speaks S3's protocol."""
 
 import resource
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -174,6 +175,38 @@ async def test_what_another_process_deletes_or_replaces_is_noticed(
         await store.delete("file-1")
         assert {info.id: info.bytes for info in await other.of("a")} == {"file-0": 6, "file-2": 1}
         assert await other.stored() == (2, 7)
+
+
+async def test_a_look_at_a_folder_costs_what_has_changed_and_not_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES) for _ in range(2))
+    for number in range(10):
+        await put(store, f"file-{number}", b"x", tenant="many")
+    assert len(await other.of("many")) == 10
+    monkeypatch.setattr(LocalFiles, "_scan", None)  # no look at all names
+    await put(store, "file-own", b"x", tenant="few")
+    assert [info.id for info in await other.of("few")] == ["file-own"]
+    await other.delete("file-3")
+    assert (len(await store.of("many")), await store.stored()) == (9, (10, 10))
+
+
+async def test_what_no_journal_tells_of_a_folder_is_found_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES) for _ in range(2))
+    await put(store, "file-1", b"x", tenant="a")
+    await put(store, "file-2", b"x", tenant="a")
+    assert len(await store.of("a")) == 2
+    shutil.rmtree(tmp_path / "files" / "file-1")
+    monkeypatch.setattr(local, "SCAN_S", -1.0)
+    assert [info.id for info in await store.of("a")] == ["file-2"]
+    monkeypatch.undo()
+    monkeypatch.setattr(local, "MAX_JOURNAL_BYTES", 50)
+    for number in range(20):  # whoever looks at all names begins the journal anew
+        await put(store, f"file-{number}", b"x", tenant="b")
+        assert len(await (other if number % 2 else store).of("b")) == number + 1
+        await store.infos()
 
 
 async def test_a_tenants_copies_of_descriptions_are_mended(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
