@@ -7,7 +7,7 @@ marks reads only the descriptions that are new. Pure; a store guards it against 
 from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
-from libs.filestore.port import FileInfo, Stored
+from libs.filestore.port import FileInfo, Stored, youngest_first
 
 Mark = TypeVar("Mark", int, str)
 
@@ -19,6 +19,8 @@ class FileIndex(Generic[Mark]):
         self._marks: dict[str, Mark] = {}
         self._infos: dict[str, FileInfo] = {}
         self._of: dict[str, dict[str, FileInfo]] = {}
+        self._ordered: dict[str, list[FileInfo]] = {}
+        """The youngest first, of tenants that were asked for and have not changed since."""
         self._bytes = 0
 
     def unread(self, marks: Mapping[str, Mark], tenant: str | None = None) -> list[str]:
@@ -36,6 +38,7 @@ class FileIndex(Generic[Mark]):
         if info is not None:
             self._infos[name] = info
             self._of.setdefault(info.tenant, {})[name] = info
+            self._ordered.pop(info.tenant, None)
             self._bytes += info.bytes
 
     def drop(self, name: str) -> None:
@@ -44,6 +47,7 @@ class FileIndex(Generic[Mark]):
         info = self._infos.pop(name, None)
         if info is not None:
             self._bytes -= info.bytes
+            self._ordered.pop(info.tenant, None)
             own = self._of[info.tenant]
             del own[name]
             if not own:
@@ -53,9 +57,13 @@ class FileIndex(Generic[Mark]):
         """All files."""
         return self._infos.values()
 
-    def of(self, tenant: str) -> Iterable[FileInfo]:
-        """The files of one tenant."""
-        return self._of.get(tenant, {}).values()
+    def of(self, tenant: str) -> list[FileInfo]:
+        """The files of one tenant, the youngest first."""
+        if tenant not in self._of:
+            return []
+        if tenant not in self._ordered:
+            self._ordered[tenant] = youngest_first(self._of[tenant].values())
+        return list(self._ordered[tenant])
 
     @property
     def stored(self) -> Stored:

@@ -122,7 +122,7 @@ class LocalFiles:
     async def of(self, tenant: str) -> list[FileInfo]:
         """Those of one tenant, the youngest first."""
         with _store_errors():
-            return youngest_first(await asyncio.to_thread(self._look, lambda index: list(index.of(tenant))))
+            return await asyncio.to_thread(self._look, lambda index: index.of(tenant))
 
     async def stored(self) -> Stored:
         """How much all of them are."""

@@ -127,7 +127,7 @@ class S3Files:
         if self._measured_s == -math.inf:
             await self.infos()  # copies that are missing have to be mended once
         await self._read_new(self._own(tenant), tenant)
-        return youngest_first(self._index.of(tenant))
+        return self._index.of(tenant)
 
     async def stored(self) -> Stored:
         """How much all of them are, `measure_s` late at most."""
