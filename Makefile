@@ -184,7 +184,7 @@ bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by proce
 bench-keys: setup-dev ## what a key, the check of names and limits add to a request, in µs
 	@$(BIN)/python -m load.gateway.bench_keys $(ARGS)
 
-bench-attack: setup-dev ## ten attacks of one tenant on a suite, and what of another's answers comes in time; ARGS=--open without keys
+bench-attack: setup-dev ## attacks of one tenant on a suite, and what of another's answers comes in time; ARGS=--open without keys
 	@$(BIN)/python -m load.gateway.bench_attack $(ARGS)
 
 bench-fairness: setup-dev ## a tenant at ten times its share beside a modest one: TTFT, in virtual time (minutes)

@@ -11,29 +11,38 @@ import errno
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import structlog
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileInfo, youngest_first
+from libs.filestore.index import FileIndex
+from libs.filestore.port import FileInfo, Stored, youngest_first
 from libs.filestore.room import Room
-from libs.runtime.paths import PRIVATE_FOLDER, create_private, private_folder
+from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
-MAX_FILES = 10_000
 READ_BYTES = 256 * 1024
 STALE_DRAFT_S = 24 * 3600.0
 """A draft this old has lost its process."""
+SCAN_S = 60.0
+"""Between two looks at all names, which find what the journal does not tell: what a process that died, one of an older
+version or a person changed."""
+MAX_JOURNAL_BYTES = 1024 * 1024
+NOTE_ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _CONTENT, _INFO, _DRAFTS = "content", "info.json", ".drafts"
+_JOURNAL = ".changes"
+"""Names of files that were kept or deleted, one a line, in a folder that several processes change."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NONE = (FileNotFoundError, NotADirectoryError)
 """What is no file, rather than one that cannot be read."""
@@ -47,6 +56,11 @@ class LocalFiles:
         self._room = Room(max_bytes, self._measure)
         self._own: set[Path] = set()
         """Drafts of this process."""
+        self._index: FileIndex[int] = FileIndex()
+        self._looking = threading.Lock()
+        self._journal_read: tuple[int, int] | None = None
+        """The journal's inode, and up to where the index knows it; None: all names have to be looked at."""
+        self._scanned_s = 0.0
         self._unread: frozenset[str] = frozenset()
         """Names whose description could not be read when that was looked at last."""
         with suppress(OSError):  # each use of the store reports it
@@ -61,7 +75,9 @@ class LocalFiles:
         try:
             with _store_errors():
                 await self._room.measure()
-                draft = await asyncio.to_thread(LocalDraft, home, target, self._room, self._home, max_bytes=max_bytes)
+                draft = await asyncio.to_thread(
+                    LocalDraft, home, target, self._room, self._home, max_bytes=max_bytes, note=self._note
+                )
             try:
                 yield draft
             finally:
@@ -101,14 +117,24 @@ class LocalFiles:
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
         with _store_errors():
-            found = await asyncio.to_thread(self._scan)
-        return youngest_first(found)
+            return youngest_first(await asyncio.to_thread(self._look, lambda index: list(index.infos()), whole=True))
+
+    async def of(self, tenant: str) -> list[FileInfo]:
+        """Those of one tenant, the youngest first."""
+        with _store_errors():
+            return await asyncio.to_thread(self._look, lambda index: index.of(tenant))
+
+    async def stored(self) -> Stored:
+        """How much all of them are."""
+        with _store_errors():
+            return await asyncio.to_thread(self._look, lambda index: index.stored)
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
         home = self._home(file_id)
         with self._found(file_id):
             await asyncio.to_thread(_remove, home, self._folder / _DRAFTS / uuid.uuid4().hex)
+            await asyncio.to_thread(self._note, file_id)
 
     def _home(self, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
@@ -125,43 +151,94 @@ class LocalFiles:
                 (self._folder / _DRAFTS).stat()
                 raise _not_found(file_id) from None
 
-    def _scan(self) -> list[FileInfo]:
-        """One that cannot be read takes no other with it."""
-        found: list[FileInfo] = []
+    def _look(self, read: Callable[[FileIndex[int]], T], *, whole: bool = False) -> T:
+        """Read from the index once it is up to date. whole: whether all names are looked at, rather than the journal
+        since the last time."""
+        with self._looking:
+            (self._folder / _DRAFTS).stat()
+            journal = self._folder / _JOURNAL
+            inode, size = _extent(journal)
+            known = self._journal_read
+            is_known = known is not None and known[0] == inode and known[1] <= size
+            if whole or known is None or not is_known or time.monotonic() - self._scanned_s > SCAN_S:
+                self._scan()
+                self._scanned_s = time.monotonic()
+                if size > MAX_JOURNAL_BYTES:
+                    journal.unlink(missing_ok=True)  # then every process looks at all names once
+            elif known[1] < size:
+                with journal.open("rb") as file:
+                    names = os.pread(file.fileno(), size - known[1], known[1]).decode(errors="replace")
+                for name in dict.fromkeys(names.split()):
+                    self._read_again(name)
+            self._journal_read = inode, size
+            return read(self._index)
+
+    def _note(self, file_id: str) -> None:
+        """Tell every process's index that a file has come or gone."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            for _ in range(NOTE_ATTEMPTS):
+                with os.fdopen(os.open(self._folder / _JOURNAL, flags, PRIVATE_FILE), "wb", buffering=0) as file:
+                    file.write(f"{file_id}\n".encode())
+                    if os.fstat(file.fileno()).st_nlink:  # else it was begun anew meanwhile
+                        return
+        except OSError as error:  # as on a full disk: the file is there all the same, and found within SCAN_S
+            log.warning("a change of the file store could not be noted", file=file_id, error=str(error))
+        self._journal_read = None
+
+    def _read_again(self, name: str) -> None:
+        self._index.drop(name)
+        if _ID.fullmatch(name):
+            home = self._folder / name
+            with suppress(*_NONE, StoreUnavailable):
+                self._index.put(name, home.stat().st_ino, _read_info(home))
+
+    def _scan(self) -> None:
+        """Read the descriptions that are new. One that cannot be read takes no other with it."""
+        with os.scandir(self._folder) as entries:
+            # A kept file is a folder that was renamed into its place, so another one has another inode.
+            inodes = {entry.name: entry.inode() for entry in entries if entry.name[0] != "."}
         unread: set[str] = set()
-        (self._folder / _DRAFTS).stat()
-        for home in self._folder.iterdir():
+        for name in self._index.unread(inodes):
+            self._index.drop(name)
             try:
-                found.append(_read_info(home))
+                self._index.put(name, inodes[name], _read_info(self._folder / name))
             except _NONE:
                 pass
             except (OSError, StoreUnavailable):
-                unread.add(home.name)
+                unread.add(name)
         if unread - self._unread:
             log.warning("files of the store cannot be read", count=len(unread), first=min(unread))
         self._unread = frozenset(unread)
-        return found
 
     async def _measure(self) -> int:
         return await asyncio.to_thread(self._used_bytes, frozenset(self._own))
 
     def _used_bytes(self, own: frozenset[Path]) -> int:
         """By files, and by drafts that are not `own`; those that nobody writes any more are removed."""
-        sizes = [info.bytes for info in self._scan()]
-        if len(sizes) >= MAX_FILES:
-            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
+        used = self._look(lambda index: index.stored.bytes)
         drafts = self._folder / _DRAFTS
         others = [home for home in drafts.iterdir() if home not in own]
         for home in others:
             if time.time() - _changed_s(home) > STALE_DRAFT_S:
                 shutil.rmtree(home, ignore_errors=True)
-        return sum(sizes) + sum(_size(home / _CONTENT) for home in others)
+        return used + sum(_size(home / _CONTENT) for home in others)
 
 
 class LocalDraft:
     """A file that is being written, in a folder of its own."""
 
-    def __init__(self, home: Path, target: Path, room: Room, home_of: Callable[[str], Path], *, max_bytes: int) -> None:
+    def __init__(
+        self,
+        home: Path,
+        target: Path,
+        room: Room,
+        home_of: Callable[[str], Path],
+        *,
+        max_bytes: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self._note = note
         self._home_of = home_of
         self._home = home
         self._target = target
@@ -210,6 +287,7 @@ class LocalDraft:
             _remove(self._target, self._home.with_suffix(".old"))
         self._home.rename(self._target)
         _sync_names(self._target.parent)
+        self._note(self._target.name)
 
     def discard(self) -> None:
         """Remove what was not kept."""
@@ -260,6 +338,15 @@ def _open(path: Path, first_byte: int) -> BinaryIO:
 def _remove(home: Path, aside: Path) -> None:
     home.rename(aside)  # gone at once for all; its bytes follow
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _extent(path: Path) -> tuple[int, int]:
+    """A file's inode and size; zeros where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_ino, found.st_size
 
 
 def _changed_s(path: Path) -> float:

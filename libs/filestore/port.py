@@ -6,7 +6,7 @@ A file is there whole or not at all, and never changes: what object stores with 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ class FileInfo:
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
     """One order for all who list, whoever else keeps files meanwhile."""
     return sorted(infos, key=lambda info: (-info.created_unix_s, -info.created_unix_ns, info.id))
+
+
+class Stored(NamedTuple):
+    """How much is stored."""
+
+    files: int = 0
+    bytes: int = 0
 
 
 class Draft(Protocol):
@@ -70,6 +77,14 @@ class FileStore(Protocol):
 
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
+        ...
+
+    async def of(self, tenant: str) -> list[FileInfo]:
+        """Those of one tenant, the youngest first. Their number alone decides what it costs."""
+        ...
+
+    async def stored(self) -> Stored:
+        """How much all of them are, a few seconds late at most."""
         ...
 
     async def delete(self, file_id: str) -> None:

@@ -3,9 +3,14 @@
 A file is two objects: its content, under a key of its own, and what is known of it, which names that key and is written
 last. So it is there whole or not at all, and a reader of one that is replaced reads the old content to its end or an
 error. What a process that died was uploading is for the bucket's own rule on incomplete uploads.
+
+A copy of what is known stands under the tenant's name, so that a tenant's files are listed without those of others. It
+is written before the original. Where a process died in between, or an older version wrote the file, listing all files
+mends the copies.
 """
 
 import asyncio
+import math
 import re
 import time
 import uuid
@@ -20,22 +25,26 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileInfo, youngest_first
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable, quoted
+from libs.filestore.index import FileIndex
+from libs.filestore.port import FileInfo, Stored, youngest_first
 from libs.filestore.room import Room
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
-    from types_aiobotocore_s3.type_defs import CompletedPartTypeDef
+    from types_aiobotocore_s3.type_defs import CompletedPartTypeDef, ObjectTypeDef
 
 log = structlog.get_logger()
 
-MAX_FILES = 10_000
 PART_BYTES = 8 * 1024 * 1024
 """Of an upload; S3 wants 5 MiB at least, and takes 10,000 parts."""
 READ_BYTES = 256 * 1024
 MAX_READING = 16
 """Descriptions that are fetched at once."""
+MEASURE_S = 5.0
+"""Between two looks at how much all files are; what this process keeps meanwhile is known at once."""
+ORPHAN_S = 3600.0
+"""A copy this old that has no original belongs to no file that is being kept."""
 TIMEOUT_S = 20.0
 ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -57,13 +66,17 @@ class _Unreadable(StoreUnavailable):
 class S3Files:
     """FileStore in `bucket` under `prefix`, which may hold `max_bytes` in all. Made by `open_s3`."""
 
-    def __init__(self, client: "S3Client", bucket: str, prefix: str, *, max_bytes: int) -> None:
+    def __init__(
+        self, client: "S3Client", bucket: str, prefix: str, *, max_bytes: int, measure_s: float = MEASURE_S
+    ) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
         self._room = Room(max_bytes, self._measure)
-        self._seen: dict[tuple[str, str], FileInfo | None] = {}
-        """By key and ETag: what was read of it once need not be again. None of what tells of no file."""
+        self._index: FileIndex[str] = FileIndex()
+        """What was read of an object once need not be again, while its ETag stays."""
+        self._measure_s = measure_s
+        self._measured_s = -math.inf
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["S3Draft"]:
@@ -102,35 +115,82 @@ class S3Files:
 
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
-        keys: list[tuple[str, str]] = []
-        with _typed_errors(""):
-            pages = self._client.get_paginator("list_objects_v2")
-            async for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}info/"):
-                keys += [(item["Key"], item["ETag"]) for item in page.get("Contents", ())]
-        at_once = asyncio.Semaphore(MAX_READING)
+        began_s = time.monotonic()
+        copies = {item["Key"]: item for item in await self._list("own/")}
+        await self._read_new("info/")
+        await self._mend_copies(copies)
+        self._measured_s = began_s
+        return youngest_first(self._index.infos())
 
-        async def find(key: tuple[str, str]) -> tuple[tuple[str, str], FileInfo | None] | None:
-            if key in self._seen:
-                return key, self._seen[key]
-            async with at_once:
-                try:
-                    return key, (await self._read_known(key[0])).info
-                except FileNotFound:  # deleted since it was listed
-                    return None
-                except _Unreadable as error:
-                    log.warning("an object in the place of a file's description is none", key=key[0], error=str(error))
-                    return key, None
+    async def of(self, tenant: str) -> list[FileInfo]:
+        """Those of one tenant, the youngest first."""
+        if self._measured_s == -math.inf:
+            await self.infos()  # copies that are missing have to be mended once
+        await self._read_new(self._own(tenant), tenant)
+        return self._index.of(tenant)
 
-        found = [item for item in await asyncio.gather(*map(find, keys)) if item is not None]
-        self._seen = dict(found)
-        infos = [info for info in self._seen.values() if info is not None]
-        return youngest_first(infos)
+    async def stored(self) -> Stored:
+        """How much all of them are, `measure_s` late at most."""
+        if time.monotonic() - self._measured_s >= self._measure_s:
+            await self.infos()
+        return self._index.stored
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
         known = await self.known(file_id)
         await self.remove(self.known_key(file_id))
         await self.remove(known.content_key)
+        await self.remove(self._own_key(known.info))
+        self._index.drop(file_id)
+
+    async def _list(self, folder: str) -> "list[ObjectTypeDef]":
+        found: list[ObjectTypeDef] = []
+        with _typed_errors(""):
+            pages = self._client.get_paginator("list_objects_v2")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + folder):
+                found += page.get("Contents", ())
+        return found
+
+    async def _read_new(self, folder: str, tenant: str | None = None) -> None:
+        """Bring the index up to date with the descriptions in a folder, which is that of a tenant or of all."""
+        start = len(self._prefix + folder)
+        etags = {item["Key"][start:].removesuffix(".json"): item["ETag"] for item in await self._list(folder)}
+        at_once = asyncio.Semaphore(MAX_READING)
+
+        async def read(name: str) -> None:
+            key = f"{self._prefix}{folder}{name}.json"
+            async with at_once:
+                try:
+                    self._index.put(name, etags[name], (await self._read_known(key)).info)
+                except FileNotFound:  # deleted since it was listed
+                    self._index.drop(name)
+                except _Unreadable as error:
+                    log.warning("an object in the place of a file's description is none", key=key, error=str(error))
+                    self._index.put(name, etags[name], None)
+
+        await asyncio.gather(*map(read, self._index.unread(etags, tenant)))
+
+    async def _mend_copies(self, copies: "dict[str, ObjectTypeDef]") -> None:
+        """Write the tenants' copies that are missing, and remove old ones without an original. copies: those that were
+        there before the originals were listed."""
+        at_once = asyncio.Semaphore(MAX_READING)
+
+        async def copy(info: FileInfo) -> None:
+            async with at_once:
+                with suppress(FileNotFound):  # deleted since it was listed
+                    await self.put(self._own_key(info), msgspec.json.encode(await self.known(info.id)))
+
+        there = list(self._index.infos())
+        await asyncio.gather(*(copy(info) for info in there if copies.pop(self._own_key(info), None) is None))
+        for key, item in copies.items():
+            if time.time() - item["LastModified"].timestamp() > ORPHAN_S:
+                await self.remove(key)
+
+    def _own(self, tenant: str) -> str:
+        return f"own/{tenant or '-'}/"
+
+    def _own_key(self, info: FileInfo) -> str:
+        return f"{self._prefix}{self._own(info.tenant)}{info.id}.json"
 
     # ------------------------------------------------------------ for drafts
 
@@ -138,10 +198,22 @@ class S3Files:
         """What is known of a file, and where its content is."""
         return await self._read_known(self.known_key(file_id), file_id)
 
-    async def put(self, key: str, body: bytes) -> None:
-        """One object."""
+    async def put(self, key: str, body: bytes) -> str:
+        """One object; its ETag."""
         with _typed_errors(key):
-            await self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+            return (await self._client.put_object(Bucket=self._bucket, Key=key, Body=body))["ETag"]
+
+    async def describe(self, known: _Known) -> None:
+        """From now on the file is there for all."""
+        body = msgspec.json.encode(known)
+        await self.put(self._own_key(known.info), body)
+        try:
+            etag = await self.put(self.known_key(known.info.id), body)
+        except StoreUnavailable:
+            with suppress(StoreUnavailable):
+                await self.remove(self._own_key(known.info))
+            raise
+        self._index.put(known.info.id, etag, known.info)
 
     async def remove(self, key: str) -> None:
         """One object, whether or not it is there."""
@@ -175,10 +247,7 @@ class S3Files:
 
     async def _measure(self) -> int:
         """What others are uploading is not seen before it is kept."""
-        infos = await self.infos()
-        if len(infos) >= MAX_FILES:
-            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
-        return sum(info.bytes for info in infos)
+        return (await self.stored()).bytes
 
     async def _read_known(self, key: str, file_id: str = "") -> _Known:
         with _typed_errors(file_id or key):
@@ -232,7 +301,7 @@ class S3Draft:
     ) -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
         file_id = file_id or self._file_id
-        known_key = self._store.known_key(file_id)
+        self._store.known_key(file_id)
         await self._room.measure()
         self._room.check()
         if self._upload_id:
@@ -251,7 +320,7 @@ class S3Draft:
         ends_s = now_ns // 10**9 + expires_in_s if expires_in_s else 0
         info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant, ends_s)
         async with self._room.keeping(self.held_bytes):
-            await self._store.put(known_key, msgspec.json.encode(_Known(info, self._content_key)))
+            await self._store.describe(_Known(info, self._content_key))
             self.held_bytes = 0
         self._kept = True
         if replaced:
@@ -284,8 +353,10 @@ async def open_s3(
     region: str = "",
     access_key: str = "",
     secret_key: str = "",
+    measure_s: float = MEASURE_S,
 ) -> AsyncIterator[S3Files]:
-    """A store in a bucket that is there. What is left empty is taken from where AWS's own clients take it."""
+    """A store in a bucket that is there. What is left empty is taken from where AWS's own clients take it. measure_s:
+    how late it may notice what other processes keep."""
     config = AioConfig(
         connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"max_attempts": ATTEMPTS, "mode": "standard"}
     )
@@ -298,7 +369,7 @@ async def open_s3(
         aws_secret_access_key=secret_key or None,
     )
     async with opening as client:
-        yield S3Files(client, bucket, prefix, max_bytes=max_bytes)
+        yield S3Files(client, bucket, prefix, max_bytes=max_bytes, measure_s=measure_s)
 
 
 @contextmanager

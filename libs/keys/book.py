@@ -78,6 +78,8 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of batches that have not ended, together."""
     weight: int | None = None
     """Of its turns in a queue and of places to decode, against 1 of others."""
+    files: int | None = None
+    """That it has, or its unfinished batches will write; None: as the gateway's settings have it."""
 
 
 class KeyChange(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Text to tokens and back for one model, from its folder's own files and without the weights."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,12 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """Folder of templates beside chat_template.jinja, by their names, as transformers saves them."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+PREFIX_CHARS: Final = 8
+"""Characters for each token that a text may have, of which a beginning is encoded to see that it has too many."""
+_SPLITTERS: Final = frozenset({"ByteLevel", "Digits", "Split", "Punctuation"})
+"""Kinds of pre-tokenizer that cut a text from left to right into words, which no token spans."""
+_CONTINUATION_BYTES: Final = range(0x80, 0xC0)
+"""In UTF-8 every character but those of ASCII has one."""
 _MAX_LEADS_TRIED = 1024
 """Tokens looked at for one that is a letter or digit by itself; vocabularies have them among the first few hundred."""
 
@@ -35,6 +42,9 @@ class Tokenizer:
         self._added = inner.get_added_tokens_decoder()
         self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
         self._lead = self._find_lead()
+        self._unknown_chars: list[str] = []
+        """Of ASCII, which the vocabulary lacks: a text's tokens are those without them."""
+        self._max_token_chars = self._find_max_token_chars()
         self.special_tokens = {token_id: str(token.content) for token_id, token in self._added.items() if token.special}
         """Texts by id, of tokens that no text is encoded to by chance."""
         self.added_tokens = {token_id: str(token.content) for token_id, token in self._added.items()}
@@ -45,6 +55,22 @@ class Tokenizer:
         # Unlike `encode`, the batch call lets other threads run meanwhile.
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def has_more(self, text: str, most_tokens: int) -> bool:
+        """Whether a text, without special tokens added, has more than `most_tokens`, as far as its length and its
+        beginning show; False where only encoding all of it would."""
+        if self._max_token_chars is None or len(text) <= most_tokens:
+            return False
+        most_chars = most_tokens * self._max_token_chars
+        if len(text) > most_chars and len(text) - sum(map(text.count, self._unknown_chars)) > most_chars:
+            return True
+        if len(text) <= 2 * PREFIX_CHARS * most_tokens:
+            return False
+        beginning = text[: PREFIX_CHARS * most_tokens]
+        words = self._inner.encode_batch([beginning], add_special_tokens=False)[0].word_ids
+        # What follows may change how the last words of the beginning are cut, and nothing before them.
+        last = max((word for word in words if word is not None), default=0) - 1
+        return sum(word is not None and word < last for word in words) > most_tokens
 
     @property
     def template_text(self) -> str:
@@ -98,6 +124,27 @@ class Tokenizer:
             return bytes(self._bytes_of_char[char] for char in token)
         match = _BYTE_TOKEN.fullmatch(token)
         return bytes([int(match[1], 16)]) if match else str(token).replace("\u2581", " ").encode()
+
+    def _find_max_token_chars(self) -> int | None:
+        """Characters of the longest token; None unless each token stands for a part of the text, in its order, and no
+        part but the unknown characters is left out."""
+        model, splitter = self._inner.model, self._inner.pre_tokenizer
+        if self._inner.normalizer is not None or type(model).__name__ != "BPE" or splitter is None:
+            return None
+        step = json.loads(splitter.__getstate__())
+        steps = step.get("pretokenizers", [step])
+        keeps_text = all(each["type"] in _SPLITTERS and each.get("behavior") != "Removed" for each in steps)
+        vocabulary = self._inner.get_vocab(with_added_tokens=False)
+        unknown = {byte for letter, byte in self._bytes_of_char.items() if letter not in vocabulary}
+        self._unknown_chars = [chr(byte) for byte in sorted(unknown) if byte < _CONTINUATION_BYTES.start]
+        if (
+            not keeps_text
+            or not any(each["type"] == "ByteLevel" for each in steps)
+            or unknown.intersection(_CONTINUATION_BYTES)
+            or any(token.lstrip or token.rstrip for token in self._added.values())
+        ):
+            return None
+        return max(map(len, (*vocabulary, *(str(token.content) for token in self._added.values()))))
 
     def _find_lead(self) -> list[int]:
         """A token that is text by itself, which separates later text from it; none in a vocabulary of bytes alone."""

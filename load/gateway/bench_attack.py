@@ -21,7 +21,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
+from libs.filestore.port import FileInfo
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
 from load.gateway.inside_attacks import Inside, Saw, forged_frames, redis_values, topic_values
@@ -229,6 +231,58 @@ def from_inside(attack: Callable[[Inside, Saw], Awaitable[None]]) -> Attack:
     return attacks
 
 
+async def slow_uploads(target: Target) -> None:
+    """Uploads at two bytes a second."""
+
+    async def one() -> None:
+        reader, writer = await target.connect()
+        form = {"content-type": "multipart/form-data; boundary=x", "content-length": "1000000"}
+        head = b'\r\n\r\n--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        writer.write(target.head("/v1/files", **form) + head)
+        answer = asyncio.ensure_future(reader.readline())
+        while not answer.done():
+            writer.write(b"--")
+            await asyncio.wait([answer], timeout=1.0)
+        target.saw((await answer).split(b" ")[1:2])
+        writer.transport.abort()
+
+    await many(16, one)
+
+
+async def many_files(target: Target) -> None:
+    """Files of two bytes."""
+    async with target.client() as http:
+
+        async def one() -> None:
+            form: Any = {"purpose": (None, "batch"), "file": ("f", b"{}")}
+            target.saw((await http.post("/v1/files", files=form)).status_code)
+
+        await many(16, one)
+
+
+async def lists(target: Target) -> None:
+    """Lists of one's own files, of which there are as many as may be."""
+    async with target.client() as http:
+
+        async def one() -> None:
+            target.saw((await http.get("/v1/files", params={"limit": 20})).status_code)
+
+        await many(4, one)
+
+
+async def too_long(target: Target) -> None:
+    """Chats with tools of 443 KiB, which fit no context."""
+    tool = {"type": "function", "function": {"name": "f", "description": "d" * 4_500}}
+    sent = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "tools": [tool] * 100})
+    async with target.client() as http:
+
+        async def one() -> None:
+            headers = {"content-type": "application/json"}
+            target.saw((await http.post("/v1/chat/completions", content=sent, headers=headers)).status_code)
+
+        await many(8, one)
+
+
 ATTACKS: Final[Mapping[str, Attack]] = {
     "10,000 connections": connections,
     "500 slow writers": slow_writers,
@@ -243,8 +297,39 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "forged frames and handles": from_inside(forged_frames),
     "values in topics": from_inside(topic_values),
     "values in Redis": from_inside(redis_values),
+    "16 slow uploads": slow_uploads,
+    "10,000 files": many_files,
+    "lists beside 9,990 files": lists,
+    "tools of 443 KiB": too_long,
     "a prompt that kills workers": asks(4, prompt=PROMPT_MARK, max_tokens=TOKENS),
 }
+
+
+OF_FILES: Final = {"16 slow uploads", "10,000 files", "lists beside 9,990 files"}
+"""Attacks on files: the modest tenant uploads, lists and deletes some beside its requests."""
+SETTLE_S: Final = 12.0
+"""Within which a gateway has given back what a burst has left free."""
+
+
+def fill(folder: Path) -> None:
+    """Lay files of five tenants, the attacker's among them, into a gateway's folder, and note them as a store does."""
+    names = [f"file-{number:05}" for number in range(9_990)]
+    for number, name in enumerate(names):
+        home = folder / name
+        home.mkdir(mode=0o700)
+        info = FileInfo(home.name, "f", "batch", 2, 1, tenant=f"t{number % 5}" if number % 5 else "attacker")
+        (home / "info.json").write_bytes(msgspec.json.encode(info))
+    with (folder / ".changes").open("a") as journal:
+        journal.write("\n".join(names) + "\n")
+
+
+async def resident_mib(suite: RunningSuite) -> int:
+    """How much memory the gateway has."""
+    headers = {"authorization": f"Bearer {suite.ready['token']}"}
+    async with httpx.AsyncClient(headers=headers) as http:
+        text = (await http.get(f"{suite.gateway}/metrics")).text
+    size = next(line for line in text.splitlines() if line.startswith("process_resident_memory_bytes "))
+    return round(float(size.split()[1]) / 2**20)
 
 
 class Attacker:
@@ -294,16 +379,28 @@ class Served:
     """Refused, failed or not answered within 10 s."""
 
 
-async def serve(suite: RunningSuite, headers: Mapping[str, str], seconds: float) -> Served:
-    """Ask as the modest tenant does."""
+async def work_on_file(http: httpx.AsyncClient) -> bool:
+    """Upload, list and delete a file; whether all of it went well."""
+    form: Any = {"purpose": (None, "batch"), "file": ("f", b"{}")}
+    made = await http.post("/v1/files", files=form)
+    if made.status_code != 200:
+        return False
+    listed = await http.get("/v1/files", params={"limit": 20})
+    gone = await http.delete(f"/v1/files/{made.json()['id']}")
+    return (listed.status_code, gone.status_code) == (200, 200)
+
+
+async def serve(suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False) -> Served:
+    """Ask as the modest tenant does. files: with a file before every completion."""
     served, good, asked, first_s = Served(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
         nonlocal good
         began_s, answered = time.perf_counter(), False
         with contextlib.suppress(httpx.HTTPError):
-            answer = await http.post("/v1/completions", json={"model": "sim", "prompt": "hello", "max_tokens": TOKENS})
-            answered = answer.status_code == 200
+            sent = {"model": "sim", "prompt": "hello", "max_tokens": TOKENS}
+            stored = not files or await work_on_file(http)
+            answered = stored and (await http.post("/v1/completions", json=sent)).status_code == 200
         if answered and time.perf_counter() - began_s <= IN_TIME_S:
             good += 1
         else:
@@ -336,16 +433,26 @@ async def attacked(
         line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
         made = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": line})
     found: dict[str, dict[str, Any]] = {"none": asdict(await serve(suite, headers["modest"], seconds))}
+    if any(only in name for name in OF_FILES):
+        found["none, with files"] = asdict(await serve(suite, headers["modest"], seconds, files=True))
+        print(f"{'none, with files':28} goodput {found['none, with files']['goodput']:.3f}", flush=True)
     for name in (name for name in ATTACKS if only in name):
         target = Target(
             str(parts.hostname), int(parts.port or 0), headers["attacker"], victim_file=made.json()["id"],
             inside=Inside(suite.ready["kafka"], suite.ready["redis"], suite.ready["cluster"]),
         )  # fmt: skip
-        before = killed(log)
+        if name.startswith("lists"):
+            await asyncio.to_thread(fill, log.parent / "files")
+        before, mib = killed(log), [await resident_mib(suite)]
         with Attacker(name, target) as attacker:
-            served = await serve(suite, headers["modest"], seconds)
+            served = await serve(suite, headers["modest"], seconds, files=name in OF_FILES)
+        mib.append(await resident_mib(suite))
+        if name == "tools of 443 KiB":
+            await asyncio.sleep(SETTLE_S)
+            mib.append(await resident_mib(suite))
+            print(f"{'':28} the gateway has {mib[0]} MiB before, {mib[1]} at the end, {mib[2]} a moment later")
         dead = killed(log) - before
-        found[name] = {**asdict(served), "killed": dead, "answers": attacker.statuses}
+        found[name] = {**asdict(served), "killed": dead, "answers": attacker.statuses, "gateway_mib": mib}
         late = f", late until {served.late_until_s} s, {served.unanswered} unanswered" if served.goodput < 1 else ""
         dead_too = f", {dead} killed" if dead else ""
         print(f"{name:28} goodput {served.goodput:.3f}{late}{dead_too}   {attacker.statuses}", flush=True)
@@ -365,7 +472,8 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
-        env = mortal_env(Path(folder)) | {"FULCRUM_CACHE": f"{folder}/cache"}
+        files = {"FULCRUM_GATEWAY_FILES_FOLDER": f"{folder}/files", "FULCRUM_GATEWAY_FILES_MAX_COUNT": "20000"}
+        env = mortal_env(Path(folder)) | {"FULCRUM_CACHE": f"{folder}/cache", **files}
         shape = ("--prefill", str(arguments.prefill), "--decode", "2")
         with running_suite(Path(folder), "--engine", "sim", *shape, env=env) as suite:
             keys = {"modest": "", "attacker": ""}

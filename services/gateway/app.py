@@ -15,6 +15,7 @@ from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.memory import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stores.catalogue.redis import RedisCatalogue
@@ -58,6 +59,7 @@ async def main(service: Service[GatewaySettings]) -> None:
             stack.push_async_callback(adapter.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
         tasks.spawn("bus", bus.start())
+        tasks.spawn("memory", give_memory_back())
         tasks.spawn("keys", follow_keys(store, table, service.clock))
         files = await stack.enter_async_context(_open_files(settings))
         batch = BatchPorts(KafkaWork(brokers_of(settings), settings.cluster, settings.id), files)

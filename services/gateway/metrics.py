@@ -1,11 +1,13 @@
 """Prometheus metrics of a gateway."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from libs.contracts import metric_names as names
+from libs.dispatch.fair_slots import FairSlots
 from libs.stores.collectors import KvIndexCollector, RegistryCollector
 from libs.stores.kvindex.port import KvIndex
 from libs.stores.registry.port import Registry
@@ -77,6 +79,12 @@ class GatewayMetrics:
             ("model", "chance", "came"),
             registry=self.registry,
         )
+        self._slots_held = Gauge(
+            names.GATEWAY_SLOTS_HELD, "Slots that tenants share and hold", ("of",), registry=self.registry
+        )
+        self._slots_waiting = Gauge(
+            names.GATEWAY_SLOTS_WAITING, "Requests that wait for such a slot", ("of",), registry=self.registry
+        )
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
@@ -115,6 +123,12 @@ class GatewayMetrics:
             ("body_bytes", "Bytes of those requests' bodies", body_bytes),
         ):
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
+
+    def watch_slots(self, slots: Mapping[str, FairSlots]) -> None:
+        """Read them, by what they are for, when they are asked for."""
+        for name, each in slots.items():
+            self._slots_held.labels(name).set_function(partial(getattr, each, "held"))
+            self._slots_waiting.labels(name).set_function(each.__len__)
 
     def watch_index(self, index: KvIndex, *, late: Callable[[], float]) -> None:
         """Read the KV index's counters, and how many requests did not wait for it, when they are asked for."""

@@ -21,6 +21,7 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
+from libs.filestore.port import Stored
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
@@ -45,7 +46,7 @@ from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.gpu_charge import GpuCharge
-from services.gateway.dispatch.intake import Intake, RequestLimits
+from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.dispatch.intake_rounds import IntakeRounds
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
@@ -72,7 +73,6 @@ from services.gateway.workers.fleet import WorkerLinks
 from services.gateway.workers.silence import SilenceWatch
 from services.gateway.workers.traffic import StreamTraffic
 
-TOKENISE_THREADS = 2
 CLOSE_S = 1
 """How long the last bytes of answers may take, once every request has ended."""
 
@@ -129,12 +129,13 @@ async def open_gateway(
     limiter = _limiter(ports, clock, settings.id, tasks)
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
     dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
-    stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
+    stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes), ports.keys)
     _watch(metrics, ports.registry, dispatcher, fleet, stalls, tasks=tasks)
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
+        metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
         desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
         make_endpoint = partial(
             CompletionEndpoint,
@@ -152,7 +153,9 @@ async def open_gateway(
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        bounds = TenantBounds(ports.keys, limiter)
+        store = Stored(settings.files_max_count, settings.files_max_bytes)
+        bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
+        metrics.watch_slots({"uploads": bounds.uploads})
         batch = BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
@@ -235,6 +238,7 @@ def _intake(
         ),
         limits=RequestLimits(settings.max_n, settings.max_choices),
         cache_salt=str if keys is None else keys.cache_salt,
+        tenants=keys,
     )
 
 

@@ -135,6 +135,11 @@ class GatewaySettings(HttpSettings):
     """That key's secret."""
     files_max_bytes: int = Field(20 * 1024**3, ge=1024)
     """Bound of all files together."""
+    files_max_count: int = Field(10_000, ge=1)
+    """Bound of their number, with those that unfinished batches will write."""
+    tenant_files_max_count: int = Field(2_000, ge=1)
+    """How many of these one tenant may have, where keys tell tenants apart and `fulcrum keys limits --files` says
+    nothing else."""
     file_max_bytes: int = Field(512 * 1024**2, ge=1024)
     """Bound of one file that is uploaded."""
     batch_max_lines: int = Field(1_000_000, ge=1)

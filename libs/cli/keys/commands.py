@@ -62,6 +62,7 @@ def limits(
     concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Choices at once.")] = None,
     gpu_seconds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of GPUs, in 24 hours.")] = None,
     stored_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of its files.")] = None,
+    files: Annotated[int | None, typer.Option(min=1, metavar="N", help="Its batches' answers included.")] = None,
     file_days: Annotated[int | None, typer.Option(min=1, metavar="N", help="After which its files go.")] = None,
     batch_lines: Annotated[int | None, typer.Option(min=1, metavar="N", help="Open in its batches.")] = None,
     weight: Annotated[
@@ -80,7 +81,7 @@ def limits(
     wanted = {
         "requests_per_minute": requests, "tokens_per_minute": tokens, "concurrent": concurrent,
         "gpu_seconds_per_day": gpu_seconds, "stored_bytes": stored_bytes, "file_days": file_days,
-        "batch_lines": batch_lines, "weight": weight,
+        "batch_lines": batch_lines, "weight": weight, "files": files,
     }  # fmt: skip
     set_limits(tenant, wanted, off=off, ready_file=ready, as_json=json)
 

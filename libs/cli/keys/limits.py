@@ -43,7 +43,17 @@ def _show(limits: Mapping[str, TenantLimits], *, as_json: bool) -> None:
     if not found:
         print("No tenant has limits: `fulcrum keys limits TENANT --requests 600` sets some.")
         return
-    titles = ("requests/min", "tokens/min", "at once", "GPU s/day", "bytes", "file days", "batch lines", "weight")
+    titles = (
+        "requests/min",
+        "tokens/min",
+        "at once",
+        "GPU s/day",
+        "bytes",
+        "file days",
+        "batch lines",
+        "weight",
+        "files",
+    )
     table = plain_table("tenant", *titles, left=("tenant",))
     for tenant, each in found.items():
         table.add_row(tenant, *("–" if value is None else str(value) for value in each.values()))

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from libs.contracts.errors import QueueFull
+from libs.dispatch.fair_slots import FairSlots
+from libs.dispatch.ports import Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES
 
@@ -18,7 +20,7 @@ MAX_CHECKED_CHARS = 8 * 1024 * 1024
 MAX_CHECKS = 2
 """At a time."""
 MAX_WAITING = 32
-"""Schemas that are checked or wait for it; more are refused with 429."""
+"""Schemas that wait for it; more are refused with 429."""
 MAX_CHECK_S = 20.0
 """By the clock, on a machine that has other things to do: no verdict then, but 429."""
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
@@ -37,36 +39,39 @@ class Verdict(NamedTuple):
 class SchemaCheck:
     """Verdicts by schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Tenancy | None = None) -> None:
+        """tenants: who share the checks; None: all requests are alike."""
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._chars = 0
-        self._slots = asyncio.Semaphore(MAX_CHECKS)
-        self._checks: dict[str, asyncio.Lock] = {}
-        """Of schemas that are checked or wait for it."""
+        full = f"{MAX_CHECKS} schemas are checked at a time, and too many wait: others need room too"
+        self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
+        self._checks: dict[tuple[str, str], asyncio.Lock] = {}
+        """By tenant and schema, of those that are checked or wait for it."""
 
-    async def verdict(self, schema: str) -> Verdict:
+    async def verdict(self, schema: str, tenant: str = "") -> Verdict:
         """On a schema, or a rule, as JSON. Raises QueueFull where too many are checked."""
         found = self._verdicts.get(schema)
         if found is None:
-            found = await self._check(schema)
+            found = await self._check(schema, tenant)
         else:
             self._verdicts.move_to_end(schema)
         return found
 
-    async def _check(self, schema: str) -> Verdict:
-        """Once, however many wait for it."""
-        if schema not in self._checks and len(self._checks) >= MAX_WAITING:
-            raise QueueFull(f"{MAX_WAITING} schemas are being checked already", retry_after_s=RETRY_AFTER_S)
-        async with self._checks.setdefault(schema, asyncio.Lock()):
+    async def _check(self, schema: str, tenant: str) -> Verdict:
+        """Once, however many of the tenant's requests wait for it."""
+        async with self._checks.setdefault((tenant, schema), asyncio.Lock()):
             found = self._verdicts.get(schema)
             if found is not None:
                 return found
             try:
-                async with self._slots:
-                    found = self._verdicts[schema] = await _ask(schema)
+                async with self.slots.slot(tenant):
+                    found = await _ask(schema)
             finally:
-                self._checks.pop(schema, None)
-        self._chars += _chars(schema, found)
+                self._checks.pop((tenant, schema), None)
+        # Another tenant's check of the same schema may have ended meanwhile.
+        if schema not in self._verdicts:
+            self._verdicts[schema] = found
+            self._chars += _chars(schema, found)
         while len(self._verdicts) > MAX_CHECKED or self._chars > MAX_CHECKED_CHARS:
             self._chars -= _chars(*self._verdicts.popitem(last=False))
         return found

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -64,7 +65,8 @@ class BatchService:
         self._work = ports.work
         self._view = JobView(ports.work)
         topics = AllowedTopics(settings.batch_topics)
-        self._submissions = Submissions(self._view, clock, settings.cluster, topics)
+        check = partial(bounds.check_answer_room, ports.files, self._view)
+        self._submissions = Submissions(self._view, clock, settings.cluster, topics, check)
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
         served = Served(serving.fleet.views, serving.models, clock)

@@ -1,22 +1,58 @@
-"""What a tenant may have of batch: bytes of files, lines of open batches, GPU time."""
+"""What a tenant may have of batch: uploads at once, files and their bytes, lines of open batches, GPU time."""
 
+import sys
 from typing import Final
 
-from libs.contracts.errors import QuotaUsed
-from libs.filestore.port import FileInfo, FileStore
+from libs.contracts.errors import QuotaUsed, StoreFull
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.dispatch.fair_slots import FairSlots
+from libs.dispatch.ports import OneForAll, Tenancy
+from libs.filestore.port import FileStore, Stored
 from libs.keys.book import TenantLimits
-from libs.keys.table import NO_LIMITS, KeyTable
+from libs.keys.table import DEFAULT_TENANT, NO_LIMITS, KeyTable
+from libs.policy.gateway.places import queue_room
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.dispatch.tenant_limits import TenantLimiter
+
+UNBOUNDED: Final = Stored(sys.maxsize, sys.maxsize)
+MAX_UPLOADS: Final = 8
+"""Files that are being uploaded to one gateway."""
+MAX_UPLOADS_WAITING: Final = 64
+UPLOAD_WAIT_S: Final = 10.0
+"""How long an upload waits for its turn."""
+ANSWER_FILES: Final = 2
+"""Of a batch: its answers and its errors."""
+ANSWERS_SHARE: Final = 4
+"""One part in so many of the store's bytes is left to answers of batches."""
 
 
 class TenantBounds:
     """By the limits of the book of keys; without one nobody has any."""
 
-    def __init__(self, table: KeyTable | None = None, limiter: TenantLimiter | None = None) -> None:
+    def __init__(
+        self,
+        table: KeyTable | None = None,
+        limiter: TenantLimiter | None = None,
+        *,
+        store: Stored = UNBOUNDED,
+        tenant_files: int = UNBOUNDED.files,
+    ) -> None:
+        """store: what it may hold in all. tenant_files: how many of these a tenant without a limit of its own may have,
+        where tenants are told apart."""
         self._table = table
         self._limiter = limiter
+        self._tenants: Tenancy = OneForAll() if table is None else table
+        self._store = store
+        self._tenant_files = tenant_files
+        self.uploads = self.slots(MAX_UPLOADS, MAX_UPLOADS_WAITING, "uploads", max_wait_s=UPLOAD_WAIT_S)
+
+    def slots(
+        self, slots: int, max_waiting: int, what: str = "batches", *, max_wait_s: float | None = None
+    ) -> FairSlots:
+        """Slots that tenants share. what: of which too many wait, in errors."""
+        full = f"{what} have {slots} slots and too many wait for one, or too long: others need one too"
+        return FairSlots(slots, max_waiting, full, tenants=self._tenants, max_wait_s=max_wait_s)
 
     def limits_of(self, tenant: str) -> TenantLimits:
         """Those of a tenant."""
@@ -34,15 +70,57 @@ class TenantBounds:
         """The name under which the tenant's things are kept."""
         return tenant if self._table is None else self._table.home(tenant)
 
-    async def file_room(self, files: FileStore, tenant: str, most_bytes: int) -> int:
-        """How large another file of the tenant's may be. Raises QuotaUsed where there is no room for any."""
+    async def file_room(self, files: FileStore, view: JobView, tenant: str, most_bytes: int) -> int:
+        """How large another file of the tenant's may be. Raises QuotaUsed or StoreFull where there is no room for
+        any."""
+        own, used = await self._stored(files, view, tenant)
+        self._check_count(own, used, tenant, 1)
         limit = self.limits_of(tenant).stored_bytes
-        if limit is None:
-            return most_bytes
-        left = limit - stored_bytes(await files.infos(), tenant)
+        left = most_bytes if limit is None else limit - own.bytes
         if left <= 0:
             raise QuotaUsed(f"the files of tenant {tenant} have {limit} bytes, which is its limit: delete some")
-        return min(left, most_bytes)
+        most = self._store.bytes - self._store.bytes // ANSWERS_SHARE
+        room = self._room(most, used.bytes, own.bytes, tenant)
+        if room <= 0:
+            raise StoreFull(f"the file store has no room for another file of tenant {tenant}: delete some")
+        return min(left, room, most_bytes)
+
+    async def check_answer_room(self, files: FileStore, view: JobView, created: pb.Created) -> None:
+        """Raises QuotaUsed or StoreFull where another batch's answers might find no room when it ends."""
+        tenant = created.tenant or DEFAULT_TENANT
+        own, used = await self._stored(files, view, tenant)
+        self._check_count(own, used, tenant, ANSWER_FILES + bool(created.input_topic))
+        if used.bytes >= self._store.bytes:
+            raise StoreFull("the file store has no room for the batch's answers: delete some files")
+
+    def _check_count(self, own: Stored, used: Stored, tenant: str, more: int) -> None:
+        limit = self.limits_of(tenant).files
+        if limit is None and self._tenants.told_apart:
+            limit = self._tenant_files
+        if limit is not None and own.files + more > limit:
+            text = f"tenant {tenant} has {own.files} files, those that its batches will write included"
+            raise QuotaUsed(f"{text}, of {limit} that it may have: delete some")
+        if self._room(self._store.files, used.files, own.files, tenant) < more:
+            text = f"the file store holds {used.files} files of {self._store.files}, {own.files} of tenant {tenant}"
+            raise StoreFull(f"{text}: delete some")
+
+    def _room(self, most: int, used: int, own: int, tenant: str) -> int:
+        """How much more a tenant may take of what the store has `most` of; some is left to every other tenant."""
+        if not self._tenants.told_apart:
+            return most - used
+        return min(queue_room(most, used, own, self._tenants.weight(tenant)), most - used)
+
+    async def _stored(self, files: FileStore, view: JobView, tenant: str) -> tuple[Stored, Stored]:
+        """What the tenant has, and all have, with the files that unfinished batches will write."""
+        found = await files.of(tenant)
+        if tenant == DEFAULT_TENANT:
+            found += await files.of("")
+        used, unfinished = await files.stored(), view.unfinished()
+        own = sum(_files_to_come(job) for job in unfinished if (job.created.tenant or DEFAULT_TENANT) == tenant)
+        return (
+            Stored(len(found) + own, sum(info.bytes for info in found)),
+            Stored(used.files + sum(map(_files_to_come, unfinished)), used.bytes),
+        )
 
     def line_room(self, view: JobView, tenant: str, job_id: str, most_lines: int) -> tuple[int, str]:
         """How many lines a job of the tenant's may have beside its other open ones, and whose bound that is."""
@@ -65,9 +143,6 @@ class TenantBounds:
             await self._limiter.check_gpu_time(tenant)
 
 
-def stored_bytes(infos: list[FileInfo], tenant: str) -> int:
-    """Bytes of one tenant's files."""
-    return sum(info.bytes for info in infos if info.tenant == tenant)
-
-
-UNBOUNDED: Final = TenantBounds()
+def _files_to_come(job: Job) -> int:
+    """Files that an unfinished batch may still write, a topic's copy included."""
+    return ANSWER_FILES + bool(job.created.input_topic and job.started is None)

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from libs.contracts.classes import BATCH_CLASS
-from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.generation import Generation, RequestTimes
-from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.dispatch.ports import Tenancy
 from libs.model.sampling import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, prompt_end
@@ -34,8 +35,9 @@ from services.gateway.workers.fleet import WorkerLinks
 
 _SEEDS = 2**64
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
+TOKENISE_THREADS = 2
 MAX_ARRIVING = 256
-"""Requests whose prompts are being tokenised; the threads that do it are few."""
+"""Long prompts that wait to be tokenised; the threads that do it are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,10 @@ class Intake:
         defaults: Defaults,
         limits: RequestLimits,
         cache_salt: Callable[[str], str] = str,
+        tenants: Tenancy | None = None,
     ) -> None:
         """cache_salt: of a tenant, which keeps its KV blocks apart from others'; its name where tenants have no
-        secrets."""
+        secrets. tenants: who take turns at the threads; None: all requests are alike."""
         self._catalog = catalog
         self._fleet = fleet
         self._hints = hints
@@ -82,8 +85,10 @@ class Intake:
         self._defaults = defaults
         self._limits = limits
         self._cache_salt = cache_salt
-        self._arriving = 0
-        self._schemas = SchemaCheck()
+        full = f"{MAX_ARRIVING} requests may wait to be tokenised, and too many do: others need room too"
+        # Nobody is held to a part of the threads: each prompt has them for moments, so turns are enough.
+        self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
+        self.schemas = SchemaCheck(tenants)
 
     def model(self, asked: Asked, allowed: AbstractSet[str]) -> ServedModel:
         """The one that is asked for, of those `allowed`, which are all where that is empty. Raises UnknownModel, and
@@ -99,12 +104,13 @@ class Intake:
         self, asked: Asked, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
         """One for each prompt and each of its `n`; raises InvalidRequest when a prompt does not fit the model."""
-        prompts = await self.tokens(asked, model)
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
+        tenant = arrival.headers.tenant
+        prompts = await self.tokens(asked, model, tenant, most_tokens=context_tokens)
         max_output_tokens = check_fit(asked, prompts, model, context_tokens)
         seed = asked.seed if asked.seed is not None else secrets.randbits(63)
         end_token_ids = _ends(asked, model)
-        schemas = await check_schemas(asked, self._schemas) if asked.guided else None
+        schemas = await check_schemas(asked, self.schemas, tenant) if asked.guided else None
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
         context.cache_salt = self._cache_salt(context.tenant)
         hints = await self._cached(asked, model, prompts, context.cache_salt)
@@ -167,15 +173,13 @@ class Intake:
             return [await look_up(prompts[0])]
         return await asyncio.gather(*map(look_up, prompts))
 
-    async def tokens(self, asked: Asked, model: ServedModel) -> list[list[int]]:
-        """Of each prompt; raises InvalidRequest, and QueueFull while too many wait for it."""
-        if self._arriving >= MAX_ARRIVING:
-            raise QueueFull(f"{MAX_ARRIVING} requests are being tokenised already", retry_after_s=RETRY_AFTER_S)
-        self._arriving += 1
-        try:
-            return await tokenise(asked, model, self._threads)
-        finally:
-            self._arriving -= 1
+    async def tokens(
+        self, asked: Asked, model: ServedModel, tenant: str, *, most_tokens: int | None = None
+    ) -> list[list[int]]:
+        """Of each prompt; raises InvalidRequest, and QueueFull while too many wait for it. most_tokens: as in
+        `tokenise`."""
+        slot = partial(self.tokenising.slot, tenant)
+        return await tokenise(asked, model, self._threads, most_tokens=most_tokens, slot=slot)
 
 
 def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:

@@ -146,10 +146,10 @@ class CompletionEndpoint:
             check_json(raw)
             visit = self._demand.visit(headers.tenant, headers.service_class)
             await self._rounds.turn(headers.tenant)
-            self._stalls.check_room()
+            self._stalls.check_room(headers.tenant)
             if self._limits is not None:
                 allowance = await self._limits.admit(headers.tenant)
-            with self._stalls.watched() as patience:
+            with self._stalls.watched(headers.tenant) as patience:
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
                 wire = sse.Wire(send, patience)
                 # Body and request lose their names before the answer: they may be large, and it may take long.

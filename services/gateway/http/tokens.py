@@ -43,15 +43,15 @@ class TokenRoutes:
         self._intake = intake
         self._catalog = catalog
 
-    async def tokenize(self, body: bytes, allowed: AbstractSet[str]) -> Tokenized:
+    async def tokenize(self, body: bytes, allowed: AbstractSet[str], tenant: str) -> Tokenized:
         """Raises FulcrumError."""
         asked, shows = parse_tokenize(body)
         model = self._catalog.need(asked.model, allowed)
-        (tokens,) = await self._intake.tokens(asked, model)
+        (tokens,) = await self._intake.tokens(asked, model, tenant)
         strings = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens] if shows else None
         return Tokenized(len(tokens), model.info.max_context_tokens, tokens, strings)
 
-    async def detokenize(self, body: bytes, allowed: AbstractSet[str]) -> Detokenized:
+    async def detokenize(self, body: bytes, allowed: AbstractSet[str], _tenant: str) -> Detokenized:
         """Raises FulcrumError."""
         asked = parse_detokenize(body)
         model = self._catalog.need(asked.model, allowed)
@@ -65,7 +65,7 @@ class TokenEndpoint:
     """One of the two as an ASGI callable, within the bounds of all bodies."""
 
     def __init__(
-        self, answer: Callable[[bytes, AbstractSet[str]], Awaitable[Any]], stalls: Stalls, max_body_bytes: int
+        self, answer: Callable[[bytes, AbstractSet[str], str], Awaitable[Any]], stalls: Stalls, max_body_bytes: int
     ) -> None:
         self._answer = answer
         self._stalls = stalls
@@ -78,12 +78,13 @@ class TokenEndpoint:
             try:
                 raw = dict(scope["headers"])
                 caller = caller_of(scope)
-                request_id = read_headers(raw, caller).request_id or request_id
+                headers = read_headers(raw, caller)
+                request_id = headers.request_id or request_id
                 check_json(raw)
-                self._stalls.check_room()
-                with self._stalls.watched() as patience:
+                self._stalls.check_room(headers.tenant)
+                with self._stalls.watched(headers.tenant) as patience:
                     body = await read_body(receive, raw, self._max_body_bytes, patience, self._stalls)
-                    found = await self._answer(body, caller.models)
+                    found = await self._answer(body, caller.models, headers.tenant)
                     await sse.Wire(send, patience).json(200, found, {"x-request-id": request_id})
             except FulcrumError as error:
                 with self._stalls.watched() as patience:

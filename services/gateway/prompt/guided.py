@@ -23,24 +23,24 @@ class KeptSchemas:
     tools: list[ToolSchema] = field(default_factory=list)
 
 
-async def check_schemas(asked: Asked, check: SchemaCheck) -> KeptSchemas:
-    """Raises InvalidRequest that names the field and says why its schema cannot be kept to."""
+async def check_schemas(asked: Asked, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
+    """Raises InvalidRequest that names the field and says why its schema cannot be kept to. tenant: who asks."""
     if asked.rule:
-        await _check(asked.rule, asked.schema_field, check)
+        await _check(asked.rule, asked.schema_field, check, tenant)
     return KeptSchemas(
-        None if asked.schema is None else await _check(asked.schema, asked.schema_field, check),
+        None if asked.schema is None else await _check(asked.schema, asked.schema_field, check, tenant),
         [
-            (name, await _check(schema, named, check))
+            (name, await _check(schema, named, check, tenant))
             for name, schema, named in (asked.tools.callable() if asked.tools else ())
         ],
     )
 
 
-async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck) -> dict[str, Any]:
+async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str) -> dict[str, Any]:
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
-    fault, kept = await check.verdict(text)
+    fault, kept = await check.verdict(text, tenant)
     if fault:
         raise InvalidRequest(
             f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named

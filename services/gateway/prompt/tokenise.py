@@ -1,7 +1,9 @@
 """Prompts to tokens, within the model's vocabulary and context. Long texts are encoded off the event loop's thread."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,15 +24,27 @@ MESSAGE_CHARS = 64
 """What a message counts beside its content: the template renders it, and sets marks around it."""
 
 
-async def tokenise(asked: Asked, model: ServedModel, threads: Executor) -> list[list[int]]:
-    """Token ids of each prompt; raises InvalidRequest that names the field."""
+async def tokenise(
+    asked: Asked,
+    model: ServedModel,
+    threads: Executor,
+    *,
+    most_tokens: int | None = None,
+    slot: Callable[[int], AbstractAsyncContextManager[None]] = lambda _chars: nullcontext(),
+) -> list[list[int]]:
+    """Token ids of each prompt; raises InvalidRequest that names the field.
+
+    most_tokens: a prompt that certainly has as many is refused without being encoded whole; None: none is. slot: what a
+    request of so many characters holds while a thread works on it."""
     check_chat(asked, model)
     if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
         text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
         raise ContextTooLong(text, param=asked.prompt_field)
-    if _chars(asked) <= INLINE_CHARS:
-        return _encode(asked, model)
-    return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model)
+    chars = _chars(asked)
+    if chars <= INLINE_CHARS:
+        return _encode(asked, model, most_tokens)
+    async with slot(chars):
+        return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model, most_tokens)
 
 
 def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
@@ -137,10 +151,21 @@ def _content_chars(message: ChatMessage) -> int:
     return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
 
 
-def _encode(asked: Asked, model: ServedModel) -> list[list[int]]:
-    encode = model.tokenizer.encode
+def _encode(asked: Asked, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
     if asked.messages:
         # The template has put the special tokens where they belong.
-        return [encode(_render(asked, model), add_special_tokens=False)]
+        return [_encode_text(_render(asked, model), asked, model, most_tokens, add_special_tokens=False)]
     add = not asked.raw
-    return [encode(each, add_special_tokens=add) if isinstance(each, str) else each for each in asked.prompts]
+    return [
+        _encode_text(each, asked, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
+        for each in asked.prompts
+    ]
+
+
+def _encode_text(
+    text: str, asked: Asked, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
+) -> list[int]:
+    if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
+        reason = f"the prompt's {len(text)} characters leave no room in a context of {most_tokens} tokens"
+        raise ContextTooLong(reason, param=asked.prompt_field)
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -3,9 +3,10 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from libs.contracts.errors import InvalidRequest
+from libs.keys.gate import caller_of
 from libs.runtime.clock import Clock
 from libs.telemetry.windows.ring import Tier
 from services.metrics.accounting.scope import ALLOWED, parse_scope
@@ -81,12 +82,13 @@ class HistoryApi:
         """Role moves and changes of the planner's mode, the newest first."""
         return self._state.events.newest(limit)
 
-    async def stream(self, *, between: bool = True) -> EventStream:
+    async def stream(self, request: Request, *, between: bool = True) -> EventStream:
         """Server-sent events: `members`, then a `tick` every 100 ms and wherever something changes between (see
         stream/ticks.py). `between=false` is for readers to whom every 100 ms is enough: what changes between
         comes with the next tick, unless other readers want it sooner."""
-        self._hub.check_room()
-        return EventStream(self._hub, between=between)
+        caller = caller_of(request.scope).name
+        self._hub.check_room(caller)
+        return EventStream(self._hub, caller, between=between)
 
     def _covered_to_ns(self) -> int:
         """Windows are written up to there."""

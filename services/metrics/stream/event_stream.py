@@ -19,16 +19,17 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: Hub, *, between: bool = True) -> None:
-        """`between` as in `Hub.reader`."""
+    def __init__(self, hub: Hub, caller: str = "", *, between: bool = True) -> None:
+        """caller, between: as in `Hub.reader`."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
+        self._caller = caller
         self._between = between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, holding a place at the hub meanwhile."""
-        with self._hub.reader(between=self._between) as messages:
+        with self._hub.reader(self._caller, between=self._between) as messages:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await until_first(gone=_gone(receive), writing=_write(messages, send))
         await send({"type": "http.response.body", "body": b""})

@@ -1,12 +1,13 @@
 """The newest messages, for any number of readers: each reads at its own pace, and one that is slow skips."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from libs.contracts.errors import QueueFull
+from libs.policy.limits.slots import may_take
 
 MAX_READERS: Final = 64
 KEPT_TICKS: Final = 32
@@ -25,7 +26,8 @@ class Hub:
         """The tick that the present members came with."""
         self._news = asyncio.Event()
         self._closed = False
-        self.readers = 0
+        self._readers: Counter[str] = Counter()
+        """By caller."""
         self.close_readers = 0
         """Of them, those that want to know between two windows what has changed."""
         self.skipped_ticks = 0
@@ -44,22 +46,35 @@ class Hub:
         self._closed = True
         self._wake()
 
-    def check_room(self) -> None:
-        """Raise QueueFull when no more readers are taken."""
+    @property
+    def readers(self) -> int:
+        """All of them."""
+        return self._readers.total()
+
+    def check_room(self, caller: str = "") -> None:
+        """Raise QueueFull when no more readers are taken, or none of this caller's, who leaves room to others. caller:
+        a key's id; empty where nobody needs one."""
         if self.readers >= MAX_READERS:
             raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
+        own = self._readers[caller]
+        if caller and not may_take(MAX_READERS, self.readers, own):
+            text = f"{own} of {MAX_READERS} readers of the stream have this key already: others need room too"
+            raise QueueFull(text, retry_after_s=RETRY_AFTER_S)
 
     @contextmanager
-    def reader(self, *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
-        """Messages from the newest on, until `close`; holds a place while the context is open. `between`: what changes
+    def reader(self, caller: str = "", *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
+        """Messages from the newest on, until `close`; holds a place while the context is open. caller: as in
+        `check_room`. `between`: what changes
         between two windows comes at once; without such readers it comes with the next window."""
-        self.check_room()
-        self.readers += 1
+        self.check_room(caller)
+        self._readers[caller] += 1
         self.close_readers += between
         try:
             yield self._read()
         finally:
-            self.readers -= 1
+            self._readers[caller] -= 1
+            if not self._readers[caller]:
+                del self._readers[caller]
             self.close_readers -= between
 
     async def _read(self) -> AsyncIterator[bytes]:

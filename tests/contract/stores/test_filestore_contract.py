@@ -1,6 +1,7 @@
 """What a file store keeps to: a local folder, and a bucket of a server that speaks S3's protocol."""
 
 import resource
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from moto.server import ThreadedMotoServer
 from structlog.testing import capture_logs
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
+from libs.filestore import local, s3
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileInfo, FileStore
 from libs.filestore.s3 import PART_BYTES, S3Files, open_s3
@@ -28,10 +30,13 @@ def s3_endpoint() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def bucket(endpoint: str, name: str, **more: int) -> AsyncIterator[S3Files]:
+async def bucket(
+    endpoint: str, name: str, *, max_bytes: int = ROOM_BYTES, measure_s: float = 0
+) -> AsyncIterator[S3Files]:
     async with open_s3(
-        name, endpoint=endpoint, region="us-east-1", access_key="a", secret_key="s", **{"max_bytes": ROOM_BYTES, **more}
-    ) as files:
+        name, endpoint=endpoint, region="us-east-1", access_key="a", secret_key="s", max_bytes=max_bytes,
+        measure_s=measure_s,
+    ) as files:  # fmt: skip
         await files._client.create_bucket(Bucket=name)
         yield files
 
@@ -45,11 +50,13 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield files
 
 
-async def put(store: FileStore, file_id: str, content: bytes, *, max_bytes: int = ROOM_BYTES) -> FileInfo:
+async def put(
+    store: FileStore, file_id: str, content: bytes, *, max_bytes: int = ROOM_BYTES, tenant: str = ""
+) -> FileInfo:
     async with store.draft(file_id, max_bytes=max_bytes) as draft:
         for start in range(0, len(content), 1000):
             await draft.write(content[start : start + 1000])
-        return await draft.keep(name="lines.jsonl", purpose="batch")
+        return await draft.keep(name="lines.jsonl", purpose="batch", tenant=tenant)
 
 
 async def get(store: FileStore, file_id: str, first_byte: int = 0, length: int | None = None) -> bytes:
@@ -103,6 +110,117 @@ async def test_files_of_older_versions_are_listed_by_their_second(store: FileSto
             (tmp_path / "files" / file_id).mkdir()
             (tmp_path / "files" / file_id / "info.json").write_bytes(old)
     assert [info.id for info in await store.infos()] == [now.id, "file-c", "file-a", "file-b"]
+
+
+async def test_a_tenants_files_are_listed_by_themselves_and_all_are_counted(store: FileStore) -> None:
+    for number, tenant in enumerate(["a", "b", "a", "", "c"]):
+        await put(store, f"file-{number}", b"x" * number, tenant=tenant)
+    assert [info.id for info in await store.of("a")] == ["file-2", "file-0"]
+    assert [info.id for info in await store.of("")] == ["file-3"]
+    assert await store.of("nobody") == []
+    assert await store.stored() == (5, 10)
+    await store.delete("file-2")
+    assert [info.id for info in await store.of("a")] == ["file-0"]
+    assert await store.stored() == (4, 8)
+    await put(store, "file-0", b"longer", tenant="a")
+    assert [info.bytes for info in await store.of("a")] == [6]
+    assert await store.stored() == (4, 14)
+
+
+def count_reads(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is read of the store's descriptions from now on."""
+    found: list[Any] = []
+    owner, name = (store._client, "get_object") if isinstance(store, S3Files) else (local, "_read_info")
+    real = getattr(owner, name)
+
+    def read(*args: Any, **named: Any) -> Any:
+        found.append(args or named)
+        return real(*args, **named)
+
+    monkeypatch.setattr(owner, name, read)
+    return found
+
+
+async def test_a_list_or_an_upload_reads_no_description_of_another_tenant(
+    store: FileStore, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        await put(store, f"file-{number}", b"x", tenant="many")
+    async with AsyncExitStack() as stack:
+        fresh: FileStore = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+        if isinstance(store, S3Files):
+            opened = bucket(request.getfixturevalue("s3_endpoint"), store._bucket, measure_s=60)
+            fresh = await stack.enter_async_context(opened)
+        assert len(await fresh.infos()) == 20
+        reads = count_reads(fresh, monkeypatch)
+        await put(store, "file-other", b"y", tenant="few")
+        assert [info.id for info in await fresh.of("few")] == ["file-other"]
+        await put(fresh, "file-own", b"z", tenant="few")
+        assert [info.id for info in await fresh.of("few")] == ["file-own", "file-other"]
+        assert len(reads) <= 3
+
+
+async def test_what_another_process_deletes_or_replaces_is_noticed(
+    store: FileStore, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    async with AsyncExitStack() as stack:
+        other: FileStore = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+        if isinstance(store, S3Files):
+            opened = bucket(request.getfixturevalue("s3_endpoint"), store._bucket)
+            other = await stack.enter_async_context(opened)
+        for number in range(3):
+            await put(store, f"file-{number}", b"x", tenant="a")
+        assert len(await other.of("a")) == 3
+        await put(store, "file-0", b"longer", tenant="a")
+        await store.delete("file-1")
+        assert {info.id: info.bytes for info in await other.of("a")} == {"file-0": 6, "file-2": 1}
+        assert await other.stored() == (2, 7)
+
+
+async def test_a_look_at_a_folder_costs_what_has_changed_and_not_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES) for _ in range(2))
+    for number in range(10):
+        await put(store, f"file-{number}", b"x", tenant="many")
+    assert len(await other.of("many")) == 10
+    monkeypatch.setattr(LocalFiles, "_scan", None)  # no look at all names
+    await put(store, "file-own", b"x", tenant="few")
+    assert [info.id for info in await other.of("few")] == ["file-own"]
+    await other.delete("file-3")
+    assert (len(await store.of("many")), await store.stored()) == (9, (10, 10))
+
+
+async def test_what_no_journal_tells_of_a_folder_is_found_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES) for _ in range(2))
+    await put(store, "file-1", b"x", tenant="a")
+    await put(store, "file-2", b"x", tenant="a")
+    assert len(await store.of("a")) == 2
+    shutil.rmtree(tmp_path / "files" / "file-1")
+    monkeypatch.setattr(local, "SCAN_S", -1.0)
+    assert [info.id for info in await store.of("a")] == ["file-2"]
+    monkeypatch.undo()
+    monkeypatch.setattr(local, "MAX_JOURNAL_BYTES", 50)
+    for number in range(20):  # whoever looks at all names begins the journal anew
+        await put(store, f"file-{number}", b"x", tenant="b")
+        assert len(await (other if number % 2 else store).of("b")) == number + 1
+        await store.infos()
+
+
+async def test_a_tenants_copies_of_descriptions_are_mended(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an older version wrote the file, or a process died between the copy and the original."""
+    async with bucket(s3_endpoint, "mended") as store:
+        await put(store, "file-1", b"one", tenant="a")
+        await store.remove("own/a/file-1.json")
+        await store.put("own/a/file-gone.json", b"{}")
+        async with bucket(s3_endpoint, "mended") as later:
+            assert [info.id for info in await later.of("a")] == ["file-1"]
+        assert [item["Key"] for item in await store._list("own/")] == ["own/a/file-1.json", "own/a/file-gone.json"]
+        monkeypatch.setattr(s3, "ORPHAN_S", -60.0)
+        await store.infos()
+        assert [item["Key"] for item in await store._list("own/")] == ["own/a/file-1.json"]
 
 
 async def test_a_draft_can_be_kept_under_another_id(store: FileStore) -> None:

@@ -1,6 +1,10 @@
 """What a tenant may have of batch, and what goes by itself: bytes, lines, old files, answers in Kafka."""
 
+import asyncio
+import json
 import time
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,19 @@ from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.local import LocalFiles
+from libs.filestore.port import Stored
 from libs.keys.book import KeyBook, Role, TenantLimits, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
 from libs.runtime.web import error_response
 from libs.testing.batch.work import MemoryWork
-from libs.testing.wait import ManualClock
+from libs.testing.wait import ManualClock, until
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper.begin import begin
+from services.gateway.batch.keeper.submissions import Submissions
 from services.gateway.batch.retention import LOOK_S, SETTLED_S, Retention, unneeded
 from services.gateway.batch.tenant_bounds import TenantBounds
 
@@ -32,7 +38,7 @@ LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": 
 class World:
     """The routes of one gateway over a clock of its own; tenant a has limits."""
 
-    def __init__(self, folder: Path, limits: TenantLimits) -> None:
+    def __init__(self, folder: Path, limits: TenantLimits, **bounds: Any) -> None:
         self.files, self.work = LocalFiles(folder, max_bytes=10**7), MemoryWork(BATCH_JOBS)
         self.clock, self.view = ManualClock(time.time_ns()), JobView(self.work)
         self.view.replayed.set()
@@ -43,7 +49,7 @@ class World:
             book = book.with_key(key, 0)
         self.book = book
         self.table.replace(book, 0)
-        self.bounds = TenantBounds(self.table)
+        self.bounds = TenantBounds(self.table, **bounds)
         self.retention = Retention(self.work, self.files, self.view, self.clock, self.bounds)
         app = FastAPI()
         app.include_router(
@@ -101,6 +107,81 @@ async def test_a_tenant_stores_no_more_than_it_may_and_another_is_not_held_to_it
     async with world.client("a") as http:
         await http.delete(f"/v1/files/{first.json()['id']}")
     assert (await world.upload("a", LINE * 2)).status_code == 200
+
+
+async def test_a_tenant_has_no_more_files_than_it_may_and_others_have_room(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits(), store=Stored(40, 10**6), tenant_files=8)
+    made = [await world.upload("a", LINE) for _ in range(8)]
+    assert {answer.status_code for answer in made} == {200}
+    full = await world.upload("a", LINE)
+    assert (full.status_code, full.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert "8 files" in full.json()["error"]["message"] and full.headers["x-should-retry"] == "false"
+    assert (await world.upload("b", LINE)).status_code == 200
+    async with world.client("a") as http:
+        await http.delete(f"/v1/files/{made[0].json()['id']}")
+    assert (await world.upload("a", LINE)).status_code == 200
+    world.book = world.book.with_limits("a", TenantLimits(files=9))
+    world.table.replace(world.book, 0)
+    assert (await world.upload("a", LINE)).status_code == 200
+    assert (await world.upload("a", LINE)).status_code == 429
+
+
+async def test_a_tenant_leaves_room_in_the_store_for_files_and_bytes_of_the_next_one(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits(), store=Stored(20, 10**6))
+    answers = [(await world.upload("a", LINE)).status_code for _ in range(11)]
+    assert answers == [200] * 10 + [507], "half of what the store takes"
+    assert [(await world.upload("b", LINE)).status_code for _ in range(6)] == [200] * 5 + [507]
+    world = World(tmp_path / "bytes", TenantLimits(), store=Stored(100, 40 * len(LINE)))
+    answers = [(await world.upload("a", LINE * 5)).status_code for _ in range(4)]
+    assert answers == [200, 200, 200, 507], "half of three quarters: answers of batches have the rest"
+    assert (await world.upload("b", LINE * 5)).status_code == 200
+
+
+async def test_an_accepted_batch_has_room_for_its_answers(tmp_path: Path) -> None:
+    """Two files of each unfinished batch count as written."""
+    world = World(tmp_path, TenantLimits(), store=Stored(100, 10**6), tenant_files=8)
+    file = (await world.upload("a", LINE)).json()["id"]
+    async with world.client("a") as http:
+        made = [await http.post("/v1/batches", json=asks(file), headers={"idempotency-key": str(n)}) for n in range(4)]
+    assert [answer.status_code for answer in made] == [200, 200, 200, 429]
+    assert made[3].json()["error"]["code"] == "insufficient_quota"
+    assert (await world.upload("a", LINE)).status_code == 200
+    assert (await world.upload("a", LINE)).status_code == 429, "the rest is its batches'"
+    for number, answer in enumerate(made[:3]):
+        for kind in ("output", "errors"):
+            async with world.files.draft(f"file-{number}-{kind}", max_bytes=9) as draft:
+                await draft.write(b"answers")
+                await draft.keep(name="f", purpose="batch_output", tenant="a")
+        world.finish(answer.json()["id"])
+    assert len(await world.files.of("a")) == 8
+
+
+async def test_a_batch_by_topic_for_whose_answers_there_is_no_room_fails_and_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, TenantLimits(), store=Stored(2, 10**6))
+    check = partial(world.bounds.check_answer_room, world.files, world.view)
+    submissions = Submissions(world.view, world.clock, "cluster", AllowedTopics("lines"), check)
+    body = {"input_topic": "lines", "endpoint": "/v1/completions", "completion_window": "24h"}
+    _, ended = await submissions._events("batch_1", json.dumps(body).encode())
+    assert ended.finished.error_code == "store_full"
+
+
+async def test_slow_uploads_of_a_tenant_leave_places_to_another(tmp_path: Path) -> None:
+    world, begun = World(tmp_path, TenantLimits()), asyncio.Event()
+
+    async def drips() -> AsyncIterator[bytes]:
+        yield b"--x\r\n"
+        await begun.wait()
+
+    async with world.client("a") as http, asyncio.TaskGroup() as group:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        slow = [group.create_task(http.post("/v1/files", content=drips(), headers=headers)) for _ in range(16)]
+        await until(lambda: world.bounds.uploads.held == 4 and len(world.bounds.uploads) == 12)
+        assert (await world.upload("b", LINE)).status_code == 200
+        assert world.bounds.uploads.held == 4
+        begun.set()
+    assert {each.result().status_code for each in slow} == {400}
+    assert (await world.upload("a", LINE)).status_code == 200
+    assert (world.bounds.uploads.held, len(world.bounds.uploads)) == (0, 0)
 
 
 async def test_a_file_goes_when_its_maker_said_and_is_not_there_from_that_moment_on(tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from load.chaos.loop import SimLoop
 from services.gateway.batch.lines.answers import MAX_RESULT_BYTES, fitting, refused
 from services.gateway.batch.lines.line import BatchLine, read_line
 from services.gateway.batch.lines.repeats import IdHashes
-from services.gateway.batch.lines.upload import MIN_BYTES_PER_S, chunks
+from services.gateway.batch.lines.upload import MAX_SILENT_S, MAX_UPLOAD_S, MIN_BYTES_PER_S, chunks
 from services.gateway.batch.runner.line_request import AWAY_S
 from services.gateway.batch.runner.served_models import FORGET_S, Served
 from services.gateway.batch.runner.slots import Slots
-from services.gateway.http.body import BODY_TIMEOUT_S
 
 SMALL_BYTES = 20_000
 
@@ -82,24 +81,31 @@ def test_custom_ids_that_come_again_are_found_in_little_memory_however_long_they
 
 
 def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not() -> None:
-    async def body(part: bytes, count: int) -> int:
-        """One part a second."""
+    async def body(part: bytes, count: int, every_s: float = 1.0) -> int:
         parts = iter([part] * count)
 
         async def receive() -> Message:
-            await asyncio.sleep(1)
+            await asyncio.sleep(every_s)
             found = next(parts, b"")
             return {"type": "http.request", "body": found, "more_body": bool(found)}
 
         request = Request({"type": "http", "method": "POST", "headers": []}, receive)
         return sum([len(part) async for part in chunks(request)])
 
-    flowing, seconds = b"x" * MIN_BYTES_PER_S, round(BODY_TIMEOUT_S)
+    flowing, seconds = b"x" * MIN_BYTES_PER_S, round(MAX_SILENT_S)
     with closing(SimLoop(Random(0))) as loop:
-        assert loop.run_until_complete(body(flowing, 2 * seconds)) == 2 * seconds * MIN_BYTES_PER_S
+        assert loop.run_until_complete(body(flowing, 5 * seconds)) == 5 * seconds * MIN_BYTES_PER_S
         assert loop.run_until_complete(body(b"x", seconds - 2)) == seconds - 2
+        began_s = loop.time()
         with pytest.raises(InvalidRequest, match="bytes a second"):
-            loop.run_until_complete(body(b"x", seconds + 1))
+            loop.run_until_complete(body(b"xx", 1000))
+        assert loop.time() - began_s <= MAX_SILENT_S + 1, "two bytes a second hold a place this long"
+        with pytest.raises(InvalidRequest, match="bytes a second"):
+            loop.run_until_complete(body(flowing * 100, 3, every_s=MAX_SILENT_S + 1))
+        began_s = loop.time()
+        with pytest.raises(InvalidRequest, match="take over 3600 s"):
+            loop.run_until_complete(body(flowing, round(2 * MAX_UPLOAD_S)))
+        assert loop.time() - began_s <= MAX_UPLOAD_S + 1
 
 
 async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_is_given_up_in_the_end() -> None:

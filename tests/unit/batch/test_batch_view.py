@@ -32,6 +32,7 @@ from libs.testing.wait import until
 from services.gateway.batch.api.replies import show_batch, show_page
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs import view as view_module
+from services.gateway.batch.jobs.fold import JobBook
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
@@ -81,6 +82,15 @@ async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx
     ):
         await until(view.replayed.is_set)
         yield http, view
+
+
+def test_a_tenants_finished_jobs_push_out_its_own_and_none_of_another() -> None:
+    book = JobBook(max_jobs=10)
+    for number in range(40):
+        tenant = "modest" if number < 2 else "flood"
+        book.apply(pb.JobEvent(job_id=f"batch_{number}", at_unix_ns=number, created=pb.Created(tenant=tenant)))
+        book.apply(pb.JobEvent(job_id=f"batch_{number}", at_unix_ns=number, finished=pb.Finished()))
+    assert [job.id for job in book] == [f"batch_{number}" for number in (0, 1, *range(32, 40))]
 
 
 async def test_a_job_that_was_created_is_there_at_once_however_long_the_broker_hides_it(tmp_path: Path) -> None:

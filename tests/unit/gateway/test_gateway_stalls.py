@@ -1,6 +1,7 @@
 """Waits for clients are bounded, whichever of them it is; bodies may come in any number of parts."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -110,3 +111,31 @@ async def test_the_bytes_of_all_bodies_are_bounded_until_their_answers_end() -> 
         with stalls.watched() as third:
             stalls.hold(third, 40)
     assert stalls.body_bytes == 0
+
+
+class Apart:
+    told_apart = True
+
+    def weight(self, _tenant: str) -> int:
+        return 1
+
+
+async def test_a_tenant_leaves_room_to_others_for_open_requests_and_their_bodies() -> None:
+    stalls = Stalls(8, 100, Apart())
+    with ExitStack() as stack:
+        for _ in range(4):
+            stalls.check_room("flood")
+            stack.enter_context(stalls.watched("flood"))
+        with pytest.raises(QueueFull, match="tenant flood"):
+            stalls.check_room("flood")
+        stalls.check_room("modest")
+    with stalls.watched("flood") as first, stalls.watched("flood") as second, stalls.watched("modest") as other:
+        stalls.hold(first, 40)
+        stalls.hold(second, 10)
+        with pytest.raises(QueueFull, match="tenant flood"):
+            stalls.hold(second, 10)
+        stalls.hold(other, 25)
+    assert (len(stalls), stalls.body_bytes) == (0, 0)
+    with stalls.watched("flood") as alone:
+        stalls.hold(alone, 60)
+        stalls.hold(alone, 40)

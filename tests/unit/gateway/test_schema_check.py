@@ -75,7 +75,8 @@ async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypa
 
     monkeypatch.setattr(schema_check, "_ask", ask)
     check = SchemaCheck()
-    waiting = [asyncio.ensure_future(check.verdict(str(number))) for number in range(schema_check.MAX_WAITING)]
+    most = schema_check.MAX_CHECKS + schema_check.MAX_WAITING
+    waiting = [asyncio.ensure_future(check.verdict(str(number))) for number in range(most)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await check.verdict("one more")
@@ -84,4 +85,33 @@ async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypa
     gate.set()
     assert set(await asyncio.gather(*waiting)) == {Verdict("no")}
     assert (await check.verdict("0")).fault == "no"
-    assert len(asked) == schema_check.MAX_WAITING
+    assert len(asked) == most
+
+
+async def test_schemas_of_a_tenant_leave_a_check_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, asked = asyncio.Event(), []
+
+    async def ask(schema: str) -> Verdict:
+        asked.append(schema)
+        await gate.wait()
+        return Verdict("no")
+
+    class Apart:
+        told_apart = True
+
+        def weight(self, _tenant: str) -> int:
+            return 1
+
+    monkeypatch.setattr(schema_check, "_ask", ask)
+    check = SchemaCheck(Apart())
+    flood = [asyncio.ensure_future(check.verdict(f"flood {number}", "flood")) for number in range(50)]
+    await asyncio.sleep(0)
+    assert asked == ["flood 0"]
+    other = asyncio.ensure_future(check.verdict("flood 0", "modest"))
+    await asyncio.sleep(0)
+    assert asked == ["flood 0", "flood 0"], "it waits for no check of another tenant"
+    gate.set()
+    found = await asyncio.gather(*flood, return_exceptions=True)
+    assert (await other).fault == "no"
+    refused = [each for each in found if isinstance(each, QueueFull)]
+    assert 50 - len(refused) == 1 + schema_check.MAX_WAITING // 2, "half of the line is left to others"

@@ -1,16 +1,19 @@
 """Where prompts are encoded: a short one at once, all that takes long in a thread, and what cannot fit not at all."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from libs.contracts.errors import ContextTooLong, InvalidRequest, UnsupportedField
+from libs.contracts.errors import ContextTooLong, InvalidRequest, QueueFull, UnsupportedField
 from libs.model.builtin import sim_tokenizer
 from libs.model.chat import ChatTemplate
 from libs.model.tokenizer import Tokenizer
+from services.gateway.dispatch.intake import MAX_ARRIVING, TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.prompt.catalog import ServedModel, load_catalog
 from services.gateway.prompt.parse import parse_chat, parse_completion
 from services.gateway.prompt.tokenise import INLINE_CHARS, tokenise
@@ -61,6 +64,54 @@ async def test_more_messages_than_the_context_has_tokens_are_not_even_rendered()
         await tokenise(parse_chat(chat(*[""] * 60_000)), MODEL, threads)
     assert caught.value.param == "messages"
     assert threads.jobs == 0
+
+
+async def test_a_prompt_that_cannot_fit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    monkeypatch.setattr(MODEL.tokenizer, "encode", lambda text, **_: encoded.append(text) or [1])
+    tools = [{"type": "function", "function": {"name": "f", "description": "d" * 450_000}}]
+    with Threads(1) as threads:
+        for parse, body in ((parse_chat, asks(tools=tools)), (parse_completion, text("x" * 450_000, "y"))):
+            with pytest.raises(ContextTooLong, match="leave no room in a context of 8192") as caught:
+                await tokenise(parse(body), MODEL, threads, most_tokens=8192)
+            assert caught.value.param in ("messages", "prompt")
+    assert not encoded
+
+
+async def test_a_tenants_long_prompts_take_turns_with_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, gate = [], threading.Event()
+
+    def encode(text: str, **_: Any) -> list[int]:
+        gate.wait()
+        done.append(text[0])
+        return [1]
+
+    class Apart:
+        told_apart = True
+
+        def weight(self, _tenant: str) -> int:
+            return 1
+
+    monkeypatch.setattr(MODEL.tokenizer, "encode", encode)
+    with Threads(2) as threads:
+        unused: Any = None
+        intake = Intake(
+            catalog=unused, fleet=unused, hints=unused, threads=threads, defaults=unused,
+            limits=RequestLimits(1, 1), tenants=Apart(),
+        )  # fmt: skip
+
+        async def tokens(tenant: str) -> None:
+            await intake.tokens(parse_completion(text(tenant * (INLINE_CHARS + 1))), MODEL, tenant)
+
+        flood = [asyncio.ensure_future(tokens("a")) for _ in range(MAX_ARRIVING)]
+        await asyncio.sleep(0)
+        other = asyncio.ensure_future(tokens("b"))
+        await asyncio.sleep(0)
+        gate.set()
+        await other
+        assert len(done) <= 2 * TOKENISE_THREADS + 1
+        refused = sum(isinstance(each, QueueFull) for each in await asyncio.gather(*flood, return_exceptions=True))
+        assert MAX_ARRIVING - refused == TOKENISE_THREADS + MAX_ARRIVING // 2
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}

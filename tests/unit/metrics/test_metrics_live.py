@@ -266,6 +266,19 @@ async def test_readers_are_bounded_and_closing_ends_them(live):
     assert live.hub.readers == 0
 
 
+async def test_a_key_leaves_readers_to_others(live):
+    with contextlib.ExitStack() as places:
+        held = 0
+        with pytest.raises(QueueFull, match="this key"):
+            while True:
+                places.enter_context(live.hub.reader("key_flood"))
+                held += 1
+        assert held == MAX_READERS // 2
+        with live.hub.reader("key_other"):
+            assert live.hub.readers == held + 1
+    assert live.hub.readers == 0
+
+
 @pytest.mark.parametrize("ending", ["the client goes", "the task is cancelled", "the hub closes"])
 async def test_a_stream_gives_its_place_back_whatever_ends_it(live, ending):
     gone, sent = asyncio.Event(), asyncio.Queue()

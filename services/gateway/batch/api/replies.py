@@ -1,6 +1,7 @@
 """Files and batches as OpenAI's API shows them. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from libs.contracts.errors import InvalidRequest, quoted
@@ -65,21 +66,20 @@ Item = TypeVar("Item", bound=_Item)
 
 
 def show_page(
-    items: Sequence[Item], show: Callable[[Item], dict[str, Any]], *, after: str | None, limit: int
+    items: Iterable[Item], show: Callable[[Item], dict[str, Any]], *, after: str | None, limit: int
 ) -> dict[str, Any]:
-    """OpenAI's list object: what follows `after`, at most `limit` of it; raises InvalidRequest for an unknown id."""
-    start = 0
-    if after is not None:
-        start = next((place + 1 for place, item in enumerate(items) if item.id == after), -1)
-        if start < 0:
-            raise InvalidRequest(f"after: no {quoted(after)} in the list", param="after")
-    page = items[start : start + limit]
+    """OpenAI's list object: what follows `after`, at most `limit` of it; raises InvalidRequest for an unknown id. Takes
+    no more of `items` than that."""
+    coming = iter(items)
+    if after is not None and not any(item.id == after for item in coming):
+        raise InvalidRequest(f"after: no {quoted(after)} in the list", param="after")
+    page = list(islice(coming, limit))
     return {
         "object": "list",
         "data": [show(item) for item in page],
         "first_id": page[0].id if page else None,
         "last_id": page[-1].id if page else None,
-        "has_more": start + limit < len(items),
+        "has_more": next(coming, None) is not None,
     }
 
 

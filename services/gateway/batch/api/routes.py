@@ -1,8 +1,9 @@
 """OpenAI's Files and Batch API."""
 
-import asyncio
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -13,14 +14,13 @@ from libs.contracts.errors import (
     Conflict,
     FileNotFound,
     InvalidRequest,
-    QueueFull,
     quoted,
 )
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
-from libs.filestore.port import FileInfo, FileStore
+from libs.filestore.port import FileInfo, FileStore, youngest_first
 from libs.keys.gate import caller_of
-from libs.keys.table import Caller
+from libs.keys.table import DEFAULT_TENANT, Caller
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
@@ -40,18 +40,16 @@ from services.gateway.batch.lines.copies import check_topics
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.retention import is_over
-from services.gateway.batch.tenant_bounds import UNBOUNDED, TenantBounds
+from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.http.body import ClientGone
 from services.gateway.prompt.headers import TENANT_HEADER, read_headers
 
-MAX_UPLOADS = 8
 CLIENT_GONE_STATUS = 499
 """Nobody is there to get it."""
 MAY_BE_THERE = (
     "the batch may have been created, so look at the list of batches before you ask again; with a header "
     "Idempotency-Key, asking again gives the same batch"
 )
-RETRY_AFTER_S = 1.0
 FILES_PAGE, FILES_PAGE_MAX = 1_000, 10_000
 BATCHES_PAGE, BATCHES_PAGE_MAX = 20, 100
 
@@ -65,10 +63,10 @@ def make_batch_router(
     topics: AllowedTopics,
     max_file_bytes: int,
     max_line_bytes: int,
-    bounds: TenantBounds = UNBOUNDED,
+    bounds: TenantBounds | None = None,
 ) -> APIRouter:
-    """The routes."""
-    router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds)
+    """The routes. bounds: None: nobody has any."""
+    router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds or TenantBounds())
     _add_files(router, shelf, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
     _add_batches(router, bus, shelf, view, clock, topics=topics)
     return router
@@ -100,51 +98,56 @@ class Shelf:
             raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
         return info
 
-    async def of(self, caller: Caller, purpose: str | None) -> list[FileInfo]:
-        """Files that the caller may see, the youngest first; None: of any purpose."""
-        return [
+    async def of(self, caller: Caller, purpose: str | None, *, ascending: bool = False) -> Iterator[FileInfo]:
+        """Files that the caller may see, the youngest first or last, each looked at once it is taken; purpose: None:
+        of any."""
+        found = await self._readable(caller)
+        return (
             info
-            for info in await self.files.infos()
+            for info in (reversed(found) if ascending else found)
             if info.purpose != PART_PURPOSE
             and caller.may_read(info.tenant)
             and purpose in (None, info.purpose)
             and not self.over(info)
-        ]
+        )
+
+    async def _readable(self, caller: Caller) -> list[FileInfo]:
+        """Files of the tenants that the caller may read, the youngest first."""
+        if caller.role != "user":
+            return await self.files.infos()
+        found = await self.files.of(caller.tenant)
+        # Those of older versions name no tenant.
+        return found if caller.tenant != DEFAULT_TENANT else youngest_first([*found, *await self.files.of("")])
 
 
 def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes: int, max_line_bytes: int) -> None:
     files = shelf.files
-    uploads = asyncio.Semaphore(MAX_UPLOADS)
 
     @router.post("/v1/files", tags=["files"], summary="Upload a file.", openapi_extra=UPLOAD_BODY)
     async def upload(request: Request) -> Any:
         """Upload a file."""
-        if uploads.locked():
-            raise QueueFull(f"{MAX_UPLOADS} files are being uploaded already", retry_after_s=RETRY_AFTER_S)
         tenant = read_headers(dict(request.headers.raw), caller_of(request.scope)).tenant
         try:
-            async with uploads:
+            async with shelf.bounds.uploads.slot(tenant):
                 info = await receive_file(
                     request,
                     files,
                     tenant=tenant,
                     max_bytes=max_file_bytes,
                     max_line_bytes=max_line_bytes,
-                    room=lambda: shelf.bounds.file_room(files, tenant, max_file_bytes),
+                    room=lambda: shelf.bounds.file_room(files, view, tenant, max_file_bytes),
                 )
         except ClientGone:
             return Response(status_code=CLIENT_GONE_STATUS)
         return shelf.show(info)
 
     @router.get("/v1/files", tags=["files"], summary="List files.", openapi_extra=page_parameters("purpose", "order"))
-    async def list_files(request: Request) -> dict[str, Any]:
+    async def list_files(request: Request) -> Any:
         """List files that the caller may see, the youngest first."""
         query = request.query_params
-        listed = await shelf.of(caller_of(request.scope), query.get("purpose"))
-        if _order(request) == "asc":
-            listed.reverse()
-        limit = _limit(request, FILES_PAGE, FILES_PAGE_MAX)
-        return show_page(listed, shelf.show, after=query.get("after"), limit=limit)
+        limit, ascending = _limit(request, FILES_PAGE, FILES_PAGE_MAX), _order(request) == "asc"
+        listed = await shelf.of(caller_of(request.scope), query.get("purpose"), ascending=ascending)
+        return _json(show_page(listed, shelf.show, after=query.get("after"), limit=limit))
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
     async def retrieve_file(file_id: str, request: Request) -> dict[str, Any]:
@@ -199,6 +202,7 @@ def _add_batches(
             return show_batch(known)
         await _check_input(shelf, created, caller)
         await shelf.bounds.check_gpu_time(created.tenant)
+        await shelf.bounds.check_answer_room(shelf.files, view, created)
         with view.room(created.tenant):
             await check_topics(bus, created)
             await _publish(bus, event, repeatable=key is not None)
@@ -206,13 +210,13 @@ def _add_batches(
         return show_batch(await view.seen(event.job_id))
 
     @router.get("/v1/batches", tags=["batches"], summary="List batches.", openapi_extra=page_parameters())
-    async def list_batches(request: Request) -> dict[str, Any]:
+    async def list_batches(request: Request) -> Any:
         """List batches that the caller may see, the youngest first."""
         limit, caller = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX), caller_of(request.scope)
         await view.ready()
         gone = shelf.bounds.is_gone
-        jobs = [job for job in view.jobs() if caller.may_read(job.created.tenant) and not gone(job)]
-        return show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit)
+        jobs = view.jobs(lambda job: caller.may_read(job.created.tenant) and not gone(job))
+        return _json(show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit))
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
     async def retrieve(batch_id: str, request: Request) -> dict[str, Any]:
@@ -260,6 +264,11 @@ async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> Non
         if repeatable:
             raise
         raise PerhapsCreated(f"{error.message}: {MAY_BE_THERE}") from error
+
+
+def _json(page: dict[str, Any]) -> Response:
+    """A page may have 10,000 entries: FastAPI's own encoder would hold up everybody for as long as a second."""
+    return Response(msgspec.json.encode(page), media_type="application/json")
 
 
 def _limit(request: Request, default: int, maximum: int) -> int:

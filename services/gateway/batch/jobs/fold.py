@@ -1,5 +1,6 @@
 """The state of each job, folded from its events. Pure; applying an event twice changes nothing."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
@@ -8,7 +9,7 @@ from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.snapshot import revive
 
 MAX_JOBS = 10_000
-"""Jobs kept in memory; beyond it the oldest finished ones are dropped. `view.py` bounds the unfinished ones."""
+"""Jobs kept in memory. Beyond it the tenant with most finished ones loses its oldest; `view.py` bounds the others."""
 MAX_EARLY = 10_000
 """Events kept for jobs that are not known yet. A snapshot is published a moment after it was taken, so a reader that
 begins there reads the events of that moment before the snapshot."""
@@ -67,10 +68,15 @@ class JobBook:
             _apply(job, event)
         self._jobs[job.id] = job
         if len(self._jobs) > self._max_jobs:
-            oldest = next((job_id for job_id, other in self._jobs.items() if other.finished), None)
-            if oldest is not None:
-                del self._jobs[oldest]
+            self._drop_one()
         return job
+
+    def _drop_one(self) -> None:
+        """Drop the oldest finished job of the tenant that has most of them."""
+        finished = [job for job in self._jobs.values() if job.finished]
+        if finished:
+            most, _ = Counter(job.created.tenant for job in finished).most_common(1)[0]
+            del self._jobs[next(job.id for job in finished if job.created.tenant == most)]
 
 
 def _apply(job: Job, event: pb.JobEvent) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from libs.bus.work import WorkBus
@@ -148,9 +148,9 @@ class JobView:
         """Whether the job is known."""
         return self._book.get(job_id) is not None
 
-    def jobs(self) -> list[Job]:
-        """All jobs, the youngest first."""
-        return sorted(self._book, key=lambda job: (-job.created_unix_ns, job.id))
+    def jobs(self, wanted: Callable[[Job], bool] = lambda _: True) -> list[Job]:
+        """Those that are wanted, the youngest first."""
+        return sorted(filter(wanted, self._book), key=lambda job: (-job.created_unix_ns, job.id))
 
     def unfinished(self) -> list[Job]:
         """Jobs that have not ended."""

@@ -8,7 +8,7 @@ was done before it acts, however long the jobs have run.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import structlog
 
@@ -33,7 +33,7 @@ from services.gateway.batch.jobs.fold import JobBook
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.reasons import NotRun
 from services.gateway.batch.jobs.snapshot import snapshot
-from services.gateway.batch.jobs.view import JobView
+from services.gateway.batch.jobs.view import MAX_UNFINISHED, JobView
 from services.gateway.batch.keeper.assemble import PART_BYTES, Assembly
 from services.gateway.batch.keeper.begin import INPUT, begin, cannot_begin
 from services.gateway.batch.keeper.dealer import Dealer
@@ -43,7 +43,7 @@ from services.gateway.batch.lines.copies import check_topics
 from services.gateway.batch.lines.parts import PART, PART_PURPOSE
 from services.gateway.batch.lines.repeats import count
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.tenant_bounds import UNBOUNDED, TenantBounds
+from services.gateway.batch.tenant_bounds import TenantBounds
 
 
 async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
@@ -103,7 +103,7 @@ class JobKeeper:
         max_file_bytes: int,
         max_output_bytes: int,
         metrics: BatchMetrics,
-        bounds: TenantBounds = UNBOUNDED,
+        bounds: TenantBounds | None = None,
         part_bytes: int = PART_BYTES,
         snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
@@ -115,7 +115,7 @@ class JobKeeper:
         self.max_file_bytes = max_file_bytes
         self.max_output_bytes = max_output_bytes
         self.metrics = metrics
-        self.bounds = bounds
+        self.bounds = bounds or TenantBounds()
         self.part_bytes = part_bytes
         self.snapshot_events = snapshot_events
 
@@ -161,9 +161,9 @@ class _LaneJobs:
         self._events = 0
         """Events read since that offset."""
         self._commits = asyncio.Lock()
-        self._counting = asyncio.Semaphore(MAX_COUNTED)
+        self._counting = keeper.bounds.slots(MAX_COUNTED, MAX_UNFINISHED)
         self._along = asyncio.Semaphore(MAX_ASSEMBLED)
-        self._after = asyncio.Semaphore(MAX_ASSEMBLED_AFTER)
+        self._after = keeper.bounds.slots(MAX_ASSEMBLED_AFTER, MAX_UNFINISHED)
 
     def read(self, offset: int, event: pb.JobEvent) -> None:
         """Apply an event of the lane."""
@@ -285,7 +285,7 @@ class _LaneJobs:
     async def _advance(self, job: Job) -> None:
         keeper = self._keeper
         if job.started is None:
-            async with self._counting:
+            async with self._counting.slot(job.created.tenant):
                 await self._start(job)
             return
         if job.dealt.lines < job.lines and job.id not in self._dealers:
@@ -310,7 +310,7 @@ class _LaneJobs:
         if job.started is None or not job.started.repeats:
             return ()
         try:
-            async with self._counting:
+            async with self._counting.slot(job.created.tenant):
                 return (await count(self._keeper.files, job.input_file_id)).repeats
         except FileNotFound:
             return ()
@@ -332,13 +332,13 @@ class _LaneJobs:
         except FulcrumError as error:
             log.warning("files of batch jobs that nobody needs stay for now", error=error.message)
 
-    async def _seat(self, job: Job) -> asyncio.Semaphore:
-        """Wait for a seat under which to read the job's answers; returns the semaphore to hold."""
+    async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
+        """Wait until the job's answers may be read; returns what is to be held meanwhile."""
         while True:
             if not self._along.locked():
                 return self._along
             if job.answered:
-                return self._after
+                return self._after.slot(job.created.tenant)
             await asyncio.sleep(SEAT_POLL_S)
 
     def _given_up(self, job: Job, error: FulcrumError) -> pb.Finished | None:

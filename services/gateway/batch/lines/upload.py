@@ -12,7 +12,7 @@ from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, InvalidRequest
 from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
-from services.gateway.http.body import BODY_TIMEOUT_S, ClientGone
+from services.gateway.http.body import ClientGone
 
 PURPOSES = ("batch",)
 MAX_FIELD_BYTES = 1024
@@ -26,26 +26,32 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 Room = Callable[[], Awaitable[int]]
 MIN_BYTES_PER_S = 64 * 1024
 """What an upload must bring: places for uploads are few."""
+MAX_SILENT_S = 10.0
+"""By how much it may stay behind that, and so how long it may bring nothing."""
+MAX_UPLOAD_S = 3600.0
+"""How long its client is waited for in all, whatever its size."""
 
 
 async def chunks(request: Request) -> AsyncIterator[bytes]:
     """The body as it comes; raises InvalidRequest when it comes more slowly than it may, ClientGone when nobody is left
-    to send it."""
+    to send it. Of a file of N bytes the client is waited for MAX_SILENT_S and N / MIN_BYTES_PER_S at most."""
     now_s = asyncio.get_running_loop().time
-    patience_s = BODY_TIMEOUT_S
+    patience_s, left_s = MAX_SILENT_S, MAX_UPLOAD_S
     while True:
         began_s = now_s()
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(min(patience_s, left_s)):
                 message = await request.receive()
         except TimeoutError:
-            text = f"the body must not stay behind {MIN_BYTES_PER_S} bytes a second by more than {BODY_TIMEOUT_S:g} s"
-            raise InvalidRequest(text, param="body") from None
+            slow = f"stay behind {MIN_BYTES_PER_S} bytes a second by more than {MAX_SILENT_S:g} s"
+            raise InvalidRequest(f"the body must not {slow}, or take over {MAX_UPLOAD_S:g} s", param="body") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
         # Only time that the client was waited for counts, not what the store takes.
-        patience_s = min(patience_s + len(part) / MIN_BYTES_PER_S - (now_s() - began_s), BODY_TIMEOUT_S)
+        waited_s = now_s() - began_s
+        patience_s = min(patience_s + len(part) / MIN_BYTES_PER_S - waited_s, MAX_SILENT_S)
+        left_s -= waited_s
         yield part
         if not message.get("more_body", False):
             return

@@ -1,0 +1,80 @@
+"""A few slots that tenants share fairly, with a bounded line in front of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+from libs.contracts.errors import QueueFull
+from libs.dispatch.ports import OneForAll, Tenancy
+from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.policy.limits.slots import ANYBODY, SlotLine
+
+
+class FairSlots:
+    """Slots of one process. `libs/policy/limits/slots.py` decides who gets one."""
+
+    def __init__(
+        self,
+        slots: int,
+        max_waiting: int,
+        full: str,
+        *,
+        tenants: Tenancy | None = None,
+        shared: bool = True,
+        max_wait_s: float | None = None,
+    ) -> None:
+        """full: the error's text where no more may wait. shared: as in SlotLine. max_wait_s: None: without a bound, for
+        slots whose holders end by themselves within moments."""
+        self._line = SlotLine(slots, max_waiting, shared=shared)
+        self._full = full
+        self._tenants = tenants or OneForAll()
+        self._max_wait_s = max_wait_s
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        """How many wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Slots that are taken."""
+        return self._line.held
+
+    @asynccontextmanager
+    async def slot(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
+        """Hold a slot within the context, for which the tenant's request may wait. Raises QueueFull."""
+        told_apart = self._tenants.told_apart
+        name, weight = (tenant, self._tenants.weight(tenant)) if told_apart else (ANYBODY, 1)
+        if not self._line.take(name, weight):
+            if not self._line.has_room(name, weight):
+                self._refuse()
+            await self._granted(self._line.wait(name, cost, weight), name)
+        try:
+            yield
+        finally:
+            self._give_back(name)
+
+    async def _granted(self, ticket: int, tenant: str) -> None:
+        self._waiting[ticket] = waiting = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                await waiting
+        except BaseException as error:
+            if self._waiting.pop(ticket, None) is not None:
+                self._line.leave(ticket)
+            else:  # the slot came in the moment in which its request was given up
+                self._give_back(tenant)
+            if isinstance(error, TimeoutError):
+                self._refuse()
+            raise
+
+    def _give_back(self, tenant: str) -> None:
+        self._line.done(tenant)
+        for ticket in self._line.next():
+            waiting = self._waiting.pop(ticket)
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _refuse(self) -> NoReturn:
+        raise QueueFull(self._full, retry_after_s=RETRY_AFTER_S)
