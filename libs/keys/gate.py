@@ -99,6 +99,7 @@ class KeyGate:
             return ANYBODY if self._table.is_open else NOBODY
         caller = self._caller(found)
         caller.check_role(least)
+        caller.check_named(found)  # here, so that no route forgets it
         return caller
 
     def _caller(self, found: dict[bytes, bytes]) -> Caller:

@@ -20,7 +20,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileInfo, FileStore
 from libs.keys.gate import caller_of
-from libs.keys.table import Caller
+from libs.keys.table import DEFAULT_TENANT, TENANT_HEADER, Caller, named_in
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
@@ -42,7 +42,7 @@ from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_bo
 from services.gateway.batch.retention import is_over
 from services.gateway.batch.tenant_bounds import UNBOUNDED, TenantBounds
 from services.gateway.http.body import ClientGone
-from services.gateway.prompt.headers import TENANT_HEADER, read_headers
+from services.gateway.prompt.headers import read_headers
 
 MAX_UPLOADS = 8
 CLIENT_GONE_STATUS = 499
@@ -100,13 +100,14 @@ class Shelf:
             raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
         return info
 
-    async def of(self, caller: Caller, purpose: str | None) -> list[FileInfo]:
-        """Files that the caller may see, the youngest first; None: of any purpose."""
+    async def of(self, caller: Caller, purpose: str | None, tenant: str | None) -> list[FileInfo]:
+        """Files that the caller may see, the youngest first; None: of any purpose, of any tenant."""
         return [
             info
             for info in await self.files.infos()
             if info.purpose != PART_PURPOSE
             and caller.may_read(info.tenant)
+            and tenant in (None, info.tenant or DEFAULT_TENANT)
             and purpose in (None, info.purpose)
             and not self.over(info)
         ]
@@ -140,7 +141,7 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
     async def list_files(request: Request) -> dict[str, Any]:
         """List files that the caller may see, the youngest first."""
         query = request.query_params
-        listed = await shelf.of(caller_of(request.scope), query.get("purpose"))
+        listed = await shelf.of(caller_of(request.scope), query.get("purpose"), _named_tenant(request))
         if _order(request) == "asc":
             listed.reverse()
         limit = _limit(request, FILES_PAGE, FILES_PAGE_MAX)
@@ -211,7 +212,14 @@ def _add_batches(
         limit, caller = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX), caller_of(request.scope)
         await view.ready()
         gone = shelf.bounds.is_gone
-        jobs = [job for job in view.jobs() if caller.may_read(job.created.tenant) and not gone(job)]
+        named = _named_tenant(request)
+        jobs = [
+            job
+            for job in view.jobs()
+            if caller.may_read(job.created.tenant)
+            and named in (None, job.created.tenant or DEFAULT_TENANT)
+            and not gone(job)
+        ]
         return show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit)
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
@@ -231,6 +239,11 @@ def _add_batches(
         await bus.send(BATCH_JOBS, asked)
         view.published(asked)
         return show_batch(job)
+
+
+def _named_tenant(request: Request) -> str | None:
+    """The tenant that a list is narrowed to; whether the caller may name it the gate has checked."""
+    return named_in(dict(request.headers.raw), TENANT_HEADER)
 
 
 async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:
