@@ -33,7 +33,7 @@ class KeptResponses:
         """False where that could not be: the answer is not lost by it."""
         if not self.keep_s:
             return False
-        value = msgspec.json.encode(_Kept(items, response))
+        value = msgspec.json.encode({"items": items, "response": response})
         try:
             return await self.store.keep(self.home(tenant), response.id, value, self.keep_s)
         except ResponsesDown:
