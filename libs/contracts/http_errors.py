@@ -26,6 +26,35 @@ class HeadersTooLarge(InvalidRequest):
     http_status = 431
 
 
+class RepeatedHeader(InvalidRequest):
+    """A header that holds one value came twice: a proxy may have checked the other one."""
+
+    code = "repeated_header"
+
+
+class ExpectationFailed(InvalidRequest):
+    """The request expects what no service here does."""
+
+    code = "expectation_failed"
+    http_status = 417
+
+
+class UnsupportedTransferCoding(InvalidRequest):
+    """The body is coded in another way than in chunks."""
+
+    code = "unsupported_transfer_encoding"
+    http_status = 501
+    repeatable = False
+
+
+class UnsupportedHttpVersion(InvalidRequest):
+    """The request is of another version than HTTP/1.0 or HTTP/1.1."""
+
+    code = "unsupported_http_version"
+    http_status = 505
+    repeatable = False
+
+
 class RequestTooSlow(InvalidRequest):
     """The client took too long to send its request."""
 

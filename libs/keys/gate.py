@@ -13,6 +13,7 @@ from libs.keys.hosts import HostCheck
 from libs.keys.sessions import Sessions
 from libs.keys.table import ANYBODY, NOBODY, Caller, KeyTable
 from libs.runtime.clock import Clock
+from libs.runtime.http.semantics import relative
 
 CALLER: Final = "fulcrum.caller"
 """Of a request's scope."""
@@ -98,6 +99,7 @@ class KeyGate:
             return ANYBODY if self._table.is_open else NOBODY
         caller = self._caller(found)
         caller.check_role(least)
+        caller.check_named(found)  # here, so that no route forgets it
         return caller
 
     def _caller(self, found: dict[bytes, bytes]) -> Caller:
@@ -110,13 +112,13 @@ class KeyGate:
         return self._table.caller(authorization, now_s)
 
     async def _refuse(self, error: FulcrumError, scope: Scope, found: dict[bytes, bytes], send: Send) -> None:
-        wants_page = scope["method"] == "GET" and b"text/html" in found.get(b"accept", b"")
+        wants_page = scope["method"] in ("GET", "HEAD") and b"text/html" in found.get(b"accept", b"")
         if self._sessions is not None and wants_page and isinstance(error, InvalidApiKey):
-            status, body, headers = 303, b"", {"location": "/login"}
+            status, body, headers = 303, b"", {"location": relative(scope, "/login")}
         else:
             status, body = error.http_status, msgspec.json.encode(error.http_body)
             headers = error.http_headers | {"content-type": "application/json"}
         headers |= {"content-length": str(len(body)), "cache-control": "no-store"}
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

@@ -1,12 +1,13 @@
 """Who calls: a bounded table of callers by the digest of their key, and what each of them may do. No I/O."""
 
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.classes import BATCH_CLASS
-from libs.contracts.errors import InvalidApiKey, PermissionDenied, StoreUnavailable
-from libs.keys.book import ANY, ROLES, ApiKey, KeyBook, KeyChange, Role, TenantLimits, digest_of
+from libs.contracts.errors import InvalidApiKey, InvalidRequest, PermissionDenied, StoreUnavailable
+from libs.keys.book import ANY, ROLES, TENANT_NAME, ApiKey, KeyBook, KeyChange, Role, TenantLimits, digest_of
 
 NO_KEY: Final = (
     "You didn't provide an API key: send it as header authorization: Bearer KEY; `fulcrum keys create` makes one"
@@ -17,7 +18,20 @@ UNKNOWN_YET: Final = (
 )
 DEFAULT_TENANT: Final = "default"
 """Whose things those without a tenant's name are."""
+TENANT_HEADER: Final = "x-fulcrum-tenant"
+CLASS_HEADER: Final = "x-fulcrum-class"
 _BEARER: Final = b"bearer "
+
+
+def named_in(headers: Mapping[bytes, bytes], header: str) -> str | None:
+    """Return the tenant or class that a header names. Raise InvalidRequest for what is no name."""
+    raw = headers.get(header.encode())
+    if raw is None:
+        return None
+    value = raw.decode("latin-1")
+    if not TENANT_NAME.fullmatch(value):
+        raise InvalidRequest(f"header {header} must match {TENANT_NAME.pattern}", param=header)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,12 @@ class Caller:
         if ROLES.index(self.role) < ROLES.index(least):
             raise PermissionDenied(f"this needs a key of role {least}; this one has role {self.role}")
 
+    def check_named(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise InvalidRequest or PermissionDenied for a tenant or class in the headers that its requests may not
+        have."""
+        self.tenant_of(named_in(headers, TENANT_HEADER))
+        self.class_of(named_in(headers, CLASS_HEADER), self.service_class)
+
     def tenant_of(self, named: str | None) -> str:
         """The tenant of a request whose header names `named`: an admin may act for any. Raises PermissionDenied for
         another's."""
@@ -61,7 +81,7 @@ class Caller:
             return named or self.tenant or DEFAULT_TENANT
         if named is not None and named != self.tenant:
             raise PermissionDenied(
-                f"the key belongs to tenant {self.tenant}, and the header names another", param="x-fulcrum-tenant"
+                f"the key belongs to tenant {self.tenant}, and the header names another", param=TENANT_HEADER
             )
         return self.tenant
 
@@ -72,7 +92,7 @@ class Caller:
         if named not in (None, self.service_class, BATCH_CLASS):
             raise PermissionDenied(
                 f"the key's requests are of class {self.service_class}, or of class {BATCH_CLASS}",
-                param="x-fulcrum-class",
+                param=CLASS_HEADER,
             )
         return named or self.service_class
 

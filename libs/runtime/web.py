@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest
+from libs.runtime.http.semantics import HttpSemantics
 from libs.runtime.media import check_json
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
@@ -30,6 +31,7 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
     """An app with /healthz (/health to clients of vLLM), /readyz and /metrics; FulcrumErrors and bad parameters become
     {"error": {...}}."""
     app = FastAPIOffline(title=title, description=description, responses=_REFUSED)
+    app.add_middleware(HttpSemantics)
 
     @app.get("/healthz", tags=["operation"])
     @app.get("/health", tags=["operation"])

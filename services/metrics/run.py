@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
@@ -154,7 +155,7 @@ async def open_metrics(
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
         async with transport.http(door.before(served, audit.publish), sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            alerts.start(settings.public_url or url, tasks)
+            alerts.start(settings.public_url or reachable(url), tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
             hub.close()  # or its readers would hold up the end of serving
     finally:
@@ -162,6 +163,15 @@ async def open_metrics(
         await demand.close()
         if keeper is not None:
             await keeper.close()
+
+
+def reachable(url: str) -> str:
+    """Return the address by this host's name where the service listens on all of its addresses: nobody can follow a
+    link to 0.0.0.0."""
+    parts = urlsplit(url)
+    if parts.hostname not in ("0.0.0.0", "::"):  # noqa: S104 - it is read, not bound
+        return url
+    return f"{parts.scheme}://{socket.gethostname()}:{parts.port}"
 
 
 def _planner_routes(settings: MetricsSettings, ports: MetricsPorts) -> APIRouter:

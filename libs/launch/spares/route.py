@@ -9,6 +9,7 @@ from fastapi import FastAPI, Header, Request, Response
 from libs.actuators.process import SpareState, SpareWish
 from libs.contracts.errors import Unauthenticated
 from libs.launch.spares.spares import Spares
+from libs.runtime.http.semantics import HttpSemantics
 
 MAX_BODY_BYTES: Final = 64 * 1024
 
@@ -16,6 +17,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 def make_spares_app(spares: Spares, token: str) -> FastAPI:
     """GET and PUT /v1/spares, for holders of the suite's token."""
     app = FastAPI(title="Fulcrum launcher", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(HttpSemantics)
 
     @app.exception_handler(Unauthenticated)
     async def refused(_request: Request, error: Unauthenticated) -> Response:

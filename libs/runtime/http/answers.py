@@ -63,10 +63,11 @@ class UnframedCycle(RequestResponseCycle):
         await super().send(message)
 
 
-def refusal(error: FulcrumError) -> bytes:
-    """A whole answer, in the shape of the API's errors, after which the connection ends."""
+def refusal(error: FulcrumError, *, to_head: bool = False) -> bytes:
+    """Return a whole answer, in the shape of the API's errors, after which the connection ends; without its body where
+    it answers HEAD."""
     body = msgspec.json.encode(error.http_body)
     head = f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}\r\n"
     own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = (f"{name}: {value}\r\n" for name, value in (own | error.http_headers).items())
-    return f"{head}{''.join(lines)}\r\n".encode() + body
+    return f"{head}{''.join(lines)}\r\n".encode() + (b"" if to_head else body)

@@ -1,7 +1,7 @@
 """What HTTP clients may send and hold open, and who holds how many connections. No I/O."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Metric
@@ -44,8 +44,10 @@ class HttpBounds:
 class ConnectionGuard(Collector):
     """Counts the connections of a server, by address, and says which are too many."""
 
-    def __init__(self, bounds: HttpBounds | None = None) -> None:
+    def __init__(self, bounds: HttpBounds | None = None, *, proxies: Sequence[str] = ()) -> None:
+        """proxies: networks of proxies whose x-forwarded-proto is believed."""
         self.bounds = bounds or HttpBounds()
+        self.proxies = proxies
         self._open: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 

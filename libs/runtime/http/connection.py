@@ -2,7 +2,8 @@
 
 What uvicorn 0.54 leaves open and is settled here: a body behind an `Upgrade` that nobody takes up (uvicorn drops it,
 and reads what comes later as another request), heads without end in size or time, any number of pipelined requests,
-chunks for HTTP/1.0 clients, and pipelined requests of a client that has gone.
+chunks for HTTP/1.0 clients, pipelined requests of a client that has gone, and heads that two readers could take
+differently: httptools passes two `Host`s or none, `gzip, chunked`, HTTP/2.0 and any `Expect`.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.http_errors import HeadersTooLarge, RequestTooSlow, TooManyPipelined
 from libs.runtime.http.answers import HeadWithBody, UnframedCycle, refusal
 from libs.runtime.http.bounds import ConnectionGuard
+from libs.runtime.http.head import check_head
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -155,10 +157,11 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request can run, or wait for those before it."""
+        """Start the request, or let it wait for those before it. Raises what `check_head` raises."""
         if self._replaying:
             self._replaying = False
             return
+        self._settle_head()
         self._unmoved_bytes = 0
         self._awaited_s = None
         self._in_head, self._in_body = False, True
@@ -171,6 +174,19 @@ class Connection(HttpToolsProtocol):
         cycle.transport = HeadWithBody(self.transport, self.loop)
         self._cycles = [each for each in self._cycles if not each.response_complete]
         self._cycles.append(cycle)
+
+    def _settle_head(self) -> None:
+        """Raises what `check_head` raises."""
+        version = self.parser.get_http_version()
+        found = check_head(self.headers, version)
+        # uvicorn reads each line by itself, and no version: HTTP/1.0 knows no interim answers (RFC 9110, 10.1.1).
+        self.expect_100_continue = b"expect" in found and version == "1.1"
+        if not self.url.startswith(b"/"):
+            target = httptools.parse_url(self.url)
+            if target.host:  # it stands for Host, whatever that says (RFC 9112, 3.2.2)
+                name = b"[%b]" % target.host if b":" in target.host else target.host
+                found[b"host"] = name if target.port is None else b"%b:%d" % (name, target.port)
+                self.headers[:] = found.items()
 
     def on_body(self, body: bytes) -> None:
         """A part of it."""
@@ -209,7 +225,7 @@ class Connection(HttpToolsProtocol):
         if self._awaited_s is not None or self._in_body:  # an answer may come before the end of what it answers
             self._awaited_s = self._heard_s
         if self._refusal is not None and not self._answering:
-            self._answer_refusal(self._refusal)
+            self._answer_refusal(self._refusal, to_head=self._reads_head())
 
     def send_400_response(self, msg: str) -> None:
         """For uvicorn."""
@@ -222,24 +238,30 @@ class Connection(HttpToolsProtocol):
         if self._answering:
             self._refusal = error
         else:
-            self._answer_refusal(error)
+            self._answer_refusal(error, to_head=self._reads_head())
 
     def _break_off(self, error: FulcrumError) -> None:
         """Read no more, and give up what came before: the client's bytes make no sense, or do not come."""
         self._refused = True
         self._guard.count_refusal(error)
-        begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
+        waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
+        begun = any(cycle.response_started for cycle in waiting)
+        to_head = waiting[0].scope["method"] == "HEAD" if waiting else self._reads_head()
         self._give_up()
         if begun:
             self.transport.close()
         else:
-            self._answer_refusal(error)
+            self._answer_refusal(error, to_head=to_head)
 
-    def _answer_refusal(self, error: FulcrumError) -> None:
+    def _reads_head(self) -> bool:
+        """Return whether the request that is being read asks with HEAD, whose answer has no body."""
+        return self._in_head and bool(self.parser.get_method() == b"HEAD")
+
+    def _answer_refusal(self, error: FulcrumError, *, to_head: bool) -> None:
         self._refusal = None
         if self.transport.is_closing():
             return
-        self.transport.write(refusal(error))
+        self.transport.write(refusal(error, to_head=to_head))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._lingers_until_s = self.loop.time() + self._bounds.linger_s

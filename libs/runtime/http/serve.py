@@ -65,7 +65,8 @@ async def serve_http(
         http=partial(Connection, guard=guard),  # type: ignore[arg-type]  # it is only called
         timeout_graceful_shutdown=drain_s,
         server_header=False,
-        proxy_headers=False,  # nobody asks who the client is
+        proxy_headers=bool(guard.proxies),
+        forwarded_allow_ips=list(guard.proxies),
         ws="none",
         timeout_keep_alive=math.ceil(guard.bounds.idle_s + 2 * TICK_S),  # later than the sweep, which knows more
     )

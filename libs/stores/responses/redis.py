@@ -22,14 +22,30 @@ local function drop(id)
   return redis.call('ZREM', KEYS[2], id)
 end
 """
+# A key of another type, which only a stranger can have left, would keep every later response from being kept. Values
+# without their ends, and ends without their values, are of no use. A size that is no number is summed up anew.
 _KEEP: Final = (
     _START
     + """
+-- Redis asks for room before a script's first write alone, and not where that only removes.
+local room = redis.pcall('INCRBY', KEYS[3], 0)
+if type(room) == 'table' and string.find(room.err, 'OOM') then return room end
+local function foreign(key, kind)
+  local held = redis.call('TYPE', key).ok
+  return held ~= kind and held ~= 'none'
+end
+if foreign(KEYS[1], 'hash') or foreign(KEYS[2], 'zset') then redis.call('DEL', KEYS[1], KEYS[2], KEYS[3]) end
+if foreign(KEYS[3], 'string') or not string.match(redis.call('GET', KEYS[3]) or '0', '^%d+$') then
+  local sum = 0
+  for _, each in ipairs(redis.call('HKEYS', KEYS[1])) do sum = sum + redis.call('HSTRLEN', KEYS[1], each) end
+  redis.call('SET', KEYS[3], sum)
+end
 local id, value, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 for _, each in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now_ms)) do drop(each) end
 drop(id)
 while true do
   local count, size = redis.call('ZCARD', KEYS[2]), tonumber(redis.call('GET', KEYS[3]) or '0')
+  if count == 0 then redis.call('DEL', KEYS[1], KEYS[3]) end
   if count == 0 or (count < tonumber(ARGV[4]) and size + #value <= tonumber(ARGV[5])) then break end
   drop(redis.call('ZRANGE', KEYS[2], 0, 0)[1])
 end

@@ -5,7 +5,7 @@ from typing import Final
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-METHODS: Final = ("GET", "POST", "DELETE", "OPTIONS")
+METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 EXPOSED: Final = ("x-request-id", "retry-after", "x-fulcrum-expected-wait-ms")
 """Headers of answers that pages may read, beside those that every page may."""
 MAX_AGE_S: Final = 600

@@ -17,6 +17,7 @@ from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
 from libs.keys.book import Role
 from libs.keys.gate import caller_of, is_public
 from libs.policy.gateway.view import serves
+from libs.runtime.http.semantics import HttpSemantics
 from services.gateway.http.openapi import Declared, declare
 from services.gateway.http.replies import ErrorBody, ErrorReply
 from services.gateway.http.sse import error_reply
@@ -52,6 +53,7 @@ def make_routes(
     """`hot`: ASGI callables by path, which are asked before FastAPI's own stack is passed. `declared`: those of them
     that the document does not know."""
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
+    app.add_middleware(HttpSemantics)
     started = int(time.time())
     for path, endpoint in hot.items():
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))

@@ -8,10 +8,8 @@ from libs.contracts.classes import DEFAULT_CLASS
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext
 from libs.keys.book import ANY
-from libs.keys.book import TENANT_NAME as _NAME
-from libs.keys.table import ANYBODY, Caller
+from libs.keys.table import ANYBODY, CLASS_HEADER, TENANT_HEADER, Caller, named_in
 
-TENANT_HEADER = "x-fulcrum-tenant"
 MAX_TARGET_MS = 24 * 3_600_000
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -64,9 +62,9 @@ def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Head
     PermissionDenied for a tenant or class that is not the caller's."""
     traceparent = found.get(b"traceparent", b"").decode("latin-1")
     return Headers(
-        request_id=_matching(found, "x-request-id", _REQUEST_ID) or "",
-        tenant=caller.tenant_of(_matching(found, TENANT_HEADER, _NAME)),
-        service_class=caller.class_of(_matching(found, "x-fulcrum-class", _NAME), DEFAULT_CLASS),
+        request_id=_request_id(found),
+        tenant=caller.tenant_of(named_in(found, TENANT_HEADER)),
+        service_class=caller.class_of(named_in(found, CLASS_HEADER), DEFAULT_CLASS),
         ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
         tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
         # W3C: who cannot read it goes on without.
@@ -75,13 +73,12 @@ def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Head
     )
 
 
-def _matching(found: Mapping[bytes, bytes], name: str, pattern: re.Pattern[str]) -> str | None:
-    raw = found.get(name.encode())
-    if raw is None:
-        return None
-    value = raw.decode("latin-1")
-    if not pattern.fullmatch(value):
-        raise InvalidRequest(f"header {name} must match {pattern.pattern}", param=name)
+def _request_id(found: Mapping[bytes, bytes]) -> str:
+    if b"x-request-id" not in found:
+        return ""
+    value = found[b"x-request-id"].decode("latin-1")
+    if not _REQUEST_ID.fullmatch(value):
+        raise InvalidRequest(f"header x-request-id must match {_REQUEST_ID.pattern}", param="x-request-id")
     return value
 
 

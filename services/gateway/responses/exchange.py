@@ -37,6 +37,7 @@ class ResponseExchange:
         """`keep`: says whether it could be kept; None: it is not to be."""
         self._choice = choice
         self._shown = shown
+        shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
         self._output = output
         self._news = news
         self._keep = keep
@@ -89,12 +90,14 @@ class ResponseExchange:
         shown.status = "incomplete" if cut else "completed"
         shown.incomplete_details = Incomplete("max_output_tokens") if cut else None
         self._fill()
-        shown.store = shown.store and self._keep is not None and await self._keep(shown)
+        if self._keep is not None:
+            shown.store = True  # in what is kept
+            shown.store = await self._keep(shown)
         return [*events, Whole(type=f"response.{shown.status}", response=shown)]
 
     def _failed(self, error: FulcrumError) -> bytes:
         events = self._output.end("incomplete")
-        self._shown.status, self._shown.store = "failed", False
+        self._shown.status = "failed"
         self._shown.error = ResponseError(error.code, error.message)
         self._fill()
         return self._events([*events, Whole(type="response.failed", response=self._shown)])

@@ -16,8 +16,8 @@ RETRY_AFTER_S = 1.0
 
 
 class _Kept(msgspec.Struct):
-    items: Any
-    response: Any
+    items: list[Any]
+    response: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class KeptResponses:
         """False where that could not be: the answer is not lost by it."""
         if not self.keep_s:
             return False
-        value = msgspec.json.encode(_Kept(items, response))
+        value = msgspec.json.encode({"items": items, "response": response})
         try:
             return await self.store.keep(self.home(tenant), response.id, value, self.keep_s)
         except ResponsesDown:
@@ -42,7 +42,7 @@ class KeptResponses:
     async def items(self, tenant: str, response_id: str) -> Items:
         """The conversation up to the end of a response; raises ResponseNotFound, StoreUnavailable."""
         kept = await self._kept(tenant, response_id, "previous_response_id")
-        items: Items = [*kept.items, *kept.response["output"]]
+        items: Items = [*kept.items, *kept.response.get("output", ())]
         return items
 
     async def response(self, tenant: str, response_id: str) -> dict[str, Any]:
@@ -66,7 +66,10 @@ class KeptResponses:
             raise StoreUnavailable(_AWAY, retry_after_s=RETRY_AFTER_S) from None
         if value is None:
             raise _absent(response_id, field)
-        return msgspec.json.decode(value, type=_Kept)
+        try:
+            return msgspec.json.decode(value, type=_Kept)
+        except msgspec.MsgspecError:  # a stranger's
+            raise _absent(response_id, field) from None
 
 
 def _absent(response_id: str, field: str) -> ResponseNotFound:

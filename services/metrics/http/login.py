@@ -81,10 +81,11 @@ def login_router(table: KeyTable, sessions: Sessions, clock: Clock) -> APIRouter
             raise InvalidApiKey("the form has no key")
         table.caller(b"Bearer " + key, now_s).check_role("operator")
         answer, secure = _to("/"), request.url.scheme == "https"
-        # A session cookie: the browser forgets it when it closes. Strict: no other site's request carries it.
+        # A session cookie: the browser forgets it when it closes. Strict: no other site's request carries it. Without
+        # a path it is the folder of the address that was asked for, so other pages behind the same proxy do not get it.
         token = sessions.begin(key, now_s)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
-        answer.set_cookie(LOGGED_IN, "1", samesite="strict", secure=secure)
+        answer.set_cookie(COOKIE, token, path=None, httponly=True, samesite="strict", secure=secure)
+        answer.set_cookie(LOGGED_IN, "1", path=None, samesite="strict", secure=secure)
         return answer
 
     @router.post("/logout")
@@ -92,8 +93,8 @@ def login_router(table: KeyTable, sessions: Sessions, clock: Clock) -> APIRouter
         """End the session."""
         sessions.end(request.headers.get("cookie", "").encode("latin-1"))
         answer = _to("/login")
-        answer.delete_cookie(COOKIE)
-        answer.delete_cookie(LOGGED_IN)
+        for cookie in (COOKIE, LOGGED_IN):
+            answer.set_cookie(cookie, path=None, max_age=0, expires=0)
         return answer
 
     return router

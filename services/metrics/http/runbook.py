@@ -13,8 +13,8 @@ from services.metrics.http.static import HEADERS
 FOLDER: Final = Path(__file__).resolve().parents[3] / "docs" / "runbook"
 FRAME: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"></head>
-<body><header><h1><a href="/">Fulcrum</a></h1><span>runbook</span></header>
+<title>{title}</title><link rel="icon" href="../icon.svg"><link rel="stylesheet" href="../style.css"></head>
+<body><header><h1><a href="../">Fulcrum</a></h1><span>runbook</span></header>
 <main class="prose"><article class="panel">{body}</article></main></body></html>
 """
 

@@ -5,11 +5,14 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from redis.asyncio import Redis
 
+from libs.contracts import keys
 from libs.stores.responses import memory, redis
 from libs.stores.responses.memory import MemoryResponses
 from libs.stores.responses.port import MAX_RESPONSE_BYTES, ResponsesDown, ResponseStore
 from libs.stores.responses.redis import RedisResponses
+from libs.testing.servers.stores import RedisServer
 
 KEEP_S = 60
 
@@ -75,3 +78,50 @@ async def test_a_store_that_is_away_says_so(cluster: str) -> None:
         with pytest.raises(ResponsesDown):
             await call
     await away.close()
+
+
+FOREIGN: list[tuple[str, ...]] = [
+    ("SET", "nonsense"), ("SET", "-1.5"), ("RPUSH", "a"), ("SADD", "a"), ("HSET", "a", "b"), ("ZADD", "1", "a"),
+    ("XADD", "*", "a", "b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["values", "ends", "bytes"])
+@pytest.mark.parametrize("foreign", FOREIGN, ids=" ".join)
+async def test_what_is_said_to_be_kept_is_kept_whatever_stood_there(
+    embedded_redis_server: RedisServer, cluster: str, part: str, foreign: tuple[str, ...]
+) -> None:
+    store, raw = RedisResponses(embedded_redis_server.url, cluster), Redis.from_url(embedded_redis_server.url)
+    key = keys.responses(cluster, "a", part)
+    for name in ("one", "two"):
+        assert await store.keep("a", name, b"earlier", KEEP_S)
+        await raw.unlink(key)
+        await raw.execute_command(foreign[0], key, *foreign[1:])
+    assert await store.keep("a", "three", b"value", KEEP_S)
+    assert await store.get("a", "three") == b"value"
+    assert await store.get("b", "three") is None
+    kept = [each for each in ("one", "two", "three") if await store.get("a", each) is not None]
+    counted = int(await raw.get(keys.responses(cluster, "a", "bytes")))
+    assert counted >= sum(len("earlier" if each != "three" else "value") for each in kept)
+    assert await store.delete("a", "three")
+    assert await store.get("a", "three") is None
+    await store.close()
+    await raw.aclose()
+
+
+@pytest.mark.parametrize("name", ["maxmemory", "min-replicas-to-write"])
+async def test_a_store_that_refuses_writes_says_so_and_still_reads(
+    embedded_redis_server: RedisServer, cluster: str, name: str
+) -> None:
+    store, raw = RedisResponses(embedded_redis_server.url, cluster), Redis.from_url(embedded_redis_server.url)
+    assert await store.keep("a", "one", b"value", KEEP_S)
+    await raw.config_set(name, "1")
+    try:
+        with pytest.raises(ResponsesDown):
+            await store.keep("a", "two", b"value", KEEP_S)
+        assert await store.get("a", "one") == b"value"
+    finally:
+        await raw.config_set(name, "0")
+    assert await store.get("a", "two") is None
+    await store.close()
+    await raw.aclose()

@@ -84,6 +84,7 @@ def test_a_bad_header_is_refused_by_name(name: bytes, value: bytes) -> None:
 def test_a_trace_context_is_carried_or_dropped() -> None:
     assert read_headers({b"traceparent": TRACE}).traceparent == TRACE.decode()
     assert read_headers({b"traceparent": b"garbage"}).traceparent == ""
+    assert read_headers({b"traceparent": TRACE + b", " + TRACE}).traceparent == "", "of two lines"
 
 
 # ------------------------------------------------------------ credits

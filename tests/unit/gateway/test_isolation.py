@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ from services.gateway.prompt.parse import parse_chat, parse_completion
 from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.reading import ResponseReader
 from services.gateway.responses.routes import make_responses_router
-from tests.unit.routes import routes
+from tests.unit.routes import head_differs, routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'
 UNUSED: Any = None
@@ -53,6 +54,7 @@ class World:
     """One gateway, a file and a batch of tenant a, and clients of four callers; `nobody` has no key."""
 
     app: GatewayRoutes
+    gate: KeyGate
     a: httpx.AsyncClient
     b: httpx.AsyncClient
     operator: httpx.AsyncClient
@@ -107,7 +109,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         book = book.with_key(key, 0)
     await key_store.change(lambda _: book)
     table.replace(book, 0)
-    transport = httpx.ASGITransport(KeyGate(app, table, clock, need=need))
+    gate = KeyGate(app, table, clock, need=need)
+    transport = httpx.ASGITransport(gate)
 
     def client(key: str | None) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -121,7 +124,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             await draft.write(b"answers")
             part = (await draft.keep(name="p", purpose=PART_PURPOSE, tenant="a")).id
         batch = (await begin(clients["a"], file)).json()["id"]
-        yield World(app, **clients, nobody=client(None), file=file, part=part, batch=batch)
+        yield World(app, gate, **clients, nobody=client(None), file=file, part=part, batch=batch)
 
 
 async def upload(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
@@ -358,3 +361,49 @@ async def test_without_a_key_a_route_tells_nothing_but_how_to_get_in(world: Worl
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 async def test_a_tenant_gets_and_changes_nothing_of_anothers(world: World, case: tuple[str, str]) -> None:
     await CASES[case](world)
+
+
+def there(world: World, path: str) -> str:
+    """The path with what is there in place of its parameters."""
+    for name, value in {
+        "{file_id}": world.file, "{batch_id}": world.batch, "{name:path}": "open", "{tenant}": "a",
+        "{response_id}": "resp_a",
+    }.items():  # fmt: skip
+        path = path.replace(name, value)
+    return path
+
+
+async def test_a_tenant_or_class_that_is_not_the_keys_is_refused_on_every_route(world: World) -> None:
+    for (method, path), case in CASES.items():
+        if is_public((method, path)):
+            continue
+        for name, value in (("x-fulcrum-tenant", "a"), ("x-fulcrum-class", "interactive")):
+            refused = await world.b.request(method, there(world, path), headers={name: value})
+            assert code(refused) == (403, "permission_denied"), (method, path, name)
+        operator = await world.operator.request(method, there(world, path), headers={"x-fulcrum-tenant": "a"})
+        assert code(operator) == (403, "permission_denied"), (method, path)
+        if path != "/metrics" and case is not delete_tenant:
+            own = await world.b.request(method, there(world, path), headers={"x-fulcrum-tenant": "b"})
+            assert own.status_code != 403, (method, path)
+            unreadable = await world.b.request(method, there(world, path), headers={"x-fulcrum-tenant": "b c"})
+            assert code(unreadable) == (400, "invalid_request"), (method, path)
+
+
+async def test_an_admin_who_acts_for_a_tenant_lists_what_is_its_own(world: World) -> None:
+    for path, own in (("/v1/files", world.file), ("/v1/batches", world.batch)):
+        assert own in listed(await world.admin.get(path))
+        assert listed(await world.admin.get(path, headers={"x-fulcrum-tenant": "a"})) == {own}
+        assert listed(await world.admin.get(path, headers={"x-fulcrum-tenant": "b"})) == set()
+
+
+async def test_head_answers_as_get_does_on_every_route(world: World) -> None:
+    await KEPT.store.keep("admin", "resp_a", OWN_RESPONSE, 600)
+    key = world.admin.headers["authorization"]
+    found = {path for method, path in routes(world.app.routes) if method in ("GET", "POST")}
+    assert len(found) > 15
+    for path in {*map(partial(there, world), found), "/nowhere", "/docs/", "/static-offline-docs/favicon.png"}:
+        for headers in ({}, {"authorization": key}):
+            assert await head_differs(world.gate, path, headers) == "", path
+    head = await world.a.head(f"/v1/files/{world.file}/content")
+    assert (head.headers["content-length"], head.content) == (str(len(LINE)), b"")
+    assert set((await world.nobody.post("/healthz")).headers["allow"].split(", ")) == {"GET", "HEAD"}

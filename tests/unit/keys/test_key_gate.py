@@ -78,7 +78,7 @@ async def test_without_keys_all_is_as_it_was() -> None:
     world = World()
     assert (await world.http.get("/v1/status")).status_code == 200
     assert (await world.http.get("/v1/status", headers={"authorization": "Bearer any"})).status_code == 200
-    assert (await world.http.get("/login")).headers["location"] == "/"
+    assert (await world.http.get("/login")).headers["location"] == "./"
 
 
 async def test_with_a_key_an_operator_is_asked_for_and_probes_are_not() -> None:
@@ -101,7 +101,7 @@ async def test_a_person_logs_in_once_and_is_out_when_the_key_is_revoked() -> Non
     world = World()
     secret, book = world.key("operator")
     sent = await world.http.get("/", headers=HTML)
-    assert (sent.status_code, sent.headers["location"]) == (303, "/login")
+    assert (sent.status_code, sent.headers["location"]) == (303, "./login")
     assert "form-action 'self'" in (await world.http.get("/login")).headers["content-security-policy"]
     assert (await world.http.post("/login", data={"key": "sk-wrong"})).status_code == 401
     assert COOKIE not in world.http.cookies

@@ -1,33 +1,15 @@
 """Every route of planner and metrics service against every role: who is let in, and a route without a case fails."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 import httpx
 import pytest
 
-from libs.keys.audit import AuditDoor
-from libs.keys.book import KeyBook, Role, draw_key
-from libs.keys.gate import KeyGate
-from libs.keys.table import KeyTable
-from libs.runtime.clock import SystemClock
-from libs.runtime.tasks import TaskOwner
-from libs.runtime.transport import SystemTransport
-from libs.testing.memory.broker import MemoryBroker
-from libs.testing.memory.bus import MemoryBus
-from libs.testing.memory.models import MemoryCatalogue
-from libs.testing.memory.registry import MemoryRegistry
-from libs.testing.memory.store import MemoryStore
-from services.metrics.run import MetricsPorts, open_metrics
-from services.metrics.settings import MetricsSettings
-from services.planner.run import PlannerPorts, open_planner
-from services.planner.settings import PlannerSettings
-from tests.unit.routes import routes
+from libs.keys.book import Role
+from tests.unit.keys.doors_rig import ROLES, TOKEN, Served, serving, there
+from tests.unit.routes import asked, head_differs
 
-CLUSTER = "local"
-TOKEN: Final = "suite-token"
-ROLES: Final[tuple[Role, ...]] = ("user", "operator", "admin")
 MODEL: Final[dict[str, Any]] = {"source": "builtin:sim"}
 ROLE: Final[dict[str, Any]] = {"role": "prefill"}
 HISTORY: Final[dict[str, Any]] = {
@@ -101,69 +83,9 @@ METRICS: Final[Cases] = SHARED | {
 CASES: Final[dict[str, Cases]] = {"planner": PLANNER, "metrics": METRICS}
 OWN_DOOR: Final = (("POST", "/login"), ("PUT", "/v1/workers/{worker_id}/role"))
 """Of the metrics service: a login shows its key in the form, and a role is the planner's to refuse."""
+STREAM: Final = "/v1/occupancy/stream"
 ENDLESS: Final = (("GET", "/v1/occupancy/stream"), ("GET", "/v1/capacity"))
 """Which a caller who is let in would wait for."""
-
-
-class CapturingTransport(SystemTransport):
-    """Keeps the app that would be served."""
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.app: Any = None
-
-    @asynccontextmanager
-    async def http(self, app: Any, _sock: Any, **_: Any) -> AsyncIterator[str]:  # type: ignore[override]
-        self.app = app
-        yield "http://127.0.0.1"
-
-
-class Served:
-    """One service behind its door, its routes, and a key of each role."""
-
-    def __init__(self, app: Any, secrets: dict[Role, str], book: KeyBook) -> None:
-        assert isinstance(app, AuditDoor) and isinstance(app._app, KeyGate)
-        self.app, self.secrets, self.book = app, secrets, book
-        self.routes = routes(app._app._app.routes)  # type: ignore[attr-defined]
-
-    async def ask(self, case: tuple[str, str], body: Any, key: str | None, **more: str) -> httpx.Response:
-        method, path = case
-        for name in ("decision_id", "worker_id", "silence_id", "name:path"):
-            path = path.replace("{" + name + "}", "thing")
-        headers = {**({"authorization": f"Bearer {key}"} if key else {}), **more}
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-            verb = "GET" if method == "MOUNT" else method
-            return await http.request(verb, path.replace("{name}", "fulcrum") or "/", json=body, headers=headers)
-
-
-@asynccontextmanager
-async def serving(service: str) -> AsyncIterator[Served]:
-    clock, tasks, table = SystemClock(), TaskOwner(), KeyTable(open_without_keys=True, token=TOKEN)
-    book, secrets = KeyBook(), {}
-    for role in ROLES:
-        secrets[role], key = draw_key("a", now_s=0, role=role)
-        book = book.with_key(key, 0)
-    table.replace(book, 0)
-    bus, store = MemoryBus(MemoryBroker(), CLUSTER), MemoryStore()
-    common: dict[str, Any] = {"sock": None, "clock": clock, "tasks": tasks}
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(bus.close)
-        stack.push_async_callback(tasks.close)
-        if service == "metrics":
-            own = MetricsSettings.model_validate({"token": TOKEN})
-            transport = CapturingTransport(own)
-            opening: Any = open_metrics(
-                settings=own, ports=MetricsPorts(bus, keys=table), transport=transport, **common
-            )
-        else:
-            settings = PlannerSettings.model_validate({"token": TOKEN})
-            transport = CapturingTransport(settings)
-            registry, models = MemoryRegistry(store, CLUSTER), MemoryCatalogue(store, CLUSTER)
-            ports = PlannerPorts(bus, registry, models=models, keys=table)
-            opening = open_planner(settings=settings, ports=ports, transport=transport, **common)
-        await stack.enter_async_context(opening)
-        yield Served(transport.app, secrets, book)
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -195,6 +117,39 @@ async def test_each_route_lets_in_its_role_and_whoever_is_above_it(service: tupl
                 continue
             refused = await served.ask(case, body, served.secrets[role])
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied"), case
+
+
+async def test_a_tenant_that_is_not_the_keys_is_refused_on_every_route(service: tuple[str, Served]) -> None:
+    name, served = service
+    for case, (least, body) in CASES[name].items():
+        if least is None or case in OWN_DOOR:
+            continue
+        refused = await served.ask(case, body, served.secrets["operator"], **{"x-fulcrum-tenant": "b"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied"), case
+        if least == "operator" and case not in ENDLESS:
+            own = await served.ask(case, body, served.secrets["operator"], **{"x-fulcrum-tenant": "a"})
+            assert own.status_code != 403, case
+
+
+async def test_head_answers_as_get_does_on_every_route(service: tuple[str, Served]) -> None:
+    name, served = service
+    gets = {there(path) for method, path in CASES[name] if method in ("GET", "MOUNT")}
+    posts = {there(path) for method, path in CASES[name] if method not in ("GET", "MOUNT")}
+    for path in {*gets, *posts, "/nowhere", "/docs/", "/static-offline-docs/favicon.png", "/style.css"}:
+        key = {"authorization": f"Bearer {served.secrets['admin']}"}
+        for headers in ({}, {"accept": "text/html"}, key):
+            if path == "/v1/capacity" and headers is key:
+                continue  # its answer takes as long as the lab does
+            assert await head_differs(served.app, path, headers) == "", (path, headers)
+
+
+async def test_head_of_an_event_stream_holds_no_place() -> None:
+    async with serving("metrics") as served:
+        for _ in range(100):  # more than there are places
+            head = await asked(served.app, "HEAD", STREAM, {"authorization": f"Bearer {TOKEN}"})
+            assert (head.status, head.body) == (200, b"")
+            assert head.headers[b"content-type"].startswith(b"text/event-stream")
+        assert (await asked(served.app, "GET", STREAM, {"authorization": f"Bearer {TOKEN}"})).status == 200
 
 
 async def test_a_session_of_the_page_reads_and_changes_nothing() -> None:

@@ -20,7 +20,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileInfo, FileStore, youngest_first
 from libs.keys.gate import caller_of
-from libs.keys.table import DEFAULT_TENANT, Caller
+from libs.keys.table import DEFAULT_TENANT, TENANT_HEADER, Caller, named_in
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
@@ -42,7 +42,7 @@ from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_bo
 from services.gateway.batch.retention import is_over
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.http.body import ClientGone
-from services.gateway.prompt.headers import TENANT_HEADER, read_headers
+from services.gateway.prompt.headers import read_headers
 
 CLIENT_GONE_STATUS = 499
 """Nobody is there to get it."""
@@ -98,15 +98,18 @@ class Shelf:
             raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
         return info
 
-    async def of(self, caller: Caller, purpose: str | None, *, ascending: bool = False) -> Iterator[FileInfo]:
-        """Files that the caller may see, the youngest first or last, each looked at once it is taken; purpose: None:
-        of any."""
+    async def of(
+        self, caller: Caller, purpose: str | None, tenant: str | None, *, ascending: bool = False
+    ) -> Iterator[FileInfo]:
+        """Files that the caller may see, the youngest first or last, each looked at once it is taken; None: of any
+        purpose, of any tenant."""
         found = await self._readable(caller)
         return (
             info
             for info in (reversed(found) if ascending else found)
             if info.purpose != PART_PURPOSE
             and caller.may_read(info.tenant)
+            and tenant in (None, info.tenant or DEFAULT_TENANT)
             and purpose in (None, info.purpose)
             and not self.over(info)
         )
@@ -146,7 +149,8 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
         """List files that the caller may see, the youngest first."""
         query = request.query_params
         limit, ascending = _limit(request, FILES_PAGE, FILES_PAGE_MAX), _order(request) == "asc"
-        listed = await shelf.of(caller_of(request.scope), query.get("purpose"), ascending=ascending)
+        caller, tenant = caller_of(request.scope), _named_tenant(request)
+        listed = await shelf.of(caller, query.get("purpose"), tenant, ascending=ascending)
         return _json(show_page(listed, shelf.show, after=query.get("after"), limit=limit))
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
@@ -215,7 +219,12 @@ def _add_batches(
         limit, caller = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX), caller_of(request.scope)
         await view.ready()
         gone = shelf.bounds.is_gone
-        jobs = view.jobs(lambda job: caller.may_read(job.created.tenant) and not gone(job))
+        named = _named_tenant(request)
+        jobs = view.jobs(
+            lambda job: caller.may_read(job.created.tenant)
+            and named in (None, job.created.tenant or DEFAULT_TENANT)
+            and not gone(job)
+        )
         return _json(show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit))
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
@@ -235,6 +244,11 @@ def _add_batches(
         await bus.send(BATCH_JOBS, asked)
         view.published(asked)
         return show_batch(job)
+
+
+def _named_tenant(request: Request) -> str | None:
+    """The tenant that a list is narrowed to; whether the caller may name it the gate has checked."""
+    return named_in(dict(request.headers.raw), TENANT_HEADER)
 
 
 async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:

@@ -17,7 +17,7 @@ export class Alerts {
   /** Load what fires and what has changed; false when the service does not tell. */
   async load() {
     try {
-      const { firing, recent, silences = [] } = await (await ask(`/v1/alerts?limit=${MAX_CHANGES}`)).json();
+      const { firing, recent, silences = [] } = await (await ask(`v1/alerts?limit=${MAX_CHANGES}`)).json();
       this.take(recent.reverse());
       this.firing = new Map(firing.map((alert) => [alert.id, alert]));
       this.silences = silences;
@@ -30,7 +30,7 @@ export class Alerts {
   /** Load what is silent, and how what fires is by now: the stream does not say it. */
   async loadSilences() {
     try {
-      const { firing, silences = [] } = await (await ask("/v1/alerts?limit=0")).json();
+      const { firing, silences = [] } = await (await ask("v1/alerts?limit=0")).json();
       this.silences = silences;
       for (const alert of firing) if (this.firing.has(alert.id)) this.firing.set(alert.id, alert);
     } catch {
@@ -125,9 +125,9 @@ export class AlertList {
     $("quiet-ack").hidden = several || Boolean(seen);
     const field = $("quiet-token"), said = () => ({ actor: "the page", reason: $("quiet-reason").value });
     askWith(this.dialog, field, $("quiet-refused"), async (wanted) => {
-      if (wanted === "end") await change("DELETE", `/v1/alerts/silences/${(silent ?? seen).id}`, null, field);
-      else if (wanted === "ack") await change("POST", "/v1/alerts/acks", { alert_id: alert.id, ...said() }, field);
-      else await change("POST", "/v1/alerts/silences", { alert_name: alert.name, labels: several ? {} : alert.labels, for_s: Number($("quiet-for").value), ...said() }, field);
+      if (wanted === "end") await change("DELETE", `v1/alerts/silences/${(silent ?? seen).id}`, null, field);
+      else if (wanted === "ack") await change("POST", "v1/alerts/acks", { alert_id: alert.id, ...said() }, field);
+      else await change("POST", "v1/alerts/silences", { alert_name: alert.name, labels: several ? {} : alert.labels, for_s: Number($("quiet-for").value), ...said() }, field);
       await alerts.loadSilences();
       this.draw(alerts);
     });
@@ -180,7 +180,7 @@ const nameOf = (alert) => [wordsOf(alert), subjectOf(alert)].filter(Boolean).joi
 
 function linkOf(alert) {
   const link = document.createElement("a");
-  link.href = `/runbook/${encodeURIComponent(alert.name)}`;
+  link.href = `runbook/${encodeURIComponent(alert.name)}`;
   link.textContent = "runbook";
   return link;
 }

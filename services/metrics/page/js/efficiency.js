@@ -12,7 +12,7 @@ export async function followEfficiency(tiles, offsets, look) {
     if (!document.hidden) {
       try {
         const query = new URLSearchParams({ scope, ...(endMs === null ? {} : { end_unix_ms: endMs }) });
-        const answer = await ask(`/v1/occupancy/efficiency?${query}`);
+        const answer = await ask(`v1/occupancy/efficiency?${query}`);
         if (!answer.ok) throw new Error(answer.statusText);
         show(tiles, offsets, await answer.json());
       } catch {

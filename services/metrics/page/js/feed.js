@@ -87,7 +87,7 @@ export class Feed extends EventTarget {
   start(range, endMs) {
     this.#refreshEvents();
     this.look(range, endMs);
-    follow("/v1/occupancy/stream", {
+    follow("v1/occupancy/stream", {
       members: (members) => this.#takeMembers(members),
       tick: (tick) => this.#takeTick(tick),
       opened: () => (this.#quickestMs = Infinity),
@@ -231,7 +231,7 @@ export class Feed extends EventTarget {
   async #loadEvents() {
     const missing = "role moves and alerts could not be loaded";
     try {
-      const events = await (await ask("/v1/events?limit=500")).json();
+      const events = await (await ask("v1/events?limit=500")).json();
       for (const event of events.reverse()) this.#addEvent(event);
       if (!(await this.alerts.load())) throw new Error(missing);
     } catch {

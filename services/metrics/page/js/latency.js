@@ -13,7 +13,7 @@ export async function followLatency(body, note, endMs) {
     if ((endMs() === null || endMs() !== reported) && !document.hidden) {
       try {
         const end = endMs();
-        const answer = await ask(`/v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
+        const answer = await ask(`v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
         if (!answer.ok) throw new Error(answer.statusText);
         show(body, note, await answer.json());
         reported = end;

@@ -53,7 +53,7 @@ export class Steps {
   /** Whether nothing else will come of asking again. */
   async #ask({ worker, endMs, windowMs, past }) {
     const query = new URLSearchParams({ worker, window: `${windowMs}ms`, end_unix_ms: endMs, limit: MAX_STEPS });
-    const url = `/v1/steps?${query}`;
+    const url = `v1/steps?${query}`;
     try {
       const answer = await ask(url);
       const reported = await answer.json();

@@ -16,7 +16,7 @@ export async function load(store, { window, endMs, memberOf, signal, count }) {
     const span = take * store.windowMs;
     const query = new URLSearchParams({ window, span: `${span}ms`.replace(/000ms$/, "s") });
     if (end !== null) query.set("end_unix_ms", end);
-    const answer = await ask(`/v1/occupancy/windows?${query}`, { signal, withinMs: LOAD_MS });
+    const answer = await ask(`v1/occupancy/windows?${query}`, { signal, withinMs: LOAD_MS });
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     const header = enter(store, await answer.arrayBuffer(), memberOf);
     end = header.first_start_unix_ms;

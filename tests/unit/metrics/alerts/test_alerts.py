@@ -1,5 +1,7 @@
 """What each alert fires on and what it says, over real snapshots."""
 
+import socket
+
 import pytest
 from pydantic import ValidationError
 
@@ -15,6 +17,7 @@ from libs.policy.alerts.store import AlertStore
 from libs.policy.alerts.watch import every_ns
 from libs.policy.grade import Grade
 from libs.testing.workers.telemetry import MS, step_batch
+from services.metrics.run import reachable
 from services.metrics.settings import MetricsSettings
 from tests.unit.metrics.alerts.alerts_rig import Cluster, decode, prefill
 
@@ -200,3 +203,9 @@ def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over(
         ]
     over = store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 0.4", 1, 2)])
     assert not over[0].clearing and not over[0].command
+
+
+def test_links_in_alerts_name_an_address_that_can_be_followed() -> None:
+    own = socket.gethostname()
+    for host, expected in (("0.0.0.0", own), ("[::]", own), ("127.0.0.1", "127.0.0.1"), ("[::1]", "[::1]")):
+        assert reachable(f"http://{host}:8002") == f"http://{expected}:8002"

@@ -20,6 +20,7 @@ UPGRADES = {
 }
 
 
+CLOSE = b"host: x\r\nconnection: close\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED_SMUGGLED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
 
@@ -42,7 +43,7 @@ def test_a_body_behind_an_ignored_upgrade_is_the_requests_own_however_it_is_cut(
     """The body looks like a request: whoever reads it as one is smuggled past."""
     framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(SMUGGLED)
     head = b"POST /first HTTP/1.1\r\nhost: x\r\n" + UPGRADES[upgrade] + framing + b"\r\n\r\n"
-    sent = head + (CHUNKED_SMUGGLED if chunked else SMUGGLED) + b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n"
+    sent = head + (CHUNKED_SMUGGLED if chunked else SMUGGLED) + b"GET /last HTTP/1.1\r\n" + CLOSE + b"\r\n"
     answers = uvloop.run(send(echo, *split_at(cuts, sent)))
     assert bodies(answers) == [b"POST /first " + SMUGGLED + b"\n", b"GET /last \n"]
 
@@ -50,7 +51,7 @@ def test_a_body_behind_an_ignored_upgrade_is_the_requests_own_however_it_is_cut(
 @pytest.mark.parametrize("upgrade", sorted(UPGRADES))
 def test_requests_without_a_body_that_offer_an_upgrade_are_answered_in_turn(upgrade: str) -> None:
     request = b"GET /%d HTTP/1.1\r\nhost: x\r\n" + UPGRADES[upgrade] + b"\r\n"
-    sent = b"".join(request % number for number in range(5)) + b"GET /end HTTP/1.1\r\nconnection: close\r\n\r\n"
+    sent = b"".join(request % number for number in range(5)) + b"GET /end HTTP/1.1\r\n" + CLOSE + b"\r\n"
     assert bodies(exchange(echo, sent)) == [*(b"GET /%d \n" % number for number in range(5)), b"GET /end \n"]
 
 

@@ -100,11 +100,11 @@ def test_an_answers_head_comes_with_its_body_or_by_itself_where_that_is_late() -
 @pytest.mark.parametrize(
     "sent",
     [
-        b"GET /%b HTTP/1.1\r\n\r\n" % (b"x" * 17_000),
-        b"GET / HTTP/1.1\r\nx-large: %b\r\n\r\n" % (b"x" * 17_000),
-        b"GET / HTTP/1.1\r\n%b\r\n" % (b"x-many: %b\r\n" % (b"x" * 1000) * 66),
-        b"GET / HTTP/1.1\r\nx-endless: %b" % (b"x" * 1_000_000),
-        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 100_000,
+        b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n" % (b"x" * 17_000),
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-large: %b\r\n\r\n" % (b"x" * 17_000),
+        b"GET / HTTP/1.1\r\nhost: x\r\n%b\r\n" % (b"x-many: %b\r\n" % (b"x" * 1000) * 66),
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-endless: %b" % (b"x" * 1_000_000),
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 100_000,
         b"\r\n" * 200_000,
     ],
     ids=["target", "one header", "all headers", "a header without end", "headers without end", "blank lines"],
@@ -117,7 +117,7 @@ def test_heads_over_a_bound_are_refused_by_an_answer(sent: bytes) -> None:
 
 def test_a_head_within_the_bounds_is_read() -> None:
     large = b"".join(b"x-%d: %b\r\n" % (number, b"x" * 15_000) for number in range(4))
-    answer = exchange(echo, b"GET /kept HTTP/1.1\r\nconnection: close\r\n" + large + b"\r\n")
+    answer = exchange(echo, b"GET /kept HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + large + b"\r\n")
     assert answer.endswith(b"\r\n\r\nGET /kept \n")
 
 
@@ -127,7 +127,7 @@ def test_a_head_within_the_bounds_is_read() -> None:
     ids=["a trailer", "trailers", "a chunk's extension"],
 )
 def test_what_stands_between_the_parts_of_a_body_is_bounded(endless: bytes) -> None:
-    sent = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n" + endless
+    sent = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n" + endless
     answer = exchange(echo, sent)
     assert re.match(rb"HTTP/1.1 4\d\d ", answer)
 
@@ -139,7 +139,9 @@ def test_trailers_are_no_headers() -> None:
         await echo(scope, receive, send)
         seen.extend(scope["headers"])
 
-    sent = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n0\r\nx-tenant: y\r\n\r\n"
+    sent = (
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n0\r\nx-tenant: y\r\n\r\n"
+    )
     assert bodies(exchange(app, sent)) == [b"POST / \n"]
     assert b"x-tenant" not in dict(seen)
 
@@ -149,7 +151,7 @@ def test_trailers_are_no_headers() -> None:
 
 def test_no_more_than_so_many_pipelined_requests_wait_and_the_rest_is_refused_after_their_answers() -> None:
     most = HttpBounds().max_pipelined
-    sent = b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(7500))
+    sent = b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(7500))
     *answered, last = bodies(exchange(echo, sent))
     assert answered == [b"GET /%d \n" % number for number in range(most + 1)]
     assert json.loads(last)["error"]["code"] == "too_many_pipelined"
@@ -174,7 +176,7 @@ def test_connections_over_a_bound_are_refused_by_an_answer_until_others_have_end
 
             async def answered(local: str) -> asyncio.StreamWriter:
                 reader, writer = await connect(local)
-                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
                 assert (await reader.read(4096)).endswith(b"GET / \n")
                 return writer
 

@@ -40,10 +40,10 @@ SOON = HttpBounds(head_s=0.2, body_s=0.2, idle_s=0.2, linger_s=0.2)
         (b"GET / HTT", 408),
         (b"GET / HTTP/1.1\r\nhost: x\r\n", 408),
         (b"\r\n\r\n", 408),
-        (b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\nhalf", 408),
-        (b"POST / HTTP/1.1\r\ncontent-length: 10\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhalf", 408),
-        (b"GET / HTTP/1.1\r\n\r\n", 200),
-        (b"GET / HTTP/1.1\r\n\r\nGET / HT", 200),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nhalf", 408),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhalf", 408),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HT", 200),
     ],
     ids=[
         "nothing",
@@ -71,7 +71,7 @@ def test_a_client_that_goes_on_sending_a_refused_body_loses_its_connection() -> 
     async def run() -> None:
         async with served(refuses, SOON) as sock:
             reader, writer = await asyncio.open_connection(*sock.getsockname())
-            writer.write(b"POST / HTTP/1.1\r\ncontent-length: 1000000000\r\n\r\n")
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
             assert (await reader.read(4096)).startswith(b"HTTP/1.1 413 ")
             with suppress(ConnectionError):
                 while not (reader.at_eof() or writer.is_closing()):
@@ -98,11 +98,11 @@ def test_half_a_head_behind_a_slow_answer_waits_for_it() -> None:
         async with served(app, guard=guard) as sock:
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             bystander, waiting = await asyncio.open_connection(*sock.getsockname())
-            writer.write(b"GET /slow HTTP/1.1\r\n\r\nGET /next HTTP/1.1\r\n")
+            writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nGET /next HTTP/1.1\r\n")
             assert await bystander.read() == b""  # it sent nothing: the time for a head is over
             late.set()
             assert (await reader.read(4096)).endswith(b"GET /slow \n")
-            writer.write(b"connection: close\r\n\r\n")
+            writer.write(b"host: x\r\nconnection: close\r\n\r\n")
             assert (await reader.read()).endswith(b"GET /next \n")
             writer.close()
             waiting.close()

@@ -37,7 +37,7 @@ export class Decisions {
       this.#news = false;
       if (!document.hidden) {
         try {
-          const answer = await ask(`/v1/decisions?limit=${MAX_ROWS}`);
+          const answer = await ask(`v1/decisions?limit=${MAX_ROWS}`);
           if (!answer.ok) throw new Error(answer.statusText);
           this.#fill((await answer.json()).filter(({ action }) => action !== SEEN));
         } catch {

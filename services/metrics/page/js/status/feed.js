@@ -72,7 +72,7 @@ export class StatusFeed extends EventTarget {
 
   async #look() {
     try {
-      const answer = await ask("/v1/status");
+      const answer = await ask("v1/status");
       const reported = await answer.json();
       if (!answer.ok) throw new Error(reported.error?.message ?? answer.statusText);
       [this.now, this.#heardAt, this.problem] = [reported, performance.now(), ""];
@@ -91,7 +91,7 @@ export class StatusFeed extends EventTarget {
     const query = new URLSearchParams({ window, span: `${Math.ceil(spanMs / windowMs) * (windowMs / 1000)}s` });
     if (wanted.endMs !== null) query.set("end_unix_ms", wanted.endMs);
     try {
-      const answer = await ask(`/v1/status/history?${query}`);
+      const answer = await ask(`v1/status/history?${query}`);
       if (!answer.ok) return;
       const reported = await answer.json();
       if (this.#wanted !== wanted) return;

@@ -45,13 +45,13 @@ export class ForecastTab {
     const model = $("forecast-model").value, horizon = $("forecast-horizon").value;
     const still = () => model === $("forecast-model").value && horizon === $("forecast-horizon").value;
     try {
-      const found = await jsonOf(ask(`/v1/forecast?${new URLSearchParams({ model, horizon })}`, { withinMs: FORECAST_MS }));
+      const found = await jsonOf(ask(`v1/forecast?${new URLSearchParams({ model, horizon })}`, { withinMs: FORECAST_MS }));
       if (still()) this.#draw(found, HORIZONS_S[horizon]);
     } catch (error) {
       if (still()) this.#say(error.message, true);
     }
     try {
-      const plans = await jsonOf(ask("/v1/capacity/plans"));
+      const plans = await jsonOf(ask("v1/capacity/plans"));
       if (still()) this.#drawPlan(plans.find((each) => each.model === model) ?? (model ? undefined : plans[0]));
     } catch (error) {
       $("capacity-note").textContent = error.message;
@@ -98,7 +98,7 @@ export class ForecastTab {
     note.textContent = "planning; new traffic is measured in the lab first, which takes ten seconds or so";
     try {
       const query = new URLSearchParams({ model, horizon: $("forecast-horizon").value, slo: $("capacity-slo").value, check: "false" });
-      this.#asked = { for: model, plan: await jsonOf(ask(`/v1/capacity?${query}`, { withinMs: PLAN_MS })) };
+      this.#asked = { for: model, plan: await jsonOf(ask(`v1/capacity?${query}`, { withinMs: PLAN_MS })) };
       note.textContent = "planned just now";
       this.#drawPlan();
     } catch (error) {

@@ -30,7 +30,7 @@ export class ModelsTab {
 
   async #look() {
     try {
-      this.#draw(await jsonOf(ask("/v1/models")));
+      this.#draw(await jsonOf(ask("v1/models")));
     } catch (error) {
       $("models-note").textContent = error.message === "Not Found" ? "this suite has no pool of models: `fulcrum up --engine sim --model A --model B --pool 2`" : error.message;
       for (const id of ["models-figures", "models-panel", "evictions-panel"]) $(id).hidden = true;

@@ -39,7 +39,7 @@ export class RoleControl {
     $("ask-role-what").textContent = `A worker that is ${role} ${WHAT[role]}. The planner leaves it so for a minute.`;
     askWith(dialog, field, $("ask-role-refused"), async () => {
       const body = { role, actor: "the page", reason: $("ask-role-reason").value };
-      const found = await change("PUT", `/v1/workers/${encodeURIComponent(worker)}/role`, body, field);
+      const found = await change("PUT", `v1/workers/${encodeURIComponent(worker)}/role`, body, field);
       const effect = found.effect_ms === null ? `; ${found.gateways_behind} gateways have not confirmed it` : `, in effect after ${found.effect_ms} ms`;
       this.#said = { worker, text: found.changed ? `${worker} is ${found.role} since epoch ${found.epoch}${effect}` : `${worker} is ${found.role} already: unchanged` };
     });

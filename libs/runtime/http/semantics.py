@@ -1,0 +1,75 @@
+"""What HTTP and a proxy before us ask of every answer, whichever framework made it. ASGI."""
+
+from contextlib import suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_SELF_DESCRIBING: Final = frozenset({"/docs", "/redoc", "/openapi.json"})
+_HERE: Final = "."
+
+
+class _Answered(Exception):
+    """Ends an app whose answer has no body."""
+
+
+def relative(scope: Scope, location: str) -> str:
+    """Return an address of this service as a reference that is relative to the request's own path.
+
+    A client resolves it against the address that it asked for, so scheme, host and prefix stay what they are at the
+    proxy. No service here redirects elsewhere.
+    """
+    target = urlsplit(location)
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    up = "../" * (raw.partition(b"?")[0].count(b"/") - 1)
+    query = f"?{target.query}" if target.query else ""
+    return f"{up or './'}{target.path[1:]}{query}"
+
+
+class HttpSemantics:
+    """An app that answers HEAD wherever it answers GET, and whose addresses of itself are relative.
+
+    HEAD runs what GET runs up to the answer's head. Nothing of a body is made: an event stream gives its place up.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_head = scope["method"] == "HEAD"
+        # FastAPI and fastapi-offline put root_path before each address of theirs.
+        own = {"root_path": _HERE} if scope["path"] in _SELF_DESCRIBING else {}
+        seen = {**scope, **own, "method": "GET"} if is_head else {**scope, **own}
+
+        async def send_settled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = _settled(scope, message["status"], message.get("headers", ()))
+                if is_head:
+                    await send(message)
+                    await send({"type": "http.response.body", "body": b""})
+                    raise _Answered
+            await send(message)
+
+        with suppress(_Answered):
+            await self._app(seen, receive, send_settled)
+
+
+def _settled(scope: Scope, status: int, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    if status == 405:
+        return [(name, _with_head(value) if name == b"allow" else value) for name, value in headers]
+    if 300 <= status < 400:
+        return [
+            (name, relative(scope, value.decode("latin-1")).encode("latin-1") if name == b"location" else value)
+            for name, value in headers
+        ]
+    return list(headers)
+
+
+def _with_head(allowed: bytes) -> bytes:
+    methods = {each.strip() for each in allowed.split(b",")}
+    return b", ".join(sorted(methods | {b"HEAD"} if b"GET" in methods else methods))
