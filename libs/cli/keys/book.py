@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from libs.cli.console import make_console, plain_table
 from libs.cli.keys.store import change_book, change_by, load_book
 from libs.contracts.errors import InvalidRequest, quoted
+from libs.contracts.foreign_text import plain
 from libs.keys.book import ApiKey, KeyBook, Role, draw_key, shown_key
 
 _TIME: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])", re.ASCII)
@@ -97,5 +98,5 @@ def span_s(text: str) -> int:
 def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
     ends_s = key["expires_unix_s"]
     ends = "never" if ends_s is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_s))
-    models = ", ".join(key["models"]) or "all"
+    models = plain(", ".join(key["models"])) or "all"
     return key["id"], key["tenant"], key["role"], key["status"], key["service_class"], models, ends
