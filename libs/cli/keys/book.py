@@ -87,11 +87,11 @@ def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
     print(f"{key.id} of tenant {key.tenant} is revoked.")
 
 
-def span_s(text: str) -> int:
+def span_s(text: str, option: str = "--expires") -> int:
     """Seconds of `90m`, `12h`, `30d`. Raises InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     if not found:
-        raise InvalidRequest(f"--expires is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")
+        raise InvalidRequest(f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")
     return int(found[1]) * _UNITS_S[found[2]]
 
 

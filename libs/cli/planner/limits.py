@@ -4,18 +4,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
-from libs.cli.find import find_one_suite, find_suite, get_json, put_json
+from libs.cli.find import find_one_suite, find_suite, get_json, local_user, put_json
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
 from libs.runtime.settings import CommonSettings, load_settings
 
-ACTOR: Final = "fulcrum planner"
 OF_MODELS: Final = {
     "prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "workers_min": int,
     "workers_max": int, "gpu_hours_day": float, "tpot_ms": float,
 }  # fmt: skip
-WITHOUT: Final = {"prefill_min": 0, "decode_min": 1, "workers_min": 0}
+WITHOUT: Final = {"prefill_min": 1, "decode_min": 1, "workers_min": 0}
 """What `none` stands for where it is not null."""
 
 
@@ -38,9 +38,7 @@ def planner_limits(
             set_limit(wanted, setting, model)
         wanted["pinned"] = sorted((set(wanted["pinned"]) | set(pin)) - set(unpin))
         token = suite.token or load_settings(CommonSettings).token.get_secret_value()
-        found = put_json(
-            suite.planner, f"/v1/limits?actor={ACTOR.replace(' ', '%20')}", wanted, token=token, exact=True
-        )
+        found = put_json(suite.planner, f"/v1/limits?actor={quote(local_user())}", wanted, token=token, exact=True)
     if as_json:
         print(json.dumps(found))
         return
@@ -112,7 +110,7 @@ def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) ->
     else:
         suite = find_one_suite(ready_file)
         token = suite.token or load_settings(CommonSettings).token.get_secret_value()
-        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": ACTOR}, token=token, exact=as_json)
+        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": local_user()}, token=token, exact=as_json)
     if as_json:
         print(json.dumps(found))
         return
