@@ -33,6 +33,7 @@ class WantedRole(BaseModel):
     epoch: int | None = None
     actor: str = Field("", max_length=80)
     reason: str = Field("", max_length=200)
+    force: bool = False
 
 
 class PlannerRoutes:

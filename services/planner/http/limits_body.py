@@ -47,7 +47,8 @@ class ModelLimitsBody(BaseModel):
     def _in_order(self) -> Self:
         for role in ("prefill", "decode", "workers"):
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
-            if most is not None and least > most:
+            waived = role == "prefill" and (least, most) == (1, 0)  # all are to decode, and compute prompts beside it
+            if most is not None and least > most and not waived:
                 raise ValueError(f"{role}_min is {least}, more than {role}_max, {most}")
         together = self.prefill_min + self.decode_min
         if self.workers_max is not None and together > max(self.workers_max, LEAST_WORKERS):
