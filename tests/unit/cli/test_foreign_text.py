@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import structlog
 import typer
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from libs.cli.console import make_console
 from libs.cli.main import app
@@ -26,6 +26,7 @@ from tests.unit.cli.test_status import NOW_MS, a_service, alert, event
 EVIL = "\x1b[31mred\x1b[0m\r\nFORGED \u202e\x9b2J[bold]x[/bold] :smile:"
 
 MASK = "sk-fulcrum-***"
+PROGRAM = typer.main.get_command(app)
 ENUMERATED = {
     "action", "role", "from_role", "to_role", "state", "lead", "time", "code", "verdict", "severity", "name", "status",
     "mode", "reason_code", "since", "way", "quiet_hours", "method", "object", "what", "outcome", "id", "figure",
@@ -61,8 +62,8 @@ DECISION = shaped("planner", "/v1/decisions")[0] | {
 }  # fmt: skip
 ADVICE = {"kind": "chunk", "figure": "TTFT", "low": 1, "high": 2, "command": "c", "outcome": "open", "came": 0}
 MODEL = {
-    "name": f"m{EVIL}", "source": "s", "parent": "p", "size_bytes": 1, "state": "disk", "workers": ["gpu-1"], "priority": 0,
-    "floor": 0, "pinned": True, "reservations": [], "load_s": 1.0, "wake_s": 1.0, "load_measured": True,
+    "name": f"m{EVIL}", "source": "s", "parent": "p", "size_bytes": 1, "state": "disk", "workers": ["gpu-1"],
+    "priority": 0, "floor": 0, "pinned": True, "reservations": [], "load_s": 1.0, "wake_s": 1.0, "load_measured": True,
     "last_use": None, "next_use_s": None, "in_flight": 0, "waiting": 0, "error": "it is broken",
 }  # fmt: skip
 SILENCE = {
@@ -125,7 +126,8 @@ COMMANDS = (
     "alerts ack FulcrumImbalance",
     "alerts unsilence a", "events", "workers", "occupancy", "top --once", "audit", "planner status",
     "planner decisions", "planner explain 1", "planner limits", "planner mode", "planner advice", "planner regret",
-    "models list", "models forecast", "models add m", "models pin m", "models reserve m --gpus 1", "forecast --model sim",
+    "models list", "models forecast", "models add m", "models pin m", "models reserve m --gpus 1",
+    "forecast --model sim",
     "batch list", "batch status batch_1", "batch cancel batch_1",
 )  # fmt: skip
 OTHERS = {
@@ -152,7 +154,7 @@ def test_no_command_obeys_what_others_wrote(tmp_path: Path) -> None:
     told = []
     with a_service(dirty(ANSWERS), tmp_path) as ready:
         for command in COMMANDS:
-            done = CliRunner().invoke(app, [*command.split(), *ready])
+            done = CliRunner().invoke(PROGRAM, [*command.split(), *ready])
             assert done.exit_code == 0, (command, done.output, done.exception)
             assert_plain(done.output, command)
             told.append((command, "FORGED" in done.output))
@@ -171,9 +173,9 @@ def test_no_command_obeys_what_others_wrote(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_json_is_exact(tmp_path: Path) -> None:
     with a_service(dirty(ANSWERS), tmp_path) as ready:
-        done = CliRunner().invoke(app, ["workers", "--json", *ready])
+        done = CliRunner().invoke(PROGRAM, ["workers", "--json", *ready])
         assert json.loads(done.stdout) == dirty(ANSWERS["/v1/workers"])
-        done = CliRunner().invoke(app, ["audit", "--json", *ready])
+        done = CliRunner().invoke(PROGRAM, ["audit", "--json", *ready])
         assert json.loads(done.stdout)["action"] == AUDIT["action"]
         assert json.loads(done.stderr) == {"older": True, "complete_since_unix_ms": 1}
 
@@ -186,7 +188,7 @@ def test_every_command_is_held_to_it() -> None:
         for word, each in (found or {}).items():
             yield from leaves(each, f"{name} {word}".strip())
 
-    found = set(leaves(typer.main.get_command(app)))
+    found = set(leaves(PROGRAM))
     assert found == {name for name in found for each in COMMANDS if f"{each} ".startswith(f"{name} ")} | OTHERS
 
 
