@@ -291,8 +291,8 @@ def _answer(event: AuditEvent) -> AuditAnswer:
         actor=event.actor,
         tenant=event.tenant,
         role=event.role,
-        action=event.action,
-        detail=event.detail,
+        action=masked(event.action),  # older versions recorded paths as they came
+        detail=masked(event.detail),
         status=event.status,
         repeats=event.repeats,
     )

@@ -20,6 +20,7 @@ from libs.contracts.foreign_text import masked, plain, plain_values
 from libs.keys.book import draw_key
 from libs.runtime.service import configure_logging
 from libs.testing import golden
+from services.metrics.http.static import FOLDER
 from tests.status_rig import answer
 from tests.unit.cli.test_status import NOW_MS, a_service, alert, event
 
@@ -190,6 +191,17 @@ def test_every_command_is_held_to_it() -> None:
 
     found = set(leaves(PROGRAM))
     assert found == {name for name in found for each in COMMANDS if f"{each} ".startswith(f"{name} ")} | OTHERS
+
+
+def test_the_page_sets_text_and_never_html() -> None:
+    scripts = list((FOLDER / "js").rglob("*.js"))
+    assert len(scripts) > 20
+    for script in scripts:
+        obeyed = re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|srcdoc|eval\(",
+            script.read_text(),
+        )
+        assert not obeyed, script
 
 
 def test_a_log_line_shows_what_a_client_wrote_as_text() -> None:
