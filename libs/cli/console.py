@@ -1,19 +1,39 @@
-"""How commands print: as wide as the terminal, and tables without lines."""
+"""How commands print: as wide as the terminal, tables without lines, and text of others as text."""
 
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterable
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from libs.contracts.foreign_text import plain
 
 PIPE_COLUMNS: Final = 200
 """Where there is no terminal to fit into."""
 
 
-def make_console() -> Console:
-    """As wide as the terminal, and `PIPE_COLUMNS` where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+class PlainConsole(Console):
+    """A console that obeys nothing it is given as text: no markup, no emoji codes, no escape codes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render, and escape control characters that are not rich's own."""
+        for each in super().render(renderable, options):
+            if each.control is None and not each.text.isprintable():
+                yield Segment(plain(each.text, lines=True), each.style)
+            else:
+                yield each
+
+
+def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """As wide as the terminal, and `PIPE_COLUMNS` where there is none. Styles are given by Text and `style`."""
+    console = PlainConsole(
+        file=sys.stderr if stderr else None, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap
+    )
+    if not console.is_terminal and not soft_wrap:
+        console.width = PIPE_COLUMNS
+    return console
 
 
 def plain_table(*titles: str, left: Collection[str] = (), wraps: Collection[str] = (), gap: int = 2) -> Table:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain_values
 from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file, read_ready
 
 if TYPE_CHECKING:
@@ -108,21 +109,28 @@ def no_suite(url: str) -> StartupError:
     )
 
 
-def get_json(base_url: str, path: str, **params: str) -> Any:
-    """What a service answers; raises StartupError that says what to do."""
-    return _answer(base_url, "GET", f"{path}?{urlencode(params)}" if params else path, {}, None)
+def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:
+    """Return a service's answer, its text escaped for people. Raises StartupError that says what to do.
+
+    `exact` leaves the text as it is: for programs, and for what is sent back.
+    """
+    found = _answer(base_url, "GET", f"{path}?{urlencode(params)}" if params else path, {}, None)
+    return found if exact else plain_values(found)
 
 
-def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str) -> Any:
+def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str, exact: bool = False) -> Any:
     """What a service answers to an admin verb; raises StartupError that says what to do."""
-    return ask_json(base_url, "PUT", path, body, token=token)
+    return ask_json(base_url, "PUT", path, body, token=token, exact=exact)
 
 
-def ask_json(base_url: str, method: str, path: str, body: dict[str, Any] | None, *, token: str) -> Any:
+def ask_json(
+    base_url: str, method: str, path: str, body: dict[str, Any] | None, *, token: str, exact: bool = False
+) -> Any:
     """The same, of any method."""
     own = {"authorization": f"Bearer {token}"} if token else {}
     headers = {"content-type": "application/json", **own}
-    return _answer(base_url, method, path, headers, None if body is None else json.dumps(body).encode())
+    found = _answer(base_url, method, path, headers, None if body is None else json.dumps(body).encode())
+    return found if exact else plain_values(found)
 
 
 def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Any:

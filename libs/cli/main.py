@@ -89,18 +89,19 @@ def main() -> None:
     """Run the command line; what can go wrong for a person is one line on stderr and exit code 1."""
     named = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        plain = plain_call(sys.argv[1:])
-        (plain or make_app([named] if named in COMMANDS else COMMANDS))()
+        direct = plain_call(sys.argv[1:])
+        (direct or make_app([named] if named in COMMANDS else COMMANDS))()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
     except Exception as error:
         from libs.contracts.errors import FulcrumError  # noqa: PLC0415 (start-up time)
+        from libs.contracts.foreign_text import plain  # noqa: PLC0415
 
         if not isinstance(error, FulcrumError):
             raise
-        print(f"fulcrum: {error.message}", file=sys.stderr)
+        print(f"fulcrum: {plain(error.message, lines=True)}", file=sys.stderr)
         sys.exit(1)
 
 

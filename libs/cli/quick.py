@@ -38,7 +38,11 @@ QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
     "top": Quick("top.show", "show_top", {"--once": "once", "--light": "light"}, {"metrics": None}),
     "tune decode": Quick("tune.measure", "tune_decode", {}, {"worker": None, "tpot_ms": 50.0, "context": 1024}),
     "role": Quick(
-        "role.change", "change", {}, {"epoch": None, "reason": "by hand", "first_step_s": 2.0}, words=MOVE_WORDS
+        "role.change",
+        "change",
+        {"--force": "force"},
+        {"epoch": None, "reason": "by hand", "first_step_s": 2.0},
+        words=MOVE_WORDS,
     ),
 }
 

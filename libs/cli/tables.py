@@ -24,7 +24,7 @@ PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("�
 
 def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
     """Print the planner's list. Raises StartupError when there is no suite."""
-    workers: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/workers")
+    workers: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/workers", exact=as_json)
     if as_json:
         print(json.dumps(workers))
         return
@@ -53,12 +53,12 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
     console.print(table if workers else "No worker is registered.")
     for worker in workers:
         if worker["unpaired"]:
-            console.print(f"{worker['id']} {worker['unpaired']}", style="yellow", markup=False)
+            console.print(f"{worker['id']} {worker['unpaired']}", style="yellow")
 
 
 def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:
     """Print the metrics service's figures. Raises StartupError when there is no suite, or no such window."""
-    found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/occupancy", window=window)
+    found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/occupancy", exact=as_json, window=window)
     if as_json:
         print(json.dumps(found))
         return

@@ -135,5 +135,6 @@ KV_INDEX_CHANGE_ERRORS_TOTAL: Final = "fulcrum_kv_index_change_errors_total"
 
 HTTP_CONNECTIONS: Final = "fulcrum_http_connections"
 HTTP_REFUSED_TOTAL: Final = "fulcrum_http_refused_total"
+AUDIT_REFUSED_TOTAL: Final = "fulcrum_audit_refused_total"
 REGISTRY_SKIPPED_TOTAL: Final = "fulcrum_registry_skipped_entries_total"
 REGISTRY_UNUSABLE: Final = "fulcrum_registry_unusable_entries"

@@ -64,8 +64,8 @@ class LocalFiles:
         self._unread: frozenset[str] = frozenset()
         """Names whose description could not be read when that was looked at last."""
         with suppress(OSError):  # each use of the store reports it
-            private_folder(folder)
-            private_folder(folder / _DRAFTS)
+            private_folder(folder, allowed=0o077)  # a volume's root is as its owner made it
+            private_folder(folder / _DRAFTS, allowed=0o077)
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:

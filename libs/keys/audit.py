@@ -1,19 +1,29 @@
 """Who changed what over REST: recorded at the door, so that no route can forget it. ASGI."""
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
+from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from libs.contracts import metric_names as names
+from libs.contracts.foreign_text import masked
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.keys.gate import caller_of
-from libs.keys.table import KeyTable
+from libs.keys.table import Caller, KeyTable, actor_of
 from libs.runtime.clock import Clock
 
 MAX_DETAIL_BYTES: Final = 500
 MAX_PATH_CHARS: Final = 300
-ANYBODY: Final = "anybody"
+REFUSED_EVERY_S: Final = 60.0
+"""Refused requests of one actor with one status are recorded once, and then summed up after this time."""
+MAX_REFUSED: Final = 1_000
+"""Actors and statuses that are summed up at once; what comes beyond is counted by the metric alone."""
 _READS: Final = ("GET", "HEAD", "OPTIONS")
+_ACTOR: Final = "fulcrum.actor"
+"""Key of a request's scope."""
 
 Audited = Callable[[str, str], bool]
 """From method and path to whether a request changes something."""
@@ -29,8 +39,27 @@ def deletes(method: str, path: str) -> bool:
     return method == "DELETE" or path.endswith("/cancel")
 
 
+def changed_nothing(status: int) -> bool:
+    """Whether a request was refused; one that failed here (5xx) may have changed something."""
+    return 400 <= status < 500
+
+
+def named_actor(scope: Scope, caller: Caller, said: str) -> str:
+    """Return the actor of an admin verb, and have the door record the same one."""
+    found = actor_of(caller, said)
+    scope[_ACTOR] = found
+    return found
+
+
+@dataclass(slots=True)
+class _Refused:
+    event: AuditEvent
+    more: int = 0
+
+
 class AuditDoor:
-    """Before a service's gate. What is refused for want of a key is not recorded: strangers could fill the topic."""
+    """Before a service's gate. What is refused for want of a key is not recorded: strangers could fill the topic.
+    Other refusals are summed up, since they would push out what did change something."""
 
     def __init__(
         self,
@@ -42,6 +71,7 @@ class AuditDoor:
         audited: Audited,
         publish: Callable[[AuditEvent], None],
         with_body: bool = True,
+        metrics: CollectorRegistry | None = None,
     ) -> None:
         """with_body: the beginning of what was sent is recorded too; nowhere that prompts are sent to."""
         self._app = app
@@ -52,6 +82,13 @@ class AuditDoor:
         self._publish = publish
         self._with_body = with_body
         self._number = 0
+        self._refused: dict[tuple[str, str, int], _Refused] = {}
+        self._refused_total = Counter(
+            names.AUDIT_REFUSED_TOTAL,
+            "Requests that would change something, and were refused.",
+            ("status",),
+            registry=metrics,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and record it once its status is known."""
@@ -66,26 +103,55 @@ class AuditDoor:
             return message
 
         async def send_and_record(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] != 401:
-                self._record(scope, bytes(body) if self._with_body else b"", message["status"])
+            if message["type"] == "http.response.start":
+                self._take(scope, bytes(body) if self._with_body else b"", message["status"])
             await send(message)
 
         await self._app(scope, receive_and_keep, send_and_record)
 
-    def _record(self, scope: Scope, body: bytes, status: int) -> None:
+    def _take(self, scope: Scope, body: bytes, status: int) -> None:
+        if changed_nothing(status):
+            self._refused_total.labels(status).inc()
+        if status == 401:
+            return
+        event = self._event(scope, body, status)
+        if not changed_nothing(status):
+            self._publish(event)
+            return
+        alike = (event.actor, event.tenant, status)
+        if (known := self._refused.get(alike)) is not None:
+            known.more += 1
+        elif len(self._refused) < MAX_REFUSED:
+            summary = AuditEvent()
+            summary.CopyFrom(event)
+            self._refused[alike] = _Refused(summary)
+            self._publish(event)
+            asyncio.get_running_loop().call_later(REFUSED_EVERY_S, self._sum_up, alike)
+
+    def _sum_up(self, alike: tuple[str, str, int]) -> None:
+        """Record how many requests of the last while were refused like the first one."""
+        found = self._refused.pop(alike)
+        if found.more:
+            found.event.repeats, found.event.at_unix_ns = found.more, self._clock.now_ns()
+            found.event.event_id = self._id(found.event.at_unix_ns)
+            self._publish(found.event)
+
+    def _event(self, scope: Scope, body: bytes, status: int) -> AuditEvent:
         caller, now_ns = caller_of(scope), self._clock.now_ns()
         if not caller.name:  # refused for its role, or everybody is let in
             caller = self._table.identify(dict(scope["headers"]).get(b"authorization"))
-        self._number += 1
-        self._publish(
-            AuditEvent(
-                event_id=f"{self._service}-{now_ns}-{self._number}",
-                at_unix_ns=now_ns,
-                service=self._service,
-                actor=caller.name or ANYBODY,
-                tenant=caller.tenant,
-                action=f"{scope['method']} {scope['path'][:MAX_PATH_CHARS]}",
-                detail=body.decode("utf-8", "replace"),
-                status=status,
-            )
+        return AuditEvent(
+            event_id=self._id(now_ns),
+            at_unix_ns=now_ns,
+            service=self._service,
+            actor=scope.get(_ACTOR) or actor_of(caller),
+            tenant=caller.tenant,
+            action=masked(f"{scope['method']} {scope['path']}")[:MAX_PATH_CHARS],
+            detail=masked(body.decode("utf-8", "replace")),
+            status=status,
+            role=caller.role if caller.name else "",
         )
+
+    def _id(self, now_ns: int) -> str:
+        self._number += 1
+        return f"{self._service}-{now_ns}-{self._number}"

@@ -7,6 +7,7 @@ from typing import Final
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidApiKey, InvalidRequest, PermissionDenied, StoreUnavailable
+from libs.contracts.foreign_text import masked
 from libs.keys.book import ANY, ROLES, TENANT_NAME, ApiKey, KeyBook, KeyChange, Role, TenantLimits, digest_of
 
 NO_KEY: Final = (
@@ -20,6 +21,9 @@ DEFAULT_TENANT: Final = "default"
 """Whose things those without a tenant's name are."""
 TENANT_HEADER: Final = "x-fulcrum-tenant"
 CLASS_HEADER: Final = "x-fulcrum-class"
+NO_NAME: Final = "anybody"
+"""The actor where nobody is held to have a key."""
+MAX_SAID_CHARS: Final = 80
 _BEARER: Final = b"bearer "
 
 
@@ -106,6 +110,14 @@ SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
 """The caller that sends the suite's own token."""
 NOBODY: Final = Caller(DEFAULT_TENANT, "user", frozenset({""}))
 """Who has shown no key where one is needed: may use no model, and gets what is public."""
+
+
+def actor_of(caller: Caller, said: str = "") -> str:
+    """Return who acts, as records name it: a key's id, or the suite's token with the name that its holder gives."""
+    if caller.name != SUITE_TOKEN.name:
+        return caller.name or NO_NAME
+    said = masked(said)[:MAX_SAID_CHARS]
+    return f"{SUITE_TOKEN.name} ({said})" if said else SUITE_TOKEN.name
 
 
 class KeyTable:

@@ -1,7 +1,9 @@
 """Where Fulcrum keeps what outlives a run, and how it is closed to other users."""
 
+import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,26 +20,29 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fulcrum"
 
 
-def private_folder(folder: Path) -> None:
-    """Make it for this user alone, or close one that is there to others; raises OSError where there can be none.
+def private_folder(folder: Path, *, allowed: int = 0) -> None:
+    """Make a folder for this user alone, or check one that is there, whose mode is never changed.
 
-    One that is another user's, or shared by its sticky bit, stays as it is: what is put into it is closed all the same.
+    `allowed`: what others may do in one that was there (bits of its mode), since all that is put into it is closed by
+    itself; it is logged. Raises PermissionError that names the mode wanted, and OSError where there can be no folder.
     """
-    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if not mode & _OTHERS:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
         return
-    import structlog  # noqa: PLC0415 (60 ms, which every command of the command line would wait for)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(folder))
+    if mode & _OTHERS & ~allowed:
+        raise PermissionError(
+            errno.EACCES,
+            f"the folder {folder} is there with mode {mode:04o}, which lets other users in, and it is not changed:"
+            f" mode {PRIVATE_FOLDER:04o} is wanted (chmod 700, if nothing else needs it), or a path in a folder of its"
+            " own, which is made",
+        )
+    if mode & _OTHERS:
+        import structlog  # noqa: PLC0415 (60 ms, which every command of the command line would wait for)
 
-    log = structlog.get_logger()
-    try:
-        if mode & stat.S_ISVTX:
-            raise PermissionError(None, "it is shared by its sticky bit")
-        folder.chmod(mode & ~_OTHERS)
-    except OSError as error:
-        log.warning("a folder stays open to other users", folder=str(folder), mode=oct(mode), why=error.strerror)
-    else:
-        log.info("a folder is closed to other users", folder=str(folder), mode_before=oct(mode))
+        structlog.get_logger().warning("a folder stays open to other users", folder=str(folder), mode=oct(mode))
 
 
 def create_private(path: Path) -> BinaryIO:

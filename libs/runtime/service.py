@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import masked, masked_values, plain_values
 from libs.runtime import status
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.net.sockets import raise_open_files
@@ -27,9 +28,9 @@ from libs.runtime.tasks import TaskOwner
 
 def configure_logging(service: str, *, level: str = "info", log_format: str = "json") -> None:
     """Set up structlog for a process; third-party loggers pass through at warning and above."""
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if log_format == "console" else structlog.processors.JSONRenderer()
-    )
+    renderers: tuple[structlog.typing.Processor, ...] = (structlog.processors.JSONRenderer(),)
+    if log_format == "console":
+        renderers = (_without_controls, structlog.dev.ConsoleRenderer())
     threshold = logging.getLevelName(level.upper())
     structlog.configure(
         processors=[
@@ -37,7 +38,8 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "j
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            _without_keys,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -45,6 +47,27 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "j
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(stream=sys.stderr, level=max(threshold, logging.WARNING), format="%(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_mask_record)
+
+
+def _without_keys(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Mask API keys that clients put into paths, names or messages."""
+    return {name: masked_values(value) for name, value in event.items()}
+
+
+def _without_controls(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape control characters for a terminal; JSON does so by itself. Tracebacks keep their lines."""
+    return {name: value if name == "exception" else plain_values(value) for name, value in event.items()}
+
+
+def _mask_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = masked(record.getMessage()), ()
+    return True
 
 
 log = structlog.get_logger()

@@ -201,7 +201,14 @@ async def open_worker(
         _own(stack, tasks.spawn("heartbeat", beat(host)))
         await _add_services(
             server,
-            AdminServicer(host, tuner, step_times, audit_changes(ports.bus, clock, settings.id), settings.drain_s),
+            AdminServicer(
+                host,
+                tuner,
+                step_times,
+                record=audit_changes(ports.bus, clock, settings.id),
+                drain_s=settings.drain_s,
+                registry=ports.registry,
+            ),
             host,
             kv,
             settings,

@@ -210,7 +210,11 @@ class Cluster:
         number, budget_tokens = role_from_name(name, int(budget or BUDGET_TOKENS))
         epoch = worker.assignment.epoch
         request = pb.SetRoleRequest(
-            expected_epoch=epoch, incarnation=worker.incarnation, role=number, budget_tokens=budget_tokens
+            expected_epoch=epoch,
+            incarnation=worker.incarnation,
+            role=number,
+            budget_tokens=budget_tokens,
+            force=True,  # a fault asks for whatever may happen
         )
         try:
             answer = await stub.SetRole(request, metadata=_METADATA, timeout=ADMIN_S)

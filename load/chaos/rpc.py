@@ -175,6 +175,10 @@ class _ServerCall:
             data = call.net.spoil(call, data)
         await call.down.write(data)
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Empty: nobody shows a certificate here."""
+        return {}
+
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         """Ends the handler."""
         raise _Aborted(code, details)

@@ -120,7 +120,7 @@ class DynamoLive:
         self.moves.append((time.time_ns(), name, role))
         try:
             for wanted in ("standby", role) if self._start_s else (role,):
-                body = {"role": wanted, "actor": ACTOR, "reason": "rebalance"}
+                body = {"role": wanted, "actor": ACTOR, "reason": "rebalance", "force": True}
                 (await http.put(f"/v1/workers/{name}/role", json=body)).raise_for_status()
                 if wanted == "standby":
                     await asyncio.sleep(self._start_s)

@@ -138,6 +138,7 @@ class Bench:
                     incarnation=described.worker.incarnation,
                     actor="bench",
                     reason="a trial",
+                    force=True,
                 )
         return named
 

@@ -175,7 +175,7 @@ async def open_gateway(
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        http = transport.http(_guarded(app, settings, ports, clock), sock, tasks=tasks, drain_s=CLOSE_S)
+        http = transport.http(_guarded(app, settings, ports, clock, metrics), sock, tasks=tasks, drain_s=CLOSE_S)
         async with http as url, _sharing_places(dispatcher, ports, settings.id, tasks), AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
@@ -267,14 +267,25 @@ def _dispatcher(
     )
 
 
-def _guarded(app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> ASGIApp:
+def _guarded(
+    app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock, metrics: GatewayMetrics
+) -> ASGIApp:
     """The app behind the gate that checks keys and the door that records deletions, where there are keys, and behind
     what answers pages of other origins, where some may ask."""
     served = app
     if ports.keys is not None:
         gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
         record = partial(ports.bus.publish, AUDIT)
-        served = AuditDoor(gate, ports.keys, clock, service="gateway", audited=deletes, publish=record, with_body=False)
+        served = AuditDoor(
+            gate,
+            ports.keys,
+            clock,
+            service="gateway",
+            audited=deletes,
+            publish=record,
+            with_body=False,
+            metrics=metrics.registry,
+        )
     return cross_origin(served, settings.cors_origins) if settings.cors_origins else served
 
 

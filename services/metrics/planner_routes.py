@@ -31,8 +31,9 @@ class WantedRole(BaseModel):
     role: str = Field(max_length=20)
     budget_tokens: int | None = None
     epoch: int | None = None
-    actor: str = Field("somebody", max_length=80)
+    actor: str = Field("", max_length=80)
     reason: str = Field("", max_length=200)
+    force: bool = False
 
 
 class PlannerRoutes:

@@ -154,7 +154,9 @@ async def open_metrics(
         more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *door.routers(), audit.router())
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
-        async with transport.http(door.before(served, audit.publish), sock, tasks=tasks, drain_s=CLOSE_S) as url:
+        async with transport.http(
+            door.before(served, audit.publish, registry), sock, tasks=tasks, drain_s=CLOSE_S
+        ) as url:
             alerts.start(settings.public_url or reachable(url), tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
             hub.close()  # or its readers would hold up the end of serving

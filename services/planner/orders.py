@@ -109,6 +109,7 @@ class OrderExecutor:
             reason=order.reason,
             wait_ms=0,
             own_budget_tokens=order.own_budget_tokens,
+            force=True,  # limits say how many are left, and several move at once
         )
 
     async def ask(
@@ -120,6 +121,7 @@ class OrderExecutor:
         reason: str,
         wait_ms: int,
         own_budget_tokens: int = 0,
+        force: bool = False,
     ) -> RoleMove:
         """Have one worker take an assignment whose epoch follows the one that it is thought to have, and wait at most
         `wait_ms` until gateways hold it. Raises StaleRole where it has another one, NoWorkers where it does not
@@ -144,6 +146,7 @@ class OrderExecutor:
                 reason=reason,
                 wait_ms=wait_ms,
                 own_budget_tokens=own_budget_tokens,
+                force=force,
             )
         finally:
             await channel.close()

@@ -137,7 +137,7 @@ async def open_planner(
                 leads=partial(_leads, lease),
             )
         )
-    served = _behind_keys(app, settings, ports, clock)
+    served = _behind_keys(app, settings, ports, clock, metrics)
     async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)
 
@@ -171,13 +171,15 @@ def _scaler(
     )
 
 
-def _behind_keys(app: ASGIApp, settings: PlannerSettings, ports: PlannerPorts, clock: Clock) -> ASGIApp:
+def _behind_keys(
+    app: ASGIApp, settings: PlannerSettings, ports: PlannerPorts, clock: Clock, metrics: CollectorRegistry
+) -> ASGIApp:
     """The app behind the gate that checks keys and the door that records changes; the bare app without keys."""
     if ports.keys is None:
         return app
     gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
     record = partial(ports.bus.publish, AUDIT)
-    return AuditDoor(gate, ports.keys, clock, service="planner", audited=changes, publish=record)
+    return AuditDoor(gate, ports.keys, clock, service="planner", audited=changes, publish=record, metrics=metrics)
 
 
 def need(_method: str, path: str) -> Role | None:

@@ -180,7 +180,7 @@ async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: KubeLoad, p
 
         await own.until("the planner knows that the server is away", noticed)
         for role in ("prefill", "decode"):
-            answer = await http.put(f"/v1/workers/{moved}/role", json={"role": role, "actor": "test"})
+            answer = await http.put(f"/v1/workers/{moved}/role", json={"role": role, "force": True})
             assert answer.status_code == 200 and answer.json()["role"] == role and answer.json()["changed"]
     assert load.answered > before and load.failed == []
     await own.kubectl("delete", "pod", moved, "--wait=false")

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 import httpx
 import rich.progress
-from rich.console import Console
 
+from libs.cli.console import make_console
 from libs.cli.find import checked, error_text
 from libs.contracts.errors import StartupError
 
@@ -60,7 +60,7 @@ def requests_file(file: Path) -> Iterator[Path]:
 
 def upload(http: httpx.Client, file: Path) -> str:
     """The id that the gateway gives it."""
-    console = Console(file=sys.stderr, highlight=False)
+    console = make_console(stderr=True)
     opened = (
         rich.progress.open(file, "rb", description="uploading", console=console, transient=True)
         if console.is_terminal

@@ -11,14 +11,15 @@ from typing import Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from libs.cli.batch.files import MAX_OUTAGE_S, check_targets, content, fetch, requests_file, upload
 from libs.cli.batch.progress import ENDED, Batch, figures, tell, tell_list
+from libs.cli.console import make_console
 from libs.cli.find import checked, error_text, find_suite, key_headers, no_suite
 from libs.contracts.batch_terms import check_endpoint, window_s
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
 
 DEFAULT_ENDPOINT = "/v1/chat/completions"
 TENANT_HEADER = "x-fulcrum-tenant"
@@ -72,7 +73,7 @@ def submit_job(
             _hint(f"fulcrum batch status {batch['id']}", "says how far it is")
             return
         # Whoever waits may be gone before the end.
-        print(f"{batch['id']}: {batch['status']}", file=sys.stderr, flush=True)
+        print(plain(f"{batch['id']}: {batch['status']}"), file=sys.stderr, flush=True)
         started_s = time.monotonic()
         try:
             batch = _wait(http, batch)
@@ -116,7 +117,7 @@ def _await_jobs(http: httpx.Client) -> None:
 def _hint(command: str, does: str) -> None:
     """For a person at a terminal."""
     if sys.stderr.isatty():
-        Console(file=sys.stderr, highlight=False, soft_wrap=True).print(f"[dim]`{command}` {does}.[/]")
+        make_console(stderr=True, soft_wrap=True).print(f"`{command}` {does}.", style="dim")
 
 
 def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
@@ -185,13 +186,13 @@ def _endpoint_of(file: Path) -> str:
 
 def _wait(http: httpx.Client, batch: Batch) -> Batch:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
         TextColumn("{task.fields[failed]} failed", style="dim"),
         TimeRemainingColumn(),
     )
-    console = Console(file=sys.stderr, highlight=False)
+    console = make_console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(batch["status"], total=None, failed=0)
         while batch["status"] not in ENDED:
@@ -229,7 +230,9 @@ def _ask(
                 return checked(answer)
             pause_s = _retry_after_s(answer)
             if not (waits or survives):
-                print(f"{error_text(answer)}; asking again for {MAX_OUTAGE_S:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{plain(error_text(answer))}; asking again for {MAX_OUTAGE_S:.0f} s", file=sys.stderr, flush=True
+                )
                 waits = True
         time.sleep(min(pause_s, max(deadline_s - time.monotonic(), POLL_S)))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from libs.cli.console import make_console, plain_table
+from libs.contracts.foreign_text import plain_values
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 
@@ -38,6 +39,7 @@ def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
+    found, batch = plain_values(found), plain_values(batch)
     rate = f", {found['lines_per_s']:g} lines/s" if took_s else ""
     counts = f"{found['completed']} of {found['total']} lines completed, {found['failed']} failed"
     print(f"{batch['id']}: {batch['status']}, {counts}{rate}{_outlook(found)}")
@@ -51,7 +53,7 @@ def tell_list(batches: Sequence[Batch]) -> None:
     """Print them as a table."""
     titles = ("job", "status", "lines", "completed", "failed", "created")
     table = plain_table(*titles, left=("job", "status", "created"), gap=1)
-    for batch in batches:
+    for batch in plain_values(batches):
         counts = batch["request_counts"]
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(batch["created_at"]))
         table.add_row(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 from libs.capacity.inputs import PlanInput, input_from_json, input_of_history, input_of_trace
 from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_json, reported_hardware
@@ -107,7 +108,7 @@ def parse_horizon(text: str) -> float:
 def _input(wanted: PlanOptions, ready_file: Path | None) -> PlanInput:
     if not wanted.trace:
         suite = find_suite(ready_file)
-        return input_from_json(get_json(suite.metrics, "/v1/capacity/input", model=wanted.model))
+        return input_from_json(get_json(suite.metrics, "/v1/capacity/input", exact=True, model=wanted.model))
     model = wanted.model or MODEL
     found = (
         input_of_history(read_demand(Path(wanted.trace)), model)
@@ -165,7 +166,7 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
     for each in row["shortages"]:
         gpus = f"{each['gpus']} GPU{'s' if each['gpus'] != 1 else ''}"
         console.print(
-            f"[yellow]{each['phase']} short by {gpus} at {moment(each['at_unix_s'])}, {each['sure']:.0%} sure[/]"
+            f"{each['phase']} short by {gpus} at {moment(each['at_unix_s'])}, {each['sure']:.0%} sure", style="yellow"
         )
     hours, cost = row["gpu_hours"], row["cost"]
     price = f", at a cost of {cost['hourly']:,.0f} and {cost['fixed']:,.0f}" if cost else ""
@@ -182,7 +183,7 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
             f"TPOT p90 {check['tpot_p90_s'] * 1e3:.1f} ms"
         )
     for note in row["notes"]:
-        console.print(f"[dim]{note}[/]")
+        console.print(note, style="dim")
 
 
 def _table(row: dict[str, Any], moment: Any) -> Table:
@@ -200,7 +201,7 @@ def _table(row: dict[str, Any], moment: Any) -> Table:
             short = pool["there"] is not None and max(pool["gpus"][at:last]) > pool["there"]
             most = f"{max(pool['gpus'][at:last])}"
             cells += [
-                f"[yellow]{most}[/]" if short else most,
+                Text(most, "yellow") if short else most,
                 f"{max(pool['p50'][at:last])}, {max(pool['p95'][at:last])}",
             ]
         table.add_row(*cells)

@@ -1,15 +1,14 @@
 """What `fulcrum chat` does once it runs."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from libs.cli.chat.ask import ChatAnswer, ask
+from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
 
 
 async def answer_once(
@@ -33,16 +32,16 @@ async def answer_once(
     answer = ChatAnswer()
     async for piece in ask(suite.gateway, body, answer):
         if not as_json:
-            print(piece, end="", flush=True)
+            print(plain(piece, lines=True), end="", flush=True)
     if as_json:
         print(json.dumps(answer.to_json()))
         return
     print(flush=True)
-    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(answer.served_by(), style="dim")
+    make_console(stderr=True, soft_wrap=True).print(plain(answer.served_by()), style="dim")
 
 
 def _first_model(gateway: str) -> str:
-    models = get_json(gateway, "/v1/models")["data"]
+    models = get_json(gateway, "/v1/models", exact=True)["data"]
     if not models:
         raise StartupError(f"{gateway} serves no model")
     return str(models[0]["id"])

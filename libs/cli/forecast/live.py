@@ -18,7 +18,7 @@ UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decod
 def show_forecast(ready_file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
     """Print the metrics service's forecast. Raises StartupError where there is no suite, or it refuses."""
     suite = find_suite(ready_file)
-    found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", model=model, horizon=horizon)
+    found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", exact=as_json, model=model, horizon=horizon)
     if as_json:
         print(json.dumps(found))
         return
@@ -26,7 +26,7 @@ def show_forecast(ready_file: Path | None, model: str, horizon: str, *, as_json:
     console.print(f"{found['model']}, from {clock_time(found['starts_unix_s'][0])}")
     console.print(_table(found))
     for note in found["notes"]:
-        console.print(f"[yellow]{note}[/]" if "little history" in note else f"[dim]{note}[/]")
+        console.print(note, style="yellow" if "little history" in note else "dim")
     for line in map(trend_in_words, found["trend"]):
         console.print(line)
     if not found["trend"]:

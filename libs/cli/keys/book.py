@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from libs.cli.console import make_console, plain_table
 from libs.cli.keys.store import change_book, change_by, load_book
 from libs.contracts.errors import InvalidRequest, quoted
+from libs.contracts.foreign_text import plain
 from libs.keys.book import ApiKey, KeyBook, Role, draw_key, shown_key
 
 _TIME: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])", re.ASCII)
@@ -86,16 +87,16 @@ def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
     print(f"{key.id} of tenant {key.tenant} is revoked.")
 
 
-def span_s(text: str) -> int:
+def span_s(text: str, option: str = "--expires") -> int:
     """Seconds of `90m`, `12h`, `30d`. Raises InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     if not found:
-        raise InvalidRequest(f"--expires is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")
+        raise InvalidRequest(f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")
     return int(found[1]) * _UNITS_S[found[2]]
 
 
 def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
     ends_s = key["expires_unix_s"]
     ends = "never" if ends_s is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_s))
-    models = ", ".join(key["models"]) or "all"
+    models = plain(", ".join(key["models"])) or "all"
     return key["id"], key["tenant"], key["role"], key["status"], key["service_class"], models, ends

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from rich.console import Console
 from rich.status import Status
+from rich.text import Text
+
+from libs.cli.console import make_console
 
 QUIET_S: Final = 2.0
 """Between two lines about what goes on, where stderr is no terminal."""
@@ -43,17 +45,17 @@ class _Spinner:
         self._status = status
 
     def doing(self, text: str) -> None:
-        self._status.update(text)
+        self._status.update(Text(text))
 
     def done(self, text: str) -> None:
-        self._status.update(text)
-        self._status.console.print(f"[dim]{text}[/]")
+        self._status.update(Text(text))
+        self._status.console.print(text, style="dim")
 
 
 @contextmanager
 def noting() -> Iterator[Notes]:
     """By what stderr is."""
-    console = Console(file=sys.stderr, highlight=False)
+    console = make_console(stderr=True)
     if not console.is_terminal:
         yield _Lines()
         return

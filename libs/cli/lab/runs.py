@@ -5,6 +5,7 @@ import sys
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
 from libs.cli.lab.asked import RunOptions
@@ -35,8 +36,9 @@ def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
     console.print(times(report))
     if not experiment.hardware.mixed_measured:
         console.print(
-            f"[dim]Interference of {experiment.step_time.interference:g} is an assumption: no mixed steps of "
-            f"{experiment.hardware.profile.name} were measured.[/]"
+            f"Interference of {experiment.step_time.interference:g} is an assumption: no mixed steps of "
+            f"{experiment.hardware.profile.name} were measured.",
+            style="dim",
         )
 
 
@@ -87,15 +89,16 @@ def _show_edges(found: dict[str, Found], base_rps: float) -> None:
 # ---------------------------------------------------------------- what they print
 
 
-def about(trace: Trace) -> str:
+def about(trace: Trace) -> Text:
     """A trace in a few words, with its burstiness."""
     found = describe(trace)
     dispersion = ", ".join(f"{value:.1f} at {window}" for window, value in found["dispersion"].items() if value)
-    notes = "".join(f"\n[dim]{note}[/]" for note in trace.notes)
     rate = found["rate_per_s"] or 0.0
-    return (
+    return Text.assemble(
         f"{len(trace.requests):,} requests in {found['duration_s']:,.0f} s, {rate:.2f} a second; "
-        f"index of dispersion {dispersion or 'not known'}{notes}\n"
+        f"index of dispersion {dispersion or 'not known'}",
+        *((f"\n{note}", "dim") for note in trace.notes),
+        "\n",
     )
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from libs.cli.console import make_console
 from libs.cli.lab.asked import trace_of
@@ -54,9 +55,10 @@ def _list(*, as_json: bool) -> None:
         print(json.dumps({"formats": {name: list(each) for name, each in KNOWN_FORMATS.items()}, "kinds": kinds}))
         return
     console = make_console()
-    console.print("[bold]Files[/], known by their columns or keys:")
+    console.print(Text.assemble(("Files", "bold"), ", known by their columns or keys:"))
     for name, columns in KNOWN_FORMATS.items():
-        console.print(f"  {name}: [dim]{', '.join(columns)}[/]")
-    console.print("\n[bold]Made[/], e.g. poisson:rate=5,isl=1000,osl=200,seconds=600:")
+        console.print(Text.assemble(f"  {name}: ", (", ".join(columns), "dim")))
+    console.print(Text.assemble("\n", ("Made", "bold"), ", e.g. poisson:rate=5,isl=1000,osl=200,seconds=600:"))
     for name, parameters in KINDS.items():
-        console.print(f"  {name}: [dim]{', '.join(f'{each.name}={each.default:g}' for each in parameters)}[/]")
+        named = ", ".join(f"{each.name}={each.default:g}" for each in parameters)
+        console.print(Text.assemble(f"  {name}: ", (named, "dim")))

@@ -66,7 +66,7 @@ def _show(found: Backtest, report: Path | None) -> None:
         f"{figures['window_s']:g} s scored after {figures['warmup_windows']:,} to learn from"
     )
     for note in found.log.notes:
-        console.print(f"[dim]{note}[/]")
+        console.print(note, style="dim")
     console.print(
         f"active at a time: {figures['active_mean']:.2f}, predicted {figures['predicted_mean']:.2f}; "
         f"GPUs at a window's peak: {figures['peak_mean_gpus']:.2f}, "
@@ -84,6 +84,6 @@ def _show(found: Backtest, report: Path | None) -> None:
     laws = ", ".join(f"{name} {count}" for name, count in figures["laws"].items() if count)
     common = found.series.common
     shared = f"spread {common[0]:g}, {common[1]:g} of it kept from window to window" if common else "none seen"
-    console.print(f"\n[dim]Laws of arrival: {laws}. Common factor of all rates: {shared}.[/]")
+    console.print(f"\nLaws of arrival: {laws}. Common factor of all rates: {shared}.", style="dim")
     if report is not None:
         console.print(f"The page is {report / 'index.html'}")

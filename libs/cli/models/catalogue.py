@@ -8,10 +8,12 @@ from urllib.parse import quote
 
 import httpx
 from rich.table import Table
+from rich.text import Text
 
 from libs.cli.console import make_console
 from libs.cli.find import TIMEOUT_S, error_text, find_one_suite, find_suite, get_json, key_headers, no_suite
 from libs.contracts.errors import InvalidRequest, StartupError, quoted
+from libs.contracts.foreign_text import plain, plain_values
 from libs.runtime.settings import CommonSettings, load_settings
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB|TB|B)?", re.ASCII | re.IGNORECASE)
@@ -29,7 +31,7 @@ def size_of(text: str) -> int:
 
 def show_list(ready_file: Path | None, *, as_json: bool) -> None:
     """Print the catalogue."""
-    found = _catalogue(ready_file)
+    found = _catalogue(ready_file, exact=as_json)
     if as_json:
         print(json.dumps(found["models"]))
         return
@@ -47,7 +49,7 @@ def show_list(ready_file: Path | None, *, as_json: bool) -> None:
     console.print(shown)
     for each in found["models"]:
         if each["error"]:
-            console.print(f"[red]{each['name']} cannot be loaded[/]: {each['error']}")
+            console.print(Text.assemble((f"{each['name']} cannot be loaded", "red"), f": {each['error']}"))
     adapters = sum(bool(each["parent"]) for each in found["models"])
     beside = f" and {adapters} adapters" if adapters else ""
     count = f"{len(found['models']) - adapters} models{beside}"
@@ -56,7 +58,7 @@ def show_list(ready_file: Path | None, *, as_json: bool) -> None:
 
 def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
     """Print how many models are active and will be, and what would be evicted next."""
-    found = _catalogue(ready_file)
+    found = _catalogue(ready_file, exact=as_json)
     models = found.pop("models")
     found["next_uses"] = {each["name"]: each["next_use_s"] for each in models}
     if as_json:
@@ -85,7 +87,7 @@ def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
     if found["next_evicted"]:
         console.print("\nWould lose its worker next:")
         for each in found["next_evicted"][:8]:
-            console.print(f"  {each['model']} on {each['worker']}: [dim]{each['why']}[/]")
+            console.print(Text.assemble(f"  {each['model']} on {each['worker']}: ", (each["why"], "dim")))
 
 
 def add(
@@ -104,7 +106,7 @@ def add(
 def remove(name: str, *, ready_file: Path | None, as_json: bool) -> None:
     """Remove a model."""
     found = _send("DELETE", f"/v1/models/{quote(name)}", None, ready_file)
-    print(json.dumps(found) if as_json else f"{name} is removed: what runs ends, who waits is answered 404")
+    print(json.dumps(found) if as_json else f"{plain(name)} is removed: what runs ends, who waits is answered 404")
 
 
 def reserve(name: str, gpus: int, *, start: str, end: str, ready_file: Path | None, as_json: bool) -> None:
@@ -113,8 +115,8 @@ def reserve(name: str, gpus: int, *, start: str, end: str, ready_file: Path | No
     _show_model(_send("PUT", f"/v1/models/{quote(name)}/reservations", body, ready_file), as_json=as_json)
 
 
-def _catalogue(ready_file: Path | None) -> dict[str, Any]:
-    found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/models")
+def _catalogue(ready_file: Path | None, *, exact: bool) -> dict[str, Any]:
+    found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/models", exact=exact)
     return found
 
 
@@ -138,6 +140,7 @@ def _show_model(model: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(model))
         return
+    model = plain_values(model)
     kept = _kept(model)
     print(
         f"{model['name']}: {model['size_bytes'] / 1e9:.1f} GB, {model['state']}, about {model['load_s']:.1f} s to load"

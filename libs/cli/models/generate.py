@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 from libs.cli.console import make_console
 from libs.cli.lab.progress import noting
@@ -33,7 +34,7 @@ def run_generate(spec: str | None, *, seed: int, out: Path | None, as_json: bool
         return
     for name, value in found.items():
         if value is not None:
-            make_console().print(f"[bold]{name.replace('_', ' ')}[/]  {value}")
+            make_console().print(Text.assemble((name.replace("_", " "), "bold"), f"  {value}"))
 
 
 def figures(log: UsageLog) -> dict[str, Any]:
@@ -76,6 +77,7 @@ def _list(*, as_json: bool) -> None:
         print(json.dumps({"kinds": kinds}))
         return
     console = make_console()
-    console.print("[bold]Kinds[/], e.g. gamma:models=100,cv=4,seconds=86400:")
+    console.print(Text.assemble(("Kinds", "bold"), ", e.g. gamma:models=100,cv=4,seconds=86400:"))
     for name, parameters in KINDS.items():
-        console.print(f"  {name}: [dim]{', '.join(f'{each.name}={each.default:g}' for each in parameters)}[/]")
+        named = ", ".join(f"{each.name}={each.default:g}" for each in parameters)
+        console.print(Text.assemble(f"  {name}: ", (named, "dim")))

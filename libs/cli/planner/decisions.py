@@ -37,7 +37,7 @@ STYLES: Final = {
 def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
     """Print the planner as it is. Raises StartupError when there is no suite."""
     base_url = find_suite(ready_file).planner
-    found: dict[str, Any] = get_json(base_url, "/v1/planner")
+    found: dict[str, Any] = get_json(base_url, "/v1/planner", exact=as_json)
     if as_json:
         print(json.dumps(found))
         return
@@ -46,7 +46,7 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
     moved = found["decisions"].get("set_role", 0)
     console.print(f"{found['planner_id']} is in mode {found['mode']}{leads}; {moved} decisions changed roles.")
     if found["not_live"]:
-        console.print(found["not_live"], style="yellow", markup=False)
+        console.print(found["not_live"], style="yellow")
     titles = ("model", "prefill", "pressure", "decode", "pressure", "prompts wait", "")
     table = plain_table(*titles, left=("model", ""), wraps=("",))
     for each in found["models"]:
@@ -61,7 +61,7 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
 def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path | None, as_json: bool) -> None:
     """Print the last decisions, and with `follow` those that come, until interrupted."""
     base_url, console = find_suite(ready_file).planner, make_console()
-    first = _wanted(get_json(base_url, "/v1/decisions", limit=str(MOST)), keeps=keeps)[:limit]
+    first = _wanted(get_json(base_url, "/v1/decisions", exact=as_json, limit=str(MOST)), keeps=keeps)[:limit]
     shown = _Shown(as_json=as_json)
     for each in reversed(first):
         _print(console, each, as_json=as_json)
@@ -71,7 +71,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
     while follow:
         time.sleep(POLL_S)
         try:
-            reported = get_json(base_url, "/v1/decisions", limit=str(AT_ONCE))
+            reported = get_json(base_url, "/v1/decisions", exact=as_json, limit=str(AT_ONCE))
         except StartupError:  # the planner is being started again
             continue
         for each in reversed(_wanted(reported, keeps=keeps)):
@@ -110,7 +110,8 @@ def _print(console: Console, decision: dict[str, Any], *, as_json: bool) -> None
 
 def planner_explain(decision: str, *, lab: bool, ready_file: Path | None, as_json: bool) -> None:
     """Print one decision, with `lab` beside what the lab makes of it. Raises StartupError where it is not kept."""
-    found: dict[str, Any] = get_json(find_suite(ready_file).planner, f"/v1/decisions/{quote(decision, safe='')}")
+    path = f"/v1/decisions/{quote(decision, safe='')}"
+    found: dict[str, Any] = get_json(find_suite(ready_file).planner, path, exact=as_json)
     replayed = None
     if lab:
         from libs.cli.planner.in_lab import replayed_in_lab  # noqa: PLC0415 (what only this option needs)
@@ -123,12 +124,12 @@ def planner_explain(decision: str, *, lab: bool, ready_file: Path | None, as_jso
     console.print(_line(found), soft_wrap=True)
     for each in found["changes"]:
         budget = f", {each['budget_tokens']} prompt tokens a step" if each["budget_tokens"] else ""
-        console.print(f"  {each['worker']}: {each['role']}{budget}", highlight=False)
+        console.print(f"  {each['worker']}: {each['role']}{budget}")
     if found["candidates"]:
         console.print("\nWeighed, the chosen one first:" if found["predicted"] else "\nWeighed, the present one first:")
         console.print(_candidates(found["candidates"]))
     if found["counterfactual"]:
-        console.print(_counterfactual(found["counterfactual"]), markup=False)
+        console.print(_counterfactual(found["counterfactual"]))
     if found["measured"]:
         console.print(
             f"\nSeen before, and {found['measured']['after_ms'] / 1000:.1f} s after (other things happened too):"

@@ -23,7 +23,9 @@ CAUSES: Final = {
 
 def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
     """Print it, the newest first. Raises StartupError when there is no suite."""
-    found: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/decisions", limit=str(MOST))
+    found: list[dict[str, Any]] = get_json(
+        find_suite(ready_file).planner, "/v1/decisions", exact=as_json, limit=str(MOST)
+    )
     advised = [each for each in found if each["advice"] is not None]
     if as_json:
         print(json.dumps(advised))
@@ -33,16 +35,16 @@ def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
         console.print("Nothing is advised.")
     for each in advised:
         advice = each["advice"]
-        console.print(f"{each['time'][11:19]}  {each['model']}: {each['reason']}", soft_wrap=True, markup=False)
+        console.print(f"{each['time'][11:19]}  {each['model']}: {each['reason']}", soft_wrap=True)
         expected = f"{advice['figure']} by {advice['low']:.3g} to {advice['high']:.3g}"
         came = f"; it came to {advice['came']:.3g}" if advice["outcome"] == "applied" else ""
-        console.print(f"          expected: {expected}; {advice['outcome']}{came}", markup=False)
-        console.print(f"          {advice['command']}", markup=False, style="cyan")
+        console.print(f"          expected: {expected}; {advice['outcome']}{came}")
+        console.print(f"          {advice['command']}", style="cyan")
 
 
 def planner_regret(window: str, *, ready_file: Path | None, as_json: bool) -> None:
     """Print it. Raises StartupError when there is no suite."""
-    found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/regret", window=window)
+    found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/regret", exact=as_json, window=window)
     if as_json:
         print(json.dumps(found))
         return

@@ -4,17 +4,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
-from libs.cli.find import find_one_suite, find_suite, get_json, put_json
+from libs.cli.find import find_one_suite, find_suite, get_json, local_user, put_json
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
 from libs.runtime.settings import CommonSettings, load_settings
 
-ACTOR: Final = "fulcrum planner"
 OF_MODELS: Final = {
     "prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "workers_min": int,
     "workers_max": int, "gpu_hours_day": float, "tpot_ms": float,
 }  # fmt: skip
-WITHOUT: Final = {"prefill_min": 0, "decode_min": 1, "workers_min": 0}
+WITHOUT: Final = {"prefill_min": 1, "decode_min": 1, "workers_min": 0}
 """What `none` stands for where it is not null."""
 
 
@@ -30,19 +31,19 @@ def planner_limits(
     """Print the limits, after setting those that are named. Raises StartupError that says what to do."""
     changes = bool(settings or pin or unpin)
     suite = find_one_suite(ready_file) if changes else find_suite(ready_file)
-    found: dict[str, Any] = get_json(suite.planner, "/v1/limits")
+    found: dict[str, Any] = get_json(suite.planner, "/v1/limits", exact=True)
     if changes:
         wanted = found["limits"]
         for setting in settings:
             set_limit(wanted, setting, model)
         wanted["pinned"] = sorted((set(wanted["pinned"]) | set(pin)) - set(unpin))
         token = suite.token or load_settings(CommonSettings).token.get_secret_value()
-        found = put_json(suite.planner, f"/v1/limits?actor={ACTOR.replace(' ', '%20')}", wanted, token=token)
+        found = put_json(suite.planner, f"/v1/limits?actor={quote(local_user())}", wanted, token=token, exact=True)
     if as_json:
         print(json.dumps(found))
         return
     for line in _lines(found["limits"]):
-        print(line)
+        print(plain(line))
     if not found["kept"]:
         print("Redis is away: a restart of the planner forgets them.")
 
@@ -105,11 +106,11 @@ def _of_model(each: dict[str, Any]) -> str:
 def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
     """Print the mode, after setting it where one is named. Raises StartupError that says what to do."""
     if mode is None:
-        found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode")
+        found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode", exact=as_json)
     else:
         suite = find_one_suite(ready_file)
         token = suite.token or load_settings(CommonSettings).token.get_secret_value()
-        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": ACTOR}, token=token)
+        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": local_user()}, token=token, exact=as_json)
     if as_json:
         print(json.dumps(found))
         return

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libs.cli.find import call_settings, find_one_suite, get_json
-from libs.contracts.errors import FulcrumError, StartupError
+from libs.cli.find import call_settings, find_one_suite, get_json, local_user
+from libs.contracts.errors import Conflict, FulcrumError, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
+from libs.keys.table import SUITE_TOKEN, actor_of
+from libs.policy.roles import end_refusal, ended_by
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
 from libs.worker.admin.client import RoleMove, WorkerAdmin
 
-ACTOR = "fulcrum role"
 DEFAULT_BUDGET_TOKENS = 256
 """Of role mixed where none is named."""
 
@@ -33,13 +34,27 @@ class WorkerMove:
 
 
 def change(
-    ready: Path | None, *, words: Sequence[str], epoch: int | None, reason: str, first_step_s: float, as_json: bool
+    ready: Path | None,
+    *,
+    words: Sequence[str],
+    epoch: int | None,
+    reason: str,
+    force: bool,
+    first_step_s: float,
+    as_json: bool,
 ) -> None:
     """Of `words` the last is the role, the others are workers. Raises StartupError."""
     *workers, wanted = words
     asyncio.run(
         change_roles(
-            workers, wanted, epoch=epoch, reason=reason, first_step_s=first_step_s, ready_file=ready, as_json=as_json
+            workers,
+            wanted,
+            epoch=epoch,
+            reason=reason,
+            force=force,
+            first_step_s=first_step_s,
+            ready_file=ready,
+            as_json=as_json,
         )
     )
 
@@ -50,6 +65,7 @@ async def change_roles(
     *,
     epoch: int | None,
     reason: str,
+    force: bool,
     first_step_s: float,
     ready_file: Path | None,
     as_json: bool,
@@ -62,6 +78,8 @@ async def change_roles(
     suite, settings = find_one_suite(ready_file), call_settings()
     known = get_json(suite.planner, "/v1/workers")
     found = with_groups([_find(worker, known) for worker in dict.fromkeys(workers)], known)
+    if not force:
+        _check_others(found, known, Assignment(role=role, budget_tokens=budget_tokens))
 
     async def change(worker: dict[str, Any]) -> WorkerMove:
         async with make_channel(settings, worker["address"]) as channel:
@@ -75,8 +93,9 @@ async def change_roles(
                 budget_tokens,
                 expected_epoch=epoch or current.epoch,
                 incarnation=described.worker.incarnation,
-                actor=ACTOR,
+                actor=actor_of(SUITE_TOKEN, local_user()),
                 reason=reason,
+                force=force,
             )
             stands_by = role_name(move.assignment) == "standby"
             first = None if stands_by else await admin.first_step_s(move, within_s=first_step_s)
@@ -95,6 +114,27 @@ async def change_roles(
         for each in moved:
             print(reported(each, first_step_s))
     _raise_first(done)
+
+
+def _check_others(movers: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], wanted: Assignment) -> None:
+    """Raise Conflict where a phase of a model ends with the move; a worker alone may take any role."""
+    named = {each["id"] for each in movers}
+    for model in dict.fromkeys(each["model"] for each in movers):
+        serving = [each for each in known if each["model"] == model and each["state"] == "ready"]
+        moved = [each["id"] for each in serving if each["id"] in named]
+        if len(serving) < 2:
+            continue
+        before = [_assignment(each) for each in serving]
+        after = [wanted if each["id"] in named else held for each, held in zip(serving, before, strict=True)]
+        if ended := ended_by(before, after):
+            raise Conflict(end_refusal(model, moved, ended, force="say --force"))
+
+
+def _assignment(worker: dict[str, Any]) -> Assignment:
+    """As the planner lists it: a decode worker with a budget lends it."""
+    budget_tokens = worker["budget_tokens"]
+    role, _ = role_from_name("mixed" if budget_tokens else worker["role"], budget_tokens)
+    return Assignment(role=role, budget_tokens=budget_tokens)
 
 
 def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:

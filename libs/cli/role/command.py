@@ -24,6 +24,9 @@ def role(
     epoch: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, metavar="N", help="Only those that are still at this epoch.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", metavar="", help="Also the last workers that compute prompts, or decode.")
+    ] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the move.")] = "by hand",
     first_step_s: Annotated[
         float,
@@ -37,4 +40,4 @@ def role(
 
     if len(words) < 2:
         raise typer.BadParameter("name a worker and its role, such as: fulcrum role gpu-1 prefill")
-    change(ready, words=words, epoch=epoch, reason=reason, first_step_s=first_step_s, as_json=json)
+    change(ready, words=words, epoch=epoch, reason=reason, force=force, first_step_s=first_step_s, as_json=json)

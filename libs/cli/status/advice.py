@@ -43,6 +43,7 @@ def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes
             role_text(action),
             epoch=None,
             reason=f"advice: {status.verdict.code}",
+            force=False,
             first_step_s=0,
             ready_file=ready_file,
             as_json=as_json,

@@ -18,7 +18,9 @@ STYLES: Final = {"critical": "bold red", "warning": "yellow"}
 
 def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
     """Print them, the worst first. Raises StartupError when there is no suite."""
-    found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/alerts", limit=str(RECENT if over else 0))
+    found: dict[str, Any] = get_json(
+        find_suite(ready_file).metrics, "/v1/alerts", exact=as_json, limit=str(RECENT if over else 0)
+    )
     if as_json:
         print(json.dumps(found))
         return

@@ -65,19 +65,19 @@ def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: b
             else:
                 console.print(line(each), soft_wrap=True)
 
-    first = _ask(url, max(limit, AT_ONCE) if follow else limit)
+    first = _ask(url, max(limit, AT_ONCE) if follow else limit, exact=as_json)
     shown.extend(each.key for each in first[:-limit])
     show(first[-limit:])
     if not first and not follow and not as_json:
         console.print("Nothing has happened since the metrics service started.")
     while follow:
         time.sleep(POLL_S)
-        show(_ask(url, AT_ONCE))
+        show(_ask(url, AT_ONCE, exact=as_json))
 
 
-def _ask(url: str, limit: int) -> list[Happened]:
-    events = get_json(url, "/v1/events", limit=str(limit))
-    alerts = get_json(url, "/v1/alerts", limit=str(limit))["recent"]
+def _ask(url: str, limit: int, *, exact: bool) -> list[Happened]:
+    events = get_json(url, "/v1/events", exact=exact, limit=str(limit))
+    alerts = get_json(url, "/v1/alerts", exact=exact, limit=str(limit))["recent"]
     return merged(events, alerts)[-limit:]
 
 

@@ -31,7 +31,7 @@ class Link(msgspec.Struct, frozen=True):
 
 def show_links(ready_file: Path | None, *, as_json: bool) -> None:
     """Print each pair, the slowest first. Raises StartupError when there is no suite."""
-    answer = get_json(find_suite(ready_file).metrics, LINKS_PATH)
+    answer = get_json(find_suite(ready_file).metrics, LINKS_PATH, exact=as_json)
     if as_json:
         print(json.dumps(answer))
         return

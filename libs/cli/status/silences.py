@@ -24,18 +24,22 @@ def make_silence(
 ) -> None:
     """Raises InvalidRequest and StartupError that say what is allowed."""
     body = {"alert_name": _full(name), "labels": dict(map(_label, labels)), "for_s": seconds_of(length)}
-    _print([_ask(find_one_suite(ready_file), "POST", "/v1/alerts/silences", body, reason)], as_json=as_json)
+    _print(
+        [_ask(find_one_suite(ready_file), "POST", "/v1/alerts/silences", body, reason, exact=as_json)], as_json=as_json
+    )
 
 
 def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bool) -> None:
     """All of a name, or the one of an id. Raises StartupError where none such fires."""
     suite = find_one_suite(ready_file)
-    firing = get_json(suite.metrics, "/v1/alerts", limit="0")["firing"]
+    firing = get_json(suite.metrics, "/v1/alerts", exact=True, limit="0")["firing"]
     found = [each["id"] for each in firing if alert in (each["id"], each["name"]) or _full(alert) == each["name"]]
     if not found:
         names = ", ".join(sorted({each["id"] for each in firing})) or "none"
         raise StartupError(f"no alert {quoted(alert)} fires, but: {names}")
-    _print([_ask(suite, "POST", "/v1/alerts/acks", {"alert_id": each}, reason) for each in found], as_json=as_json)
+    path = "/v1/alerts/acks"
+    made = [_ask(suite, "POST", path, {"alert_id": each}, reason, exact=as_json) for each in found]
+    _print(made, as_json=as_json)
 
 
 def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> None:
@@ -43,7 +47,9 @@ def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> N
     if re.fullmatch(r"[0-9a-f]{1,32}", silence_id) is None:
         raise InvalidRequest(f"{quoted(silence_id)} is no silence's id: `fulcrum alerts` names those that hold")
     suite = find_one_suite(ready_file)
-    found = ask_json(suite.metrics, "DELETE", f"/v1/alerts/silences/{silence_id}", None, token=_token(suite))
+    found = ask_json(
+        suite.metrics, "DELETE", f"/v1/alerts/silences/{silence_id}", None, token=_token(suite), exact=as_json
+    )
     if as_json:
         print(json.dumps(found))
     else:
@@ -69,9 +75,9 @@ def _label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _ask(suite: Ready, method: str, path: str, body: dict[str, Any], reason: str) -> dict[str, Any]:
+def _ask(suite: Ready, method: str, path: str, body: dict[str, Any], reason: str, *, exact: bool) -> dict[str, Any]:
     asked = body | {"actor": local_user(), "reason": reason}
-    answer: dict[str, Any] = ask_json(suite.metrics, method, path, asked, token=_token(suite))
+    answer: dict[str, Any] = ask_json(suite.metrics, method, path, asked, token=_token(suite), exact=exact)
     return answer
 
 
@@ -87,4 +93,4 @@ def _print(found: list[dict[str, Any]], *, as_json: bool) -> None:
     for each in found:
         count = len(each["alerts"])
         firing = "" if each["alert_id"] else f"; {count} such {'fires' if count == 1 else 'fire'} now"
-        console.print(f"{about(each)}: {silence_line(each, now_ms)}{firing}", soft_wrap=True, markup=False)
+        console.print(f"{about(each)}: {silence_line(each, now_ms)}{firing}", soft_wrap=True)

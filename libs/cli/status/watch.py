@@ -7,12 +7,14 @@ from typing import Any, Final
 
 from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 from libs.cli.status.answer import STATUS_PATH, parse_status
 from libs.cli.status.show import lines
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
 
 PERIOD_S: Final = 1.0
 
@@ -22,7 +24,7 @@ def show_status(ready_file: Path | None, *, watch: bool, as_json: bool) -> None:
     url, console = find_suite(ready_file).metrics, make_console()
     if not watch or as_json:
         while True:
-            answer = get_json(url, STATUS_PATH)
+            answer = get_json(url, STATUS_PATH, exact=as_json)
             if as_json:
                 print(json.dumps(answer), flush=True)
             else:
@@ -37,7 +39,7 @@ def show_status(ready_file: Path | None, *, watch: bool, as_json: bool) -> None:
             try:
                 page = _page(get_json(url, STATUS_PATH))
             except StartupError as error:
-                page = Group(page, f"[bold red]{error.message}[/]; the figures above are old")
+                page = Group(page, Text.assemble((plain(error.message), "bold red"), "; the figures above are old"))
             live.update(page, refresh=True)
 
 

@@ -1,8 +1,10 @@
 """What `fulcrum audit` does: asks the metrics service who changed what, and prints it, the oldest first."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import Any, Final
@@ -11,15 +13,35 @@ from rich.text import Text
 
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
+from libs.cli.keys.book import span_s
 
 POLL_S: Final = 1.0
 AT_ONCE: Final = 1_000
+"""Events that one answer holds at most."""
+MAX_PAGES: Final = 1_000
+"""Of the topic, for one command."""
 MAX_SHOWN: Final = 5_000
 """Ids of events that were printed; far more than one look can bring again."""
 
 
-def show_audit(ready_file: Path | None, *, limit: int, actor: str, tenant: str, follow: bool, as_json: bool) -> None:
-    """Print the last events, and with `follow` those that come. Raises StartupError."""
+@dataclass(frozen=True, slots=True)
+class AuditQuery:
+    """Which events are asked for."""
+
+    limit: int = 30
+    since: str | None = None
+    """How far the topic is read back; None: what the service has in memory."""
+    actor: str = ""
+    tenant: str = ""
+    refused: bool = False
+
+    def params(self) -> dict[str, str]:
+        """For the request, without a limit."""
+        return {"actor": self.actor, "tenant": self.tenant, "refused": str(self.refused).lower()}
+
+
+def show_audit(ready_file: Path | None, wanted: AuditQuery, *, follow: bool, as_json: bool) -> None:
+    """Print the last events, and with `follow` those that come. Raises InvalidRequest, StartupError."""
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[str] = deque(maxlen=MAX_SHOWN)
 
@@ -32,30 +54,72 @@ def show_audit(ready_file: Path | None, *, limit: int, actor: str, tenant: str, 
                 else:
                     console.print(line(each), soft_wrap=True)
 
-    def ask(most: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = get_json(url, "/v1/audit", limit=str(most), actor=actor, tenant=tenant)
-        return found[::-1]
+    def look() -> dict[str, Any]:
+        page: dict[str, Any] = get_json(url, "/v1/audit", exact=as_json, limit=str(AT_ONCE), **wanted.params())
+        return page
 
-    first = ask(AT_ONCE if follow else limit)
-    shown.extend(each["id"] for each in first[:-limit])
-    show(first[-limit:])
-    if not first and not follow and not as_json:
-        console.print("Nobody has changed anything that is recorded.")
+    if wanted.since is None and (follow or wanted.limit <= AT_ONCE):
+        page = look()
+        if len(page["events"]) > wanted.limit:
+            cut = page["events"][wanted.limit]["unix_ms"]
+            page |= {"older": True, "complete_since_unix_ms": cut + 1}
+    else:
+        page = _read_back(url, wanted, exact=as_json)
+    first = page["events"][::-1]
+    shown.extend(each["id"] for each in first[: -wanted.limit])
+    if page["older"]:
+        _tell_of_older(page, as_json=as_json)
+    show(first[-wanted.limit :])
+    if not first and not follow and not as_json and not page["older"]:
+        what = "asked for anything that was refused" if wanted.refused else "changed anything that is recorded"
+        console.print(f"Nobody has {what}.")
     while follow:
         time.sleep(POLL_S)
-        show(ask(AT_ONCE))
+        show(look()["events"][::-1])
+
+
+def _read_back(url: str, wanted: AuditQuery, *, exact: bool) -> dict[str, Any]:
+    """Read page after page, until there are enough or the time is reached."""
+    since_ms = 0 if wanted.since is None else int((time.time() - span_s(wanted.since, "--since")) * 1e3)
+    events: list[dict[str, Any]] = []
+    params = {"since": str(since_ms), **wanted.params()}
+    for _ in range(MAX_PAGES):
+        limit = str(min(wanted.limit - len(events), AT_ONCE))
+        page: dict[str, Any] = get_json(url, "/v1/audit", exact=exact, limit=limit, **params)
+        events += page["events"]
+        if page["next"] is None or len(events) >= wanted.limit:
+            break
+        params["before"] = str(page["next"])
+    return page | {"events": events}
+
+
+def _tell_of_older(page: dict[str, Any], *, as_json: bool) -> None:
+    """Say that there may be others, on stderr where stdout is a program's."""
+    since_ms = page["complete_since_unix_ms"]
+    if as_json:
+        print(dumps({"older": True, "complete_since_unix_ms": since_ms}), file=sys.stderr, flush=True)
+    else:
+        make_console(stderr=True, soft_wrap=True).print(
+            f"Older records than of {_clock(since_ms)} are not shown: -n shows more, --since 30d reads them back.",
+            style="yellow",
+        )
 
 
 def line(event: dict[str, Any]) -> Text:
     """When, who, what, and what came of it."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix_ms"] / 1e3))
     who = f"{event['actor']} of {event['tenant']}" if event["tenant"] else event["actor"]
     refused = f" refused: {event['status']}" if event["status"] >= 400 else ""
+    repeats = event.get("repeats", 0)
     return Text.assemble(
-        (f"{at}  ", "dim"),
+        (f"{_clock(event['unix_ms'])}  ", "dim"),
         (f"{event['service']:<8} ", ""),
         (f"{who:<32} ", "bold"),
         event["action"],
         (f"  {event['detail']}" if event["detail"] else "", "dim"),
         (refused, "bold red"),
+        (f", and {repeats} more like it" if repeats else "", "red"),
     )
+
+
+def _clock(unix_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ms / 1e3))

@@ -30,19 +30,27 @@ def logs(
 
 def audit(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="How many, the newest.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=100_000, help="How many, the newest.")
     ] = 30,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Read them back so far from the topic: 90m, 12h, 30d.", show_default=False),
+    ] = None,
     actor: Annotated[str, typer.Option(metavar="ID", help="Of one key, or of one user of a machine.")] = "",
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Of one tenant's keys.")] = "",
     *,
+    refused: Annotated[
+        bool, typer.Option("--refused", metavar="", help="What was refused, in place of what was changed.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on, until Ctrl-C.")] = False,
     ready: ReadyFile = None,
     json: Annotated[bool, typer.Option("--json", metavar="", help="A line for each, one JSON value on it.")] = False,
 ) -> None:
     """List who changed keys, limits, roles, models, modes and silences, and who deleted what, the oldest first."""
-    from libs.cli.suite.audit import show_audit  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.suite.audit import AuditQuery, show_audit  # noqa: PLC0415 (what only this command needs)
 
-    show_audit(ready, limit=limit, actor=actor, tenant=tenant, follow=follow, as_json=json)
+    wanted = AuditQuery(limit=limit, since=since, actor=actor, tenant=tenant, refused=refused)
+    show_audit(ready, wanted, follow=follow, as_json=json)
 
 
 def down(

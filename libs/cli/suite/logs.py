@@ -12,6 +12,7 @@ from rich.text import Text
 from libs.cli.console import make_console
 from libs.cli.find import find_suite
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
 from libs.launch.ready import logs_folder
 
 POLL_S: Final = 0.2
@@ -27,7 +28,7 @@ def show_logs(ready_file: Path | None, worker: str | None, *, follow: bool, limi
     if not names:
         raise StartupError(f"there are no logs in {folder}: a suite logs on the machine on which it runs")
     if worker is None:
-        print(json.dumps(names) if as_json else "\n".join(names))
+        print(json.dumps(names) if as_json else plain("\n".join(names), lines=True))
         return
     if worker not in names:
         raise StartupError(f"there is no log of {worker!r} in {folder}, but of: {', '.join(names)}")
@@ -77,14 +78,14 @@ def readable(line: str) -> Text:
         found: dict[str, Any] = json.loads(line)
         event = str(found["event"])
     except (ValueError, KeyError, TypeError):
-        return Text(line)
+        return Text(plain(line))
     level = str(found.get("level", ""))
-    rest = " ".join(f"{name}={value}" for name, value in found.items() if name not in SHOWN_APART)
-    exception = f"\n{found['exception']}" if "exception" in found else ""
+    rest = " ".join(plain(f"{name}={value}") for name, value in found.items() if name not in SHOWN_APART)
+    exception = f"\n{plain(str(found['exception']), lines=True)}" if "exception" in found else ""
     return Text.assemble(
-        (f"{str(found.get('timestamp', ''))[11:23]} ", "dim"),
-        (f"{level:<8}", LEVEL_STYLES.get(level, "dim")),
-        f"{event} ",
+        (plain(f"{str(found.get('timestamp', ''))[11:23]} "), "dim"),
+        (f"{plain(level):<8}", LEVEL_STYLES.get(level, "dim")),
+        f"{plain(event)} ",
         (rest, "dim"),
         exception,
     )

@@ -14,6 +14,7 @@ from libs.cli.status.answer import STATUS_PATH, parse_status
 from libs.cli.top import requests, steps
 from libs.cli.top.model import TopModel
 from libs.cli.top.requests import RequestView
+from libs.contracts.foreign_text import plain_values
 from libs.contracts.step_row import ReportedStep
 from libs.runtime.backoff import Backoff
 
@@ -67,13 +68,13 @@ class Feed:
         event = ""
         async with http.stream("GET", "/v1/occupancy/stream", params={"between": "false"}) as answer:
             answer.raise_for_status()
-            alerts = (await http.get("/v1/alerts", params={"limit": 0})).json()["firing"]
+            alerts = plain_values((await http.get("/v1/alerts", params={"limit": 0})).json())["firing"]
             self.model.firing = {alert["id"]: alert for alert in alerts}
             async for line in answer.aiter_lines():
                 if line.startswith("event: "):
                     event = line[7:]
                 elif line.startswith("data: "):
-                    self._take(event, json.loads(line[6:]))
+                    self._take(event, plain_values(json.loads(line[6:])))
                     backoff.reset()
 
     def _take(self, event: str, message: dict[str, Any]) -> None:
@@ -92,8 +93,10 @@ class Feed:
         async with self._client() as http:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
-                    self.model.status = parse_status((await http.get(STATUS_PATH)).raise_for_status().json())
-                    self.model.detail((await http.get("/v1/occupancy")).json())
+                    self.model.status = parse_status(
+                        plain_values((await http.get(STATUS_PATH)).raise_for_status().json())
+                    )
+                    self.model.detail(plain_values((await http.get("/v1/occupancy")).json()))
                     summary = await http.get("/v1/requests/summary", params={"window": "1m"})
                     self.model.requests = summary.raise_for_status().json()["total"]
                 await asyncio.sleep(POLL_S)
@@ -114,7 +117,7 @@ class Feed:
             while True:
                 try:
                     answer = await http.get(path, params=query)
-                    body = answer.json()
+                    body = plain_values(answer.json())
                     yield parse(body) if answer.is_success else NotShown(body["error"]["message"])
                 except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
                     yield NotShown(f"{self.url} does not answer: {error or type(error).__name__}")

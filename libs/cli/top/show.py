@@ -27,7 +27,7 @@ def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
     from libs.cli.tables import show_occupancy_of  # noqa: PLC0415
 
     while True:
-        snapshot = _take(url)
+        snapshot = _take(url, exact=as_json)
         if as_json:
             print(dumps(snapshot), flush=True)
         else:
@@ -39,14 +39,14 @@ def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
         time.sleep(PERIOD_S)
 
 
-def _take(url: str) -> dict[str, Any]:
+def _take(url: str, *, exact: bool) -> dict[str, Any]:
     """Occupancy, what requests met, and alerts that fire, as of now."""
-    occupancy = get_json(url, "/v1/occupancy", window=WINDOW)
+    occupancy = get_json(url, "/v1/occupancy", exact=exact, window=WINDOW)
     return {
         "unix_ms": occupancy["as_of_unix_ns"] // 1_000_000,
         "age_ms": occupancy["age_ms"],
         "ratio": occupancy["ratio"],
         "occupancy": occupancy,
-        "requests": get_json(url, "/v1/requests/summary", window="1m")["total"],
-        "alerts": get_json(url, "/v1/alerts", limit="0")["firing"],
+        "requests": get_json(url, "/v1/requests/summary", exact=exact, window="1m")["total"],
+        "alerts": get_json(url, "/v1/alerts", exact=exact, limit="0")["firing"],
     }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from rich.markup import escape
 from rich.text import Text
 from textual.binding import BindingType
 from textual.widgets import DataTable
@@ -121,7 +122,7 @@ def _cells(worker: Row, last_ms: int, history_cells: int) -> dict[str, Any]:
         "covered": draw.percent(times[0], worker.gpus * FIGURE * WINDOW_NS),
     }
     return {
-        "worker": Text(draw.shorten(worker.label, NAME_CELLS)), "role": worker.role,
+        "worker": Text(draw.shorten(worker.label, NAME_CELLS)), "role": escape(worker.role),
         "node": Text(draw.shorten(worker.node, NAME_CELLS)),
         "last 6 s": draw.history(worker, last_ms, history_cells, 60 // history_cells), **shares,
         **{name: Text(number, justify="right") for name, number in numbers.items()},
@@ -131,7 +132,7 @@ def _cells(worker: Row, last_ms: int, history_cells: int) -> dict[str, Any]:
 def _order(worker: Row, last_ms: int, column: str) -> Any:
     """What a column is sorted by: names upwards, figures from the greatest."""
     if column in NAMES:
-        return ({"worker": worker.label, "role": worker.role, "node": worker.node}[column], worker.id)
+        return ({"worker": worker.label, "role": escape(worker.role), "node": worker.node}[column], worker.id)
     times = worker.spent(last_ms)
     found = {
         "run": worker.running, "wait": worker.waiting, "tokens": worker.tokens, "KV": worker.kv_used or 0,

@@ -48,8 +48,10 @@ def prefill(
     json: Json = False,
 ) -> None:
     """Find the smallest prefill chunk that saturates the device, and use it from now on."""
+    from libs.cli.find import local_user  # noqa: PLC0415
     from libs.cli.tune.measure import tune_prefill  # noqa: PLC0415 (what only this command needs)
     from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TunePrefillRequest  # noqa: PLC0415
+    from libs.keys.table import SUITE_TOKEN, actor_of  # noqa: PLC0415
 
     request = TunePrefillRequest(
         most_tokens=most_tokens,
@@ -58,6 +60,7 @@ def prefill(
         tpot_target_us=round(tpot_ms * 1000),
         kept=kept,
         set_tokens=set_tokens,
+        actor=actor_of(SUITE_TOKEN, local_user()),
     )
     tune_prefill(ready, worker, request, picture=picture, as_json=json)
 

@@ -16,6 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from libs.cli.console import make_console
+from libs.contracts.foreign_text import plain
 from libs.launch.report import Reporter
 
 ALMOST = 0.99
@@ -32,7 +34,7 @@ class Display(Reporter, Protocol):
 
 def make_display() -> Display:
     """By what stderr is."""
-    console = Console(file=sys.stderr, highlight=False)
+    console = make_console(stderr=True)
     return Bars(console) if console.is_terminal else Lines()
 
 
@@ -47,15 +49,15 @@ class Lines:
         """A line when the stage is another."""
         if self._starting and self._stage.get(name) != stage:
             self._stage[name] = stage
-            print(f"{name}: {stage}", file=sys.stderr, flush=True)
+            print(plain(f"{name}: {stage}"), file=sys.stderr, flush=True)
 
     def ready(self, name: str, address: str) -> None:
         """A line."""
-        print(f"{name}: ready {address}".rstrip(), file=sys.stderr, flush=True)
+        print(plain(f"{name}: ready {address}").rstrip(), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """A line."""
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text, lines=True), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         """Stages are no news any more."""
@@ -85,9 +87,9 @@ class Bars:
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             _Mark(),
-            TextColumn("{task.fields[name]}"),
+            TextColumn("{task.fields[name]}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[stage]}", style="dim"),
+            TextColumn("{task.fields[stage]}", style="dim", markup=False),
             TimeElapsedColumn(),
             console=console,
         )

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.text import Text
 
 from libs.cli.chat.ask import ChatAnswer, ask
+from libs.cli.console import make_console
 from libs.cli.find import remember
 from libs.cli.up.progress import Display, make_display
 from libs.contracts.errors import StartupError
@@ -56,7 +57,7 @@ class _Run:
         self._served = False
         self._stopping = False
         # With --json, stdout is for the one value.
-        self._out = Console(file=sys.stderr if as_json else sys.stdout, highlight=False, soft_wrap=True)
+        self._out = make_console(stderr=as_json, soft_wrap=True)
 
     async def main(self) -> int:
         """Until a signal or a StartupError."""
@@ -91,9 +92,9 @@ class _Run:
             await self._ask(ready)
         self._out.print("\nCtrl-C stops it. In another terminal:", style="dim")
         if ready.gateway_port != DEFAULT_GATEWAY_PORT:
-            self._out.print(f"  export FULCRUM_READY={self._ready_file(ready)}", markup=False)
+            self._out.print(f"  export FULCRUM_READY={self._ready_file(ready)}")
         for command in ('chat "Why is the sky blue?"', "workers", "top", "planner decisions --follow"):
-            self._out.print(f"  {_program()} {command}", markup=False)
+            self._out.print(f"  {_program()} {command}")
 
     def _show(self, ready: Ready) -> None:
         rows = [
@@ -102,10 +103,12 @@ class _Run:
         ]
         rows.append(("planner", ready.planner, "moves workers to where work presses; /v1/workers, /v1/decisions"))
         rows.append(("metrics", ready.metrics, "the cluster live, in a browser; /v1/occupancy, /metrics"))
-        self._out.print(f"\n[bold]Fulcrum serves {self._served_models(ready)}[/] ({ready.engine})")
+        self._out.print(
+            Text.assemble("\n", (f"Fulcrum serves {self._served_models(ready)}", "bold"), f" ({ready.engine})")
+        )
         for name, url, what in rows:
-            self._out.print(f"  {name:<11}{url}  [dim]{what}[/]")
-        self._out.print(f"  {'logs':<11}{logs_folder(ready.gateway_port)}", markup=False)
+            self._out.print(Text.assemble(f"  {name:<11}{url}  ", (what, "dim")))
+        self._out.print(f"  {'logs':<11}{logs_folder(ready.gateway_port)}")
 
     def _served_models(self, ready: Ready) -> str:
         pool = self._options.pool
@@ -117,7 +120,7 @@ class _Run:
 
     async def _ask(self, ready: Ready) -> None:
         """A question that fails is reported; the suite is there all the same, to be looked at."""
-        self._out.print(f"\n[bold]{FIRST_QUESTION}[/]")
+        self._out.print(f"\n{FIRST_QUESTION}", style="bold")
         body = {
             "model": ready.model,
             "messages": [{"role": "user", "content": FIRST_QUESTION}],
@@ -127,12 +130,12 @@ class _Run:
         answer = ChatAnswer()
         try:
             async for piece in ask(remember(ready).gateway, body, answer):
-                self._out.print(piece, end="", markup=False)
+                self._out.print(piece, end="")
         except StartupError as error:
             self._display.note(f"the first question failed: {error.message}")
             return
         self._out.print()
-        self._out.print(answer.served_by(), style="dim", markup=False)
+        self._out.print(answer.served_by(), style="dim")
 
     def _ready_file(self, ready: Ready) -> str:
         return str(self._options.json_ready or default_ready_file(ready.gateway_port))

@@ -16,7 +16,7 @@ from libs.contracts.errors import StartupError
 from libs.launch.processes import leash
 from libs.launch.processes.port import ChildSpec
 from libs.launch.report import StatusLine, parse_status
-from libs.runtime.paths import private_folder
+from libs.runtime.paths import create_private, private_folder
 
 MAX_LOG_BYTES = 32 * 1024 * 1024
 """A log that has grown over this is put aside, in place of the one before, and started anew."""
@@ -148,10 +148,10 @@ class ProcessLauncher:
 
     def _open_log(self, name: str) -> BinaryIO:
         """Empty at a suite's start; a restarted child goes on in it."""
-        private_folder(self._logs)
+        private_folder(self._logs, allowed=0o077)
         path = Path(self.log_of(name))
         if name not in self._started:
-            path.write_bytes(b"")
+            create_private(path).close()
         self._started.add(name)
         return path.open("ab")
 

@@ -2,9 +2,9 @@
 how often the planner decides and reports. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 DAY_MINUTES: Final = 24 * 60
 MAX_WORKERS: Final = 100_000
@@ -22,7 +22,8 @@ NO_BOUND: Final = 1e9
 class ModelLimits:
     """Of one model's workers. A mixed worker is a decode worker."""
 
-    prefill_min: int = 0
+    prefill_min: int = 1
+    """1 asks for somebody who computes prompts: mixed workers that were started so do, and so does one worker alone."""
     prefill_max: int = MAX_WORKERS
     decode_min: int = 1
     decode_max: int = MAX_WORKERS
@@ -34,6 +35,10 @@ class ModelLimits:
     """Of workers that actuators started, a day (UTC)."""
     tpot_ms: float | None = None
     """That roles are decided for; None: the planner's own."""
+
+    def without_prefill(self) -> Self:
+        """Return the limits of workers that need no prefill worker beside them; a `prefill_min` above 1 stays."""
+        return replace(self, prefill_min=0) if self.prefill_min == 1 else self
 
     def allow(self, prefill: int, decode: int) -> bool:
         """Whether limits allow these numbers of workers by role."""

@@ -143,6 +143,8 @@ def assign(
     if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
+    if len(pool) == 1 or pool.alike or not limits.prefill_max:
+        limits = limits.without_prefill()
     apart, now, weighed = _weighed(engine, work, pool, limits, was_apart=memory.apart)
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
@@ -190,6 +192,11 @@ class _Pool:
         mixed = by_role[Role.MIXED]
         return cls(by_role[Role.PREFILL], mixed, any(each.keeps_budget and each.budget_tokens for each in mixed))
 
+    @property
+    def alike(self) -> bool:
+        """Whether somebody started mixed workers alone, who need not be split, and may be together again."""
+        return self.chosen and not any(each.keeps_budget for each in self.prefill)
+
     def __len__(self) -> int:
         return len(self.prefill) + len(self.mixed)
 
@@ -235,9 +242,7 @@ def _relieved(now: Split, then: Split) -> float:
 
 def _fewest(pool: _Pool, limits: ModelLimits) -> tuple[int, int]:
     """(prefill, mixed) workers at least, as pinned ones stay what they are."""
-    # Whoever started mixed workers alone is not made to split them, and can have them together again.
-    alike = pool.chosen and not any(each.keeps_budget for each in pool.prefill)
-    least = 0 if alike or len(pool) == 1 or not limits.prefill_max else min(len(pool.prefill), 1)
+    least = 0 if pool.alike or len(pool) == 1 or not limits.prefill_max else min(len(pool.prefill), 1)
     pinned_prefill, pinned_mixed = (sum([each.pinned for each in role]) for role in (pool.prefill, pool.mixed))
     return max(least, pinned_prefill), max(pinned_mixed, 1)
 

@@ -93,7 +93,7 @@ def issue(
     one stays trusted until the next time. Raises StartupError.
     """
     try:
-        private_folder(folder)
+        private_folder(folder, allowed=0o055)
         authority = None if new_authority else _load_authority(folder)
         if authority is None:
             authority = _make_authority(cluster, now)
@@ -102,7 +102,8 @@ def issue(
             _write(folder / _CA, b"".join(map(_public, trusted)), mode=0o644)
         return [_issue_one(folder, cluster, role, authority, now=now, names=names, days=days) for role in roles]
     except (OSError, ValueError) as error:
-        raise StartupError(f"certificates cannot be made in {folder}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise StartupError(f"certificates cannot be made in {folder}: {why}") from error
 
 
 def _load_authority(folder: Path) -> _Authority | None:

@@ -128,9 +128,14 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
 
     async def _check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         try:
-            check_peer(self._own, certified(_uris(context.auth_context())), method)
+            check_peer(self._own, peer_of(context), method)
         except PermissionDenied as error:
             await abort_with(context, error)
+
+
+def peer_of(context: "grpc.aio.ServicerContext[Any, Any]") -> CertifiedPeer | None:
+    """Who the caller's certificate says it is; None without TLS, or for a certificate that names no role."""
+    return certified(_uris(context.auth_context()))
 
 
 def _uris(auth_context: Any) -> Iterable[str]:

@@ -146,7 +146,9 @@ async def integrity(suite: RunningSuite, address: str) -> pb.Integrity:
 async def set_role(suite: RunningSuite, address: str, epoch: int, role: str, budget_tokens: int = 0) -> int:
     """Change a worker's role as a planner would; the new epoch."""
     number, budget_tokens = role_from_name(role, budget_tokens)
-    request = pb.SetRoleRequest(expected_epoch=epoch, role=number, budget_tokens=budget_tokens, reason="test")
+    request = pb.SetRoleRequest(
+        expected_epoch=epoch, role=number, budget_tokens=budget_tokens, reason="test", force=True
+    )
     async with make_channel(CommonSettings(), address) as channel:
         metadata = grpc.aio.Metadata(("authorization", f"Bearer {suite.ready['token']}"))
         stub = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]

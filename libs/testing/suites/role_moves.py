@@ -190,6 +190,7 @@ class RoleChanger:
             incarnation=worker.incarnation,
             actor="test",
             reason="to see that nothing is lost",
+            force=True,
         )
         return HeldMove(worker.id, role, move, None, self._waited_s(worker.pid) - waited_before_s)
 

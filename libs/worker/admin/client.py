@@ -8,7 +8,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, QueueFull, StaleRole, Unauthenticated
+from libs.contracts.errors import (
+    Conflict,
+    FulcrumError,
+    InvalidRequest,
+    NoWorkers,
+    QueueFull,
+    StaleRole,
+    Unauthenticated,
+)
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Role
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -16,7 +24,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 CALL_TIMEOUT_S = 5.0
 TUNE_TIMEOUT_S = 60.0
 POLL_S = 0.01
-_ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, InvalidRequest, Unauthenticated, QueueFull)
+_ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, Conflict, InvalidRequest, Unauthenticated, QueueFull)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +66,10 @@ class WorkerAdmin:
         reason: str,
         wait_ms: int = 1000,
         own_budget_tokens: int = 0,
+        force: bool = False,
     ) -> RoleMove:
         """Compare-and-set the role; then wait, at most `wait_ms`, until the gateways hold it. `own_budget_tokens`: of
-        a planner, what the worker had before planners changed it."""
+        a planner, what the worker had before planners changed it. `force`: also where nothing would serve a phase."""
         request = pb.SetRoleRequest(
             expected_epoch=expected_epoch,
             incarnation=incarnation,
@@ -70,6 +79,7 @@ class WorkerAdmin:
             reason=reason,
             wait_ms=wait_ms,
             own_budget_tokens=own_budget_tokens,
+            force=force,
         )
         start_s = time.monotonic()
         answer: pb.SetRoleResponse = await self._call(self._stub.SetRole, request, CALL_TIMEOUT_S + wait_ms / 1000)

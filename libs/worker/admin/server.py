@@ -8,13 +8,15 @@ import grpc
 import grpc.aio
 import structlog
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.errors import Conflict, FulcrumError, InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_STANDBY, WORKER_STATE_READY, Assignment
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_name
+from libs.policy.roles import end_refusal, ended_by
 from libs.runtime.net.rpc import abort_with
-from libs.worker.admin.trail import Record
+from libs.stores.registry.port import Registry, RegistryDown
+from libs.worker.admin.trail import Record, actor_from
 from libs.worker.drain import drain
 from libs.worker.host import WorkerHost
 from libs.worker.telemetry.step_times import StepTimes
@@ -25,6 +27,8 @@ from libs.worker.wire import load_message
 log = structlog.get_logger()
 
 MAX_WAIT_MS = 10_000
+REGISTRY_S = 0.5
+FORCE = "set force (`fulcrum role --force`)"
 OK = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -34,8 +38,17 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     """Describe, SetRole, Drain, TunePrefill, TuneDecode."""
 
     def __init__(
-        self, host: WorkerHost, tuner: PrefillTuner, step_times: StepTimes, record: Record, drain_s: float
+        self,
+        host: WorkerHost,
+        tuner: PrefillTuner,
+        step_times: StepTimes,
+        *,
+        record: Record,
+        drain_s: float,
+        registry: Registry,
     ) -> None:
+        """registry: tells which other workers serve the model."""
+        self._registry = registry
         self._record = record
         self._host = host
         self._tuner = tuner
@@ -61,7 +74,10 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         running = self._host.engine.load().running
         wanted = Assignment(role=request.role, budget_tokens=request.budget_tokens)
         asked = f"{role_name(wanted)} at epoch {request.expected_epoch}: {request.reason}"
+        request.actor = actor_from(context, request.actor)
         try:
+            if not request.force:
+                await self._check_others(wanted)
             assignment = self._host.set_role(request)
         except FulcrumError as error:
             self._record(request.actor, "SetRole", asked, error.http_status)
@@ -83,9 +99,18 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
             running=running,
         )
 
-    async def Drain(self, request: pb.DrainRequest, _context: Context) -> pb.DrainResponse:  # noqa: N802
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
         """Drain within the deadline asked for, or the worker's own; it stays draining until it is stopped."""
-        self._record("", "Drain", f"within {request.deadline_ms} ms" if request.deadline_ms else "", OK)
+        actor = actor_from(context, request.actor)
+        asked = f"within {request.deadline_ms} ms" if request.deadline_ms else ""
+        try:
+            if not request.force:
+                await self._check_others(Assignment(role=ROLE_STANDBY))
+        except FulcrumError as error:
+            self._record(actor, "Drain", asked, error.http_status)
+            await abort_with(context, error)
+            raise
+        self._record(actor, "Drain", asked, OK)
         deadline_s = request.deadline_ms / 1000 if request.deadline_ms else self._drain_s
         drained = await drain(self._host, min(deadline_s, self._drain_s))
         return pb.DrainResponse(finished=drained.finished, aborted=drained.aborted)
@@ -98,15 +123,15 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         RESOURCE_EXHAUSTED while another measurement runs, without free KV blocks, or where decodes cannot wait.
         """
         try:
-            tuned = await self._tuned(request)
+            tuned = await self._tuned(request, actor_from(context, request.actor))
         except FulcrumError as error:
             await abort_with(context, error)
             raise
         return tuned_message(tuned, request.tpot_target_us, self._host.engine.capabilities.max_sequences)
 
-    async def _tuned(self, request: pb.TunePrefillRequest) -> Tuned:
+    async def _tuned(self, request: pb.TunePrefillRequest, actor: str) -> Tuned:
         if request.set_tokens:
-            self._record("", "TunePrefill", f"{request.set_tokens} tokens", OK)
+            self._record(actor, "TunePrefill", f"{request.set_tokens} tokens", OK)
             return self._tuner.set(request.set_tokens)
         if request.kept:
             kept = await self._tuner.kept()
@@ -114,13 +139,37 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
                 raise InvalidRequest("no worker of this kind has measured prefill yet: fulcrum tune prefill does")
             return kept
         if not request.measure_only:
-            self._record("", "TunePrefill", "as measured", OK)
+            self._record(actor, "TunePrefill", "as measured", OK)
         tuned = await self._tuner.tune(
             most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
         )
         if tuned is None:
             raise QueueFull(FEW)
         return tuned
+
+    async def _check_others(self, wanted: Assignment) -> None:
+        """Raise Conflict where this worker is the last of several that serves a phase, and would no longer.
+
+        A registry that is away leaves the worker alone to judge, and it lets the change through.
+        """
+        own = self._host.worker()
+        try:
+            async with asyncio.timeout(REGISTRY_S):
+                listed = await self._registry.workers()
+        except (RegistryDown, TimeoutError):
+            log.warning("a change is not held against other workers: the registry is away", role=role_name(wanted))
+            return
+        others = [
+            each.assignment
+            for each in listed
+            if each.id != own.id
+            and each.assignment.model == own.assignment.model
+            and each.state == WORKER_STATE_READY
+            and not (own.group and each.group == own.group)
+        ]
+        ended = ended_by((*others, own.assignment), (*others, wanted)) if others else ()
+        if ended:
+            raise Conflict(end_refusal(own.assignment.model, (own.id,), ended, force=FORCE))
 
     async def TuneDecode(  # noqa: N802
         self, request: pb.TuneDecodeRequest, _context: Context

@@ -1,23 +1,44 @@
 """Who changed a worker over gRPC, as the audit trail has it."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+import grpc.aio
 
 from libs.bus.port import Bus
+from libs.contracts.foreign_text import masked
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.topics import AUDIT
+from libs.keys.table import SUITE_TOKEN, actor_of
 from libs.runtime.clock import Clock
+from libs.runtime.net.rpc import peer_of
 
 MAX_DETAIL: Final = 500
-MAX_ACTOR: Final = 80
+MAX_ACTOR: Final = 100
 SERVICE: Final = "worker"
+SPEAKS_FOR_OTHERS: Final = "planner"
+"""The certificate's role of a service that checks keys, and says for whom it asks."""
 
 Record = Callable[[str, str, str, int], None]
 """From actor, action, detail and the status, as HTTP has it, of whatever changes the worker."""
 
 
+def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", told: str) -> str:
+    """Return the actor of an admin call, which showed the suite's token and tells for whom it asks.
+
+    Where certificates name roles, only a planner is believed: an operator's command acts by the token. Where none do,
+    nothing tells one holder of the token from another, and whoever has it is believed.
+    """
+    told = masked(told)[:MAX_ACTOR]
+    peer = peer_of(context)
+    if told and (peer is None or peer.role == SPEAKS_FOR_OTHERS):
+        return told
+    own = f"{SUITE_TOKEN.name} ("
+    return actor_of(SUITE_TOKEN, told.removeprefix(own).removesuffix(")") if told.startswith(own) else told)
+
+
 def audit_changes(bus: Bus, clock: Clock, worker_id: str) -> Record:
-    """Records on the audit topic. Only who has the suite's token gets so far; the actor is whom it names."""
+    """Records on the audit topic. Only who has the suite's token gets so far."""
     number = 0
 
     def record(actor: str, action: str, detail: str, status: int) -> None:
@@ -30,9 +51,9 @@ def audit_changes(bus: Bus, clock: Clock, worker_id: str) -> Record:
                 event_id=f"{SERVICE}-{worker_id}-{now_ns}-{number}",
                 at_unix_ns=now_ns,
                 service=SERVICE,
-                actor=actor[:MAX_ACTOR] or "token",
+                actor=actor,
                 action=f"{action} {worker_id}",
-                detail=detail[:MAX_DETAIL],
+                detail=masked(detail)[:MAX_DETAIL],
                 status=status,
             ),
         )

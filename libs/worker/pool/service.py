@@ -20,7 +20,7 @@ from libs.runtime.tasks import end
 from libs.runtime.transport import SystemTransport
 from libs.stores.registry.redis import RedisRegistry
 from libs.worker.admin.server import OK
-from libs.worker.admin.trail import Record, audit_changes
+from libs.worker.admin.trail import Record, actor_from, audit_changes
 from libs.worker.pool.member import MakePorts, PoolMember
 from libs.worker.settings import WorkerSettings
 
@@ -43,6 +43,7 @@ class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
     ) -> pb.AssignModelResponse:
         """Compare-and-set on the epoch; answered before the model is there."""
         asked = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
+        request.actor = actor_from(context, request.actor)
         try:
             assigned = self._member.assign(request)
         except FulcrumError as error:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 
+from libs.keys.audit import named_actor
 from libs.keys.change_guard import ChangeGuard
+from libs.keys.table import MAX_SAID_CHARS
 from libs.policy.alerts.silences import MAX_ALERT_ID_CHARS, MAX_LABELS, MAX_TEXT_CHARS, Silence
 from libs.policy.alerts.store import MAX_RECENT, MS_NS, Alert, AlertStore
 from libs.runtime.web import JsonRoute
@@ -50,7 +52,7 @@ class WantedSilence(BaseModel):
     alert_name: str = Field("", max_length=MAX_TEXT_CHARS)
     labels: dict[str, str] = Field(default_factory=dict, max_length=MAX_LABELS)
     for_s: float = Field(gt=0, le=1e9)
-    actor: str = Field("somebody", min_length=1, max_length=MAX_TEXT_CHARS)
+    actor: str = Field("", max_length=MAX_SAID_CHARS)
     reason: str = Field("", max_length=MAX_TEXT_CHARS)
 
 
@@ -58,7 +60,7 @@ class WantedAck(BaseModel):
     """One alert that fires."""
 
     alert_id: str = Field(min_length=1, max_length=MAX_ALERT_ID_CHARS)
-    actor: str = Field("somebody", min_length=1, max_length=MAX_TEXT_CHARS)
+    actor: str = Field("", max_length=MAX_SAID_CHARS)
     reason: str = Field("", max_length=MAX_TEXT_CHARS)
 
 
@@ -82,33 +84,33 @@ class AlertRoutes:
             return Alerts(book.firing(), book.newest(limit), list(book.held_back), silences)
 
         @router.post("/alerts/silences", responses=REFUSED)
-        async def silence(wanted: WantedSilence, authorization: Authorization = "") -> SilenceAnswer:
+        async def silence(wanted: WantedSilence, request: Request, authorization: Authorization = "") -> SilenceAnswer:
             """Keep alerts silent for a while: they fire, and nobody is called. Needs the suite's token, or
             an operator's key, as `authorization: Bearer TOKEN`."""
-            self._allow(authorization)
-            return self._answer(
-                self._silencer.silence(
-                    wanted.alert_name, wanted.labels, wanted.for_s, actor=wanted.actor, reason=wanted.reason
-                )
+            actor = self._allow(request, authorization, wanted.actor)
+            made = self._silencer.silence(
+                wanted.alert_name, wanted.labels, wanted.for_s, actor=actor, reason=wanted.reason
             )
+            return self._answer(made)
 
         @router.post("/alerts/acks", responses=REFUSED)
-        async def acknowledge(wanted: WantedAck, authorization: Authorization = "") -> SilenceAnswer:
+        async def acknowledge(wanted: WantedAck, request: Request, authorization: Authorization = "") -> SilenceAnswer:
             """Say that somebody looks after an alert, until it is over; needs what silencing needs."""
-            self._allow(authorization)
-            made = self._silencer.acknowledge(wanted.alert_id, actor=wanted.actor, reason=wanted.reason)
+            actor = self._allow(request, authorization, wanted.actor)
+            made = self._silencer.acknowledge(wanted.alert_id, actor=actor, reason=wanted.reason)
             return self._answer(made)
 
         @router.delete("/alerts/silences/{silence_id}", responses=REFUSED | {404: {"description": "none holds"}})
-        async def end(silence_id: str, authorization: Authorization = "") -> SilenceAnswer:
+        async def end(silence_id: str, request: Request, authorization: Authorization = "") -> SilenceAnswer:
             """End a silence or an acknowledgement before its time; needs what silencing needs."""
-            self._allow(authorization)
+            self._allow(request, authorization)
             return self._answer(self._silencer.end(silence_id))
 
         return router
 
-    def _allow(self, authorization: str) -> None:
-        self._guard.admit(authorization, "silencing alerts")
+    def _allow(self, request: Request, authorization: str, said: str = "") -> str:
+        """Return the actor as every record of the change names it."""
+        return named_actor(request.scope, self._guard.admit(authorization, "silencing alerts"), said)
 
     def _answer(self, each: Silence) -> SilenceAnswer:
         return SilenceAnswer(

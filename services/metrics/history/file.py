@@ -25,6 +25,7 @@ log = structlog.get_logger()
 
 LAYOUT: Final = 1
 COMPRESSION_LEVEL: Final = 1
+SQLITE_MAGIC: Final = b"SQLite format 3\0"
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS members (
@@ -123,10 +124,16 @@ class HistoryFile:
                 self._path.with_name(self._path.name + rest).unlink(missing_ok=True)
             return self._opened(cluster)
 
+    def _is_ours(self) -> bool:
+        """Whether it is new, or a database: a file that a setting names by mistake keeps its mode."""
+        with self._path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) in (b"", SQLITE_MAGIC)
+
     def _opened(self, cluster: str) -> sqlite3.Connection:
         self._path.touch(mode=PRIVATE_FILE)
-        with suppress(PermissionError):  # another user's, which we may write to
-            self._path.chmod(PRIVATE_FILE)  # SQLite gives what it writes beside it the same mode
+        if self._is_ours():
+            with suppress(PermissionError):  # another user's, which we may write to
+                self._path.chmod(PRIVATE_FILE)  # SQLite gives what it writes beside it the same mode
         database = sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         try:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")

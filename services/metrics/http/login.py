@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from libs.contracts.errors import InvalidApiKey
@@ -46,13 +47,15 @@ class Door:
         """The login's routes."""
         return () if self._keys is None else (login_router(self._keys, self._sessions, self._clock),)
 
-    def before(self, app: ASGIApp, record: Callable[[AuditEvent], None]) -> ASGIApp:
+    def before(self, app: ASGIApp, record: Callable[[AuditEvent], None], metrics: CollectorRegistry) -> ASGIApp:
         """The app behind the door; `record` takes who changed what."""
         if self._keys is None:
             return app
         hosts = own_hosts(self._settings)
         gate = KeyGate(app, self._keys, self._clock, need=_need, hosts=hosts, sessions=self._sessions)
-        return AuditDoor(gate, self._keys, self._clock, service="metrics", audited=changes, publish=record)
+        return AuditDoor(
+            gate, self._keys, self._clock, service="metrics", audited=changes, publish=record, metrics=metrics
+        )
 
 
 def _need(_method: str, path: str) -> Role | None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 
+from fastapi import Request
+
 from libs.bus.port import Bus
 from libs.contracts.errors import Conflict
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.topics import DECISIONS
+from libs.keys.audit import named_actor
 from libs.keys.book import Role
 from libs.keys.change_guard import ChangeGuard
 from libs.keys.table import KeyTable
@@ -37,12 +40,18 @@ class Admin:
         self._bus = bus
         self._clock = clock
 
-    def allow(self, authorization: str, what: str, least: Role = "operator") -> None:
-        """Raises what ChangeGuard raises for who may not; Conflict where another planner decides, since what is set
-        here would change nothing."""
-        self._guard.admit(authorization, what, least)
+    def allow(
+        self, request: Request, authorization: str, what: str, *, said: str = "", least: Role = "operator"
+    ) -> str:
+        """Return the actor as every record of the change names it; `said` is the name that the caller gives itself.
+
+        Raises what ChangeGuard raises for who may not; Conflict where another planner decides, since what is set here
+        would change nothing.
+        """
+        caller = self._guard.admit(authorization, what, least)
         if self.state.lead is Lead.ANOTHERS:
             raise Conflict("another planner of this cluster leads: ask that one")
+        return named_actor(request.scope, caller, said)
 
     def tell(self, decide: Callable[[int], Decision]) -> None:
         """Publish what was set; `decide` takes the time."""

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ValidationError
 
 from libs.contracts.errors import Conflict
@@ -13,7 +13,7 @@ from services.planner.http.limits_body import MAX_NAME_CHARS, LimitsBody
 
 log = structlog.get_logger()
 
-Actor = Annotated[str, Query(max_length=MAX_NAME_CHARS, description="Who sets them, for the record.")]
+Actor = Annotated[str, Query(max_length=MAX_NAME_CHARS, description="A name beside the suite's token, for the record.")]
 
 
 class LimitsAnswer(BaseModel):
@@ -58,10 +58,10 @@ class LimitsApi:
             },
         )
         async def set_limits(
-            wanted: LimitsBody, actor: Actor = "somebody", authorization: Annotated[str, Header()] = ""
+            wanted: LimitsBody, request: Request, actor: Actor = "", authorization: Annotated[str, Header()] = ""
         ) -> LimitsAnswer:
             """Set all of them; needs the suite's token as `authorization: Bearer TOKEN`."""
-            self._admin.allow(authorization, "setting limits")
+            by = self._admin.allow(request, authorization, "setting limits", said=actor)
             if wanted.revision != self._held.revision:
                 raise Conflict(
                     f"limits are at revision {self._held.revision} by now: read them again", param="revision"
@@ -69,7 +69,7 @@ class LimitsApi:
             before, self._held = self._held, wanted.model_copy(update={"revision": wanted.revision + 1})
             said = wanted.changed_from(before)
             limits, written = wanted.limits(), self._held.model_dump_json()
-            self._admin.tell(lambda now_ns: self._admin.state.set_limits(limits, actor, said, now_ns))
+            self._admin.tell(lambda now_ns: self._admin.state.set_limits(limits, by, said, now_ns))
             await self._remembered.keep(lambda store: store.keep_limits(written))
             return LimitsAnswer(limits=self._held, kept=self._remembered.kept)
 

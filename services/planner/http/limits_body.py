@@ -17,6 +17,8 @@ from libs.policy.planner.limits import (
 )
 
 MAX_PINNED = 10_000
+LEAST_WORKERS = 2
+"""One worker alone does what two would."""
 MAX_QUIET = 24
 MAX_MODELS = 64
 MAX_NAME_CHARS = 200
@@ -31,7 +33,8 @@ class ModelLimitsBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prefill_min: Workers = 0
+    prefill_min: Workers = 1
+    """1 is waived of one worker alone, and of mixed workers that were started so."""
     prefill_max: Workers | None = None
     decode_min: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     decode_max: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
@@ -44,8 +47,12 @@ class ModelLimitsBody(BaseModel):
     def _in_order(self) -> Self:
         for role in ("prefill", "decode", "workers"):
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
-            if most is not None and least > most:
+            waived = role == "prefill" and (least, most) == (1, 0)  # all are to decode, and compute prompts beside it
+            if most is not None and least > most and not waived:
                 raise ValueError(f"{role}_min is {least}, more than {role}_max, {most}")
+        together = self.prefill_min + self.decode_min
+        if self.workers_max is not None and together > max(self.workers_max, LEAST_WORKERS):
+            raise ValueError(f"prefill_min and decode_min are {together} together, more than workers_max")
         return self
 
     def limits(self) -> ModelLimits:

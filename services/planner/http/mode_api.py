@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 
 from libs.runtime.web import JsonRoute
 from services.planner.http.admin import Admin
@@ -12,10 +12,10 @@ from services.planner.kept import MODES, ModeWord, mode_word
 
 @dataclass(frozen=True, slots=True)
 class ModeRequest:
-    """The mode to take, and who asks."""
+    """The mode to take. `actor`: a name beside the suite's token; a key names whoever has it."""
 
     mode: ModeWord
-    actor: str = "somebody"
+    actor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,14 @@ class ModeApi:
             return self._answer()
 
         @router.put("/v1/mode", responses={401: {"description": "the token is missing or wrong"}})
-        async def set_mode(request: ModeRequest, authorization: Annotated[str, Header()] = "") -> ModeAnswer:
+        async def set_mode(
+            wanted: ModeRequest, request: Request, authorization: Annotated[str, Header()] = ""
+        ) -> ModeAnswer:
             """Set the mode; needs the suite's token as `authorization: Bearer TOKEN`."""
-            self._admin.allow(authorization, "setting the mode")
-            wanted = MODES[request.mode]
-            self._admin.tell(lambda now_ns: self._admin.state.set_mode(wanted, request.actor, now_ns))
-            await self._remembered.keep(lambda store: store.keep(wanted))
+            actor = self._admin.allow(request, authorization, "setting the mode", said=wanted.actor)
+            mode = MODES[wanted.mode]
+            self._admin.tell(lambda now_ns: self._admin.state.set_mode(mode, actor, now_ns))
+            await self._remembered.keep(lambda store: store.keep(mode))
             return self._answer()
 
         return router

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
 
-from libs.contracts.errors import InvalidRequest, NoWorkers, StartupError, UnknownWorker, quoted
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
+from libs.contracts.errors import Conflict, InvalidRequest, NoWorkers, StartupError, UnknownWorker, quoted
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Assignment, Worker
 from libs.contracts.roles import role_from_name, role_name
-from libs.policy.roles import MAX_BUDGET_TOKENS
+from libs.policy.roles import MAX_BUDGET_TOKENS, end_refusal, ended_by
 from libs.runtime.web import JsonRoute
 from services.planner.http.admin import Admin
 from services.planner.inputs.roster import PLANNERS
@@ -31,8 +31,11 @@ class RoleBody(BaseModel):
     """Prompt tokens a step, of role mixed alone."""
     epoch: int | None = Field(None, ge=0)
     """Of the assignment that was seen; another one by now is a conflict. Null: whatever it is."""
-    actor: str = Field("somebody", min_length=1, max_length=MAX_ACTOR_CHARS)
+    actor: str = Field("", max_length=MAX_ACTOR_CHARS)
+    """A name beside the suite's token; a key names whoever has it."""
     reason: str = Field("", max_length=MAX_REASON_CHARS)
+    force: bool = False
+    """Also where no other worker of the model would compute prompts, or none decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +68,19 @@ class RolesApi:
             responses={
                 401: {"description": "the token is missing or wrong"},
                 404: {"description": "no such worker is registered"},
-                409: {"description": "it has another assignment by now, or another planner leads"},
+                409: {
+                    "description": "it has another assignment by now, is the last of its kind, or another planner leads"
+                },
                 503: {"description": "the worker does not answer, or the token may not travel to it"},
             },
         )
-        async def set_role(worker_id: str, body: RoleBody, authorization: Annotated[str, Header()] = "") -> RoleAnswer:
+        async def set_role(
+            worker_id: str, body: RoleBody, request: Request, authorization: Annotated[str, Header()] = ""
+        ) -> RoleAnswer:
             """Ask a worker to take a role; needs the suite's token as `authorization: Bearer TOKEN`. The planner leaves
             it so for a minute."""
-            self._admin.allow(authorization, "changing a role")
-            return await self._set_role(self._worker(worker_id), body)
+            actor = self._admin.allow(request, authorization, "changing a role", said=body.actor)
+            return await self._set_role(self._worker(worker_id), body, actor)
 
         return router
 
@@ -84,7 +91,7 @@ class RolesApi:
             raise UnknownWorker(f"no worker {quoted(worker_id)} is registered", param="worker_id")
         return roster.workers[place]
 
-    async def _set_role(self, worker: Worker, body: RoleBody) -> RoleAnswer:
+    async def _set_role(self, worker: Worker, body: RoleBody, actor: str) -> RoleAnswer:
         if body.actor.startswith(PLANNERS):
             raise InvalidRequest(f"an actor whose name begins with {PLANNERS!r} counts as a planner", param="actor")
         if body.budget_tokens is not None and body.role != "mixed":
@@ -96,9 +103,13 @@ class RolesApi:
         if known is not None and (known.role, known.budget_tokens) == (role, budget_tokens) and body.epoch is None:
             return _answer(worker.id, known, changed=False)
         expected = epoch if body.epoch is None else body.epoch
+        if not body.force:
+            self._check_others(worker, Assignment(role=role, budget_tokens=budget_tokens))
         wanted = Assignment(role=role, budget_tokens=budget_tokens, epoch=expected + 1)
         try:
-            move = await self._executor.ask(worker, wanted, actor=body.actor, reason=body.reason, wait_ms=WAIT_MS)
+            move = await self._executor.ask(
+                worker, wanted, actor=actor, reason=body.reason, wait_ms=WAIT_MS, force=body.force
+            )
         except StartupError as error:  # the settings of this planner, not of whoever asks
             raise NoWorkers(error.message) from None
         found = _answer(worker.id, move.assignment, changed=True)
@@ -106,6 +117,20 @@ class RolesApi:
         return RoleAnswer(
             found.worker, found.role, found.budget_tokens, found.epoch, True, effect_ms, move.gateways_behind
         )
+
+    def _check_others(self, worker: Worker, wanted: Assignment) -> None:
+        """Raise Conflict where a phase of the model ends with the move. Ranks of one group move together."""
+        serving = [
+            each
+            for each in self._admin.state.view.roster.workers
+            if each.assignment.model == worker.assignment.model and each.state == WORKER_STATE_READY
+        ]
+        moved = {each.id for each in serving if each.id == worker.id or (worker.group and each.group == worker.group)}
+        if len(moved) == len(serving):
+            return
+        after = [wanted if each.id in moved else each.assignment for each in serving]
+        if ended := ended_by([each.assignment for each in serving], after):
+            raise Conflict(end_refusal(worker.assignment.model, sorted(moved), ended, force="send force: true"))
 
 
 def _answer(worker_id: str, assignment: Assignment, *, changed: bool) -> RoleAnswer:

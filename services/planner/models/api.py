@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Annotated, Final, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
 
 from libs.contracts.errors import Conflict, InvalidRequest, StoreUnavailable, UnknownModel, quoted
@@ -77,21 +77,25 @@ class ModelsApi:
             return catalogue_answer(self._keeper, self._clock.now_ns())
 
         @router.put("/v1/models/{name:path}/reservations", responses=_RESPONSES)
-        async def reserve(name: str, body: ReservationBody, authorization: Authorization = "") -> CatalogueModel:
+        async def reserve(
+            name: str, body: ReservationBody, request: Request, authorization: Authorization = ""
+        ) -> CatalogueModel:
             """Keep GPUs for a model, or say what would have to go; needs the suite's token."""
-            self._check(authorization)
+            self._check(request, authorization)
             return await self._reserve(name, body)
 
         @router.put("/v1/models/{name:path}", responses=_RESPONSES)
-        async def put(name: str, body: ModelBody, authorization: Authorization = "") -> CatalogueModel:
+        async def put(
+            name: str, body: ModelBody, request: Request, authorization: Authorization = ""
+        ) -> CatalogueModel:
             """Add a model or change it; needs the suite's token."""
-            self._check(authorization)
+            self._check(request, authorization)
             return await self._put(name, body)
 
         @router.delete("/v1/models/{name:path}", responses=_RESPONSES)
-        async def remove(name: str, authorization: Authorization = "") -> dict[str, str]:
+        async def remove(name: str, request: Request, authorization: Authorization = "") -> dict[str, str]:
             """Remove a model: requests that run end, those that wait for it are answered 404."""
-            self._check(authorization)
+            self._check(request, authorization)
             self._entry(name)
             await self._write(self._store.remove(name))
             self._keeper.forget(name)
@@ -99,8 +103,8 @@ class ModelsApi:
 
         return router
 
-    def _check(self, authorization: str) -> None:
-        self._admin.allow(authorization, "changing models", "admin")
+    def _check(self, request: Request, authorization: str) -> None:
+        self._admin.allow(request, authorization, "changing models", least="admin")
 
     async def _put(self, name: str, body: ModelBody) -> CatalogueModel:
         if not name or len(name) > MAX_NAME_CHARS:

@@ -190,7 +190,10 @@ async def test_assignments_are_compare_and_set_and_one_at_a_time() -> None:
 
 
 class _Context:
-    """Of a call, as far as an error needs it."""
+    """Of a call without TLS, as far as an error and its actor need it."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:
         raise grpc.aio.AbortError(code, details)

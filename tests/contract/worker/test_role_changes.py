@@ -37,7 +37,7 @@ async def set_role(to: WorkerAdmin, role: str, epoch: int, *, wait_ms: int = 0, 
     wire_role, budget_tokens = role_from_name(role, 64 if role == "mixed" else 0)
     return await to.set_role(
         wire_role, budget_tokens, expected_epoch=epoch, incarnation=incarnation, actor="test", reason="because",
-        wait_ms=wait_ms,
+        wait_ms=wait_ms, force=True,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from libs.contracts.errors import KvLost, StaleRole, Unauthenticated
+from libs.contracts.errors import Conflict, KvLost, StaleRole, Unauthenticated
 from libs.contracts.pb.fulcrum.alerts.v1 import alerts_pb2
 from libs.contracts.pb.fulcrum.audit.v1 import audit_pb2
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2
@@ -23,12 +23,15 @@ from libs.contracts.pb.fulcrum.planner.v1 import planner_pb2
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.engine.kv_port import KvHandle
+from libs.runtime.net.access import CertificateRole, role_uri
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.transport import SystemTransport
-from libs.testing.workers.hosts import TOKEN, LocalWorker, gateway_probe, local_worker, submit
+from libs.testing.workers.hosts import TOKEN, LocalWorker, RecordingRegistry, gateway_probe, local_worker, submit
 from libs.worker.admin.client import WorkerAdmin
+from libs.worker.admin.trail import actor_from
 from libs.worker.kv.client import GrpcKvFetcher
 from libs.worker.kv.link import KvLink
 
@@ -201,3 +204,90 @@ async def test_a_change_over_grpc_is_in_the_audit_trail_refused_ones_too_and_a_s
             ("ada", "SetRole decode-0", "prefill at epoch 1: by hand", 200),
             ("bob", "SetRole decode-0", "standby at epoch 1: late", StaleRole.http_status),
         ]
+
+
+class Peers(RecordingRegistry):
+    """Lists other workers too."""
+
+    def __init__(self, *others: common_pb2.Worker) -> None:
+        super().__init__()
+        self.others = others
+
+    async def workers(self) -> list[common_pb2.Worker]:
+        """The last registration, and the others."""
+        return [*await super().workers(), *self.others]
+
+
+def peer(name: str, role: common_pb2.Role, **fields: Any) -> common_pb2.Worker:
+    held = common_pb2.Assignment(model="sim", role=role)
+    return common_pb2.Worker(id=name, state=common_pb2.WORKER_STATE_READY, assignment=held, **fields)
+
+
+@pytest.mark.parametrize("verb", ["SetRole", "Drain"])
+async def test_the_last_of_several_workers_that_computes_prompts_is_taken_from_it_by_force_alone(verb: str) -> None:
+    """What came before: it succeeded without a word, and nothing served prompts."""
+    registry = Peers(peer("decode-0", common_pb2.ROLE_MIXED))
+    async with (
+        local_worker("prefill-0", "prefill", registry=registry) as worker,
+        make_channel(CommonSettings(), worker.address) as channel,
+    ):
+        admin, stub = WorkerAdmin(channel, "prefill-0", TOKEN), pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(*, force: bool) -> None:
+            if verb == "SetRole":
+                await admin.set_role(
+                    common_pb2.ROLE_MIXED, 0, expected_epoch=1, actor="ada", reason="by hand", force=force
+                )
+            else:
+                metadata = (("authorization", f"Bearer {TOKEN}"),)
+                await stub.Drain(pb.DrainRequest(deadline_ms=50, actor="ada", force=force), metadata=metadata)
+
+        with pytest.raises((Conflict, grpc.aio.AioRpcError), match="prefill-0 is the last worker of sim that computes"):
+            await ask(force=False)
+        assert worker.host.assignment.current.epoch == 1 and not worker.host.assignment.draining
+        await ask(force=True)
+        trail = [each for each in worker.bus.published if isinstance(each, audit_pb2.AuditEvent)]
+        assert [(each.actor, each.action, each.status) for each in trail] == [
+            ("ada", f"{verb} prefill-0", Conflict.http_status), ("ada", f"{verb} prefill-0", 200),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("other", [
+    peer("prefill-1", common_pb2.ROLE_PREFILL),
+    peer("mixed-0", common_pb2.ROLE_MIXED, group="")
+])  # fmt: skip
+async def test_one_that_leaves_somebody_behind_is_moved_at_once(other: common_pb2.Worker) -> None:
+    if other.assignment.role == common_pb2.ROLE_MIXED:
+        other.assignment.budget_tokens = 64
+    registry = Peers(other, peer("decode-0", common_pb2.ROLE_MIXED))
+    async with (
+        local_worker("prefill-0", "prefill", registry=registry) as worker,
+        make_channel(CommonSettings(), worker.address) as channel,
+    ):
+        admin = WorkerAdmin(channel, "prefill-0", TOKEN)
+        moved = await admin.set_role(common_pb2.ROLE_MIXED, 0, expected_epoch=1, actor="ada", reason="by hand")
+        assert moved.assignment.epoch == 2
+
+
+class CallOf:
+    """A call whose certificate names a role; None: there is no TLS."""
+
+    def __init__(self, role: CertificateRole | None) -> None:
+        self._names = [] if role is None else [role_uri("local", role).encode()]
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_subject_alternative_name": self._names}
+
+
+@pytest.mark.parametrize(("role", "told", "recorded"), [
+    ("planner", "key_0a1b2c3d4e5f", "key_0a1b2c3d4e5f"),
+    (None, "key_0a1b2c3d4e5f", "key_0a1b2c3d4e5f"),
+    ("operator", "key_0a1b2c3d4e5f", "token (key_0a1b2c3d4e5f)"),
+    ("operator", "planner-0", "token (planner-0)"),
+    ("operator", "token (ada)", "token (ada)"),
+    ("operator", "", "token"),
+    (None, "", "token"),
+    (None, "sk-fulcrum-" + "x" * 43, "sk-fulcrum-***"),
+])  # fmt: skip
+def test_an_actor_is_believed_of_who_may_ask_for_others(role: CertificateRole | None, told: str, recorded: str) -> None:
+    assert actor_from(CallOf(role), told) == recorded  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,15 @@ def test_a_worker_takes_another_role_and_everybody_knows(suite: RunningSuite) ->
     told = suite.fulcrum("role", "decode-2", "decode", "--first-step-s", "0")
     assert told.returncode == 0 and "since epoch 3" in told.stdout
     (worker,) = [each for each in one_json_line(suite, "workers") if each["id"] == "decode-2"]
-    assert (worker["role"], worker["epoch"], worker["moves"], worker["moved_by"]) == ("decode", 3, 2, "fulcrum role")
+    assert (worker["role"], worker["epoch"], worker["moves"], worker["moved_by"]) == (
+        "decode",
+        3,
+        2,
+        f"token ({getuser()})",
+    )
     decisions = httpx.get(f"{suite.ready['planner']}/v1/decisions", params={"limit": 1000}).json()
     assert {"decode-2"} == {each["worker"] for each in decisions if each["action"] == "role_moved"}
-    assert "fulcrum role" in suite.fulcrum("workers").stdout
+    assert f"token ({getuser()})" in suite.fulcrum("workers").stdout
 
 
 def test_the_planner_is_switched_off_and_on(suite: RunningSuite) -> None:

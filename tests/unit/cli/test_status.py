@@ -117,12 +117,15 @@ def a_service(answers: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
         def log_message(self, *_: Any) -> None: ...
 
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
             found = answers.get(self.path.split("?")[0])
             body = json.dumps({"error": {"message": "there is no such thing"}} if found is None else found).encode()
             self.send_response(404 if found is None else 200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 (http.server names them)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -54,7 +54,7 @@ class World:
         async def stream() -> StreamingResponse:
             return StreamingResponse(self.numbers())
 
-        transport = httpx.ASGITransport(door.before(app, self.recorded.append))
+        transport = httpx.ASGITransport(door.before(app, self.recorded.append, CollectorRegistry()))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8002")
 
     async def numbers(self) -> AsyncIterator[str]:

@@ -1,5 +1,6 @@
 """What holds prompts, answers, tokens or KV is for its user alone, whatever the umask says."""
 
+import datetime
 import os
 import stat
 from collections.abc import Iterator
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from libs.contracts.errors import StartupError, StoreUnavailable
 from libs.engine.kv.pool_file import PoolFile
 from libs.filestore.local import LocalFiles
+from libs.keys.file import FileKeys
 from libs.launch.processes.local import ProcessLauncher
 from libs.launch.processes.port import ChildSpec
+from libs.runtime.net.authority import issue
 from libs.runtime.paths import create_private, private_folder
 from services.metrics.history.file import HistoryFile
 
@@ -46,23 +50,67 @@ async def test_files_drafts_and_what_is_known_of_them_are_closed_to_others(tmp_p
     assert {"file-1/content", "file-1/info.json"} <= modes(tmp_path / "files").keys()
 
 
-async def test_a_store_that_was_open_to_others_is_closed_when_it_is_opened(tmp_path: Path) -> None:
-    for folder in (tmp_path / "files", tmp_path / "files" / ".drafts"):
-        folder.mkdir(mode=0o755)
+async def test_a_store_that_was_open_to_others_keeps_its_mode_and_closes_what_it_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir(mode=0o755)
     with capture_logs() as logs:
-        LocalFiles(tmp_path / "files", max_bytes=10_000)
-    assert_closed(tmp_path / "files")
-    assert {entry["folder"] for entry in logs} == {str(tmp_path / "files"), str(tmp_path / "files" / ".drafts")}
+        files = LocalFiles(folder, max_bytes=10_000)
+    async with files.draft("file-1", max_bytes=1_000) as draft:
+        await draft.write(b"a prompt")
+        await draft.keep(name="lines.jsonl", purpose="batch")
+    assert {name: oct(mode) for name, mode in modes(folder).items() if mode & 0o077} == {".": "0o755"}
+    assert [(entry["folder"], entry["log_level"]) for entry in logs] == [(str(folder), "warning")]
 
 
-def test_a_folder_that_users_share_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o1777])
+def test_a_folder_that_was_there_is_refused_where_others_get_in_and_never_changed(tmp_path: Path, mode: int) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o1777)
-    with capture_logs() as logs:
+    shared.chmod(mode)
+    with pytest.raises(PermissionError, match=rf"mode {mode:04o}.* mode 0700 is wanted"):
         private_folder(shared)
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    with capture_logs() as logs:
+        private_folder(shared, allowed=0o077)
+    assert stat.S_IMODE(shared.stat().st_mode) == mode
     assert [entry["log_level"] for entry in logs] == ["warning"]
+
+
+async def test_keys_in_a_folder_of_others_are_refused_and_the_folder_keeps_its_mode(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    etc.mkdir(mode=0o755)
+    keys = FileKeys(etc / "keys.json")
+    with pytest.raises(StoreUnavailable, match="mode 0700 is wanted"):
+        await keys.change(lambda book: book)
+    assert stat.S_IMODE(etc.stat().st_mode) == 0o755
+    assert list(etc.iterdir()) == []
+    own = FileKeys(etc / "fulcrum" / "keys.json")
+    await own.change(lambda book: book)
+    assert_closed(etc / "fulcrum")
+
+
+def test_certificates_in_a_folder_that_others_may_read_leave_it_so_and_one_they_may_write_to_is_refused(
+    tmp_path: Path,
+) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    folder = tmp_path / "tls"
+    folder.mkdir(mode=0o755)
+    issue(folder, "local", now=now, names=["localhost"])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    open_to_others = {path.name for path in folder.iterdir() if stat.S_IMODE(path.stat().st_mode) & 0o077}
+    assert open_to_others == {"ca.pem"}
+    folder.chmod(0o777)
+    with pytest.raises(StartupError, match="mode 0700 is wanted"):
+        issue(folder, "local", now=now, names=["localhost"])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777
+
+
+def test_a_file_that_the_history_setting_names_by_mistake_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0\n")
+    path.chmod(0o644)
+    HistoryFile(path, "local", ()).close()
+    (aside,) = tmp_path.glob("passwd.unreadable-*")
+    assert stat.S_IMODE(aside.stat().st_mode) == 0o644
 
 
 def test_a_file_that_was_open_to_others_is_closed_when_it_is_written_anew(tmp_path: Path) -> None:
@@ -76,12 +124,12 @@ def test_a_file_that_was_open_to_others_is_closed_when_it_is_written_anew(tmp_pa
 
 
 @pytest.mark.system
-async def test_logs_are_closed_to_others_also_in_a_folder_that_was_not(tmp_path: Path) -> None:
+async def test_logs_are_closed_to_others_also_in_a_folder_that_is_not(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o755)
     child = await ProcessLauncher(logs).start(ChildSpec("probe", ("python", "-c", "pass"), {}))
     await child.wait()
-    assert stat.S_IMODE(logs.stat().st_mode) == 0o700
+    assert {name: oct(mode) for name, mode in modes(logs).items()} == {".": "0o755", "probe.log": "0o600"}
 
 
 def test_the_history_file_and_its_folder_are_closed_to_others(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
     assert (await planner.http.put("/v1/mode", json=off, headers=headers)).json() == {"mode": "off", "kept": True}
     assert planner.keeper.mode == MODE_OFF
     (told_of,) = planner.bus.published
-    assert (told_of.action, told_of.mode, told_of.actor) == (ACTION_SET_MODE, MODE_OFF, "tester")
+    assert (told_of.action, told_of.mode, told_of.actor) == (ACTION_SET_MODE, MODE_OFF, "token (tester)")
     (answer,) = (await planner.http.get("/v1/decisions")).json()
     assert (answer["action"], answer["mode"], answer["worker"]) == ("set_mode", "off", "")
     planner.keeper.away = True

@@ -11,7 +11,7 @@ from libs.cli.planner.limits import set_limit
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
 from libs.policy.planner.limits import DAY_MINUTES, ModelLimits, PlannerLimits, QuietHours
-from libs.policy.planner.role_planning import LACKING_NS
+from libs.policy.planner.role_planning import LACKING_NS, RoleReason
 from libs.testing.workers.telemetry import at
 from services.planner.http.answers import decision_answer
 from services.planner.http.limits_body import LimitsBody
@@ -135,6 +135,8 @@ def test_a_planner_that_does_not_know_whether_it_leads_asks_nobody_for_anything(
         {"moves_per_s": -1},
         {"every": {"prefill_min": 3, "prefill_max": 2}},
         {"every": {"decode_min": 0}},
+        {"every": {"prefill_min": 2, "workers_max": 2}},
+        {"every": {"prefill_max": 0, "prefill_min": 2}},
         {"models": {"": {}}},
         {"quiet_hours": ["25:00-26:00"]},
         {"quiet_hours": ["22:00-22:00"]},
@@ -177,6 +179,25 @@ def test_where_no_prefill_worker_is_allowed_all_become_decode_workers() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.state.set_limits(limits(every={"prefill_max": 0}), "me", "", at(0))
     assert (ACTION_SET_ROLE, "p", "mixed") in actions(cluster.decide())
+
+
+def test_of_two_workers_one_computes_prompts_unless_limits_say_otherwise() -> None:
+    """What came before: after the last prefill worker had been moved by hand nothing served prompts until some came."""
+    assert LimitsBody().every.prefill_min == LimitsBody().every.decode_min == 1
+    cluster = Cluster(d="decode", e="decode")
+    changed = [each for each in actions(cluster.decide()) if each[0] == ACTION_SET_ROLE]
+    assert [role for _, _, role in changed] == ["prefill"]
+    none = Cluster(d="decode", e="decode")
+    none.state.set_limits(limits(every={"prefill_min": 0}), "me", "", at(0))
+    assert not [each for each in actions(none.decide()) if each[0] == ACTION_SET_ROLE]
+
+
+@pytest.mark.parametrize("roles", [{"d": "decode"}, {"m": "mixed"}, {"m": "mixed", "n": "mixed"}])
+def test_one_worker_and_workers_that_were_started_mixed_need_no_prefill_worker_beside_them(roles: Any) -> None:
+    cluster = Cluster(**roles)
+    assert not [each for each in actions(cluster.decide()) if each[0] == ACTION_SET_ROLE]
+    codes = {plan.assigned.code for plan in cluster.state.plans if plan.assigned}
+    assert codes <= {RoleReason.BALANCED, RoleReason.BEST}
 
 
 def test_workers_that_were_started_mixed_are_not_made_prefill_workers_by_a_little_work() -> None:

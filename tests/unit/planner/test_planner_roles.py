@@ -8,7 +8,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
+from libs.keys.audit import AuditDoor, changes
+from libs.keys.book import KeyBook, draw_key
+from libs.keys.table import KeyTable
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.web import make_web_app
 from libs.testing.wait import ManualClock
@@ -24,13 +28,17 @@ from tests.unit.planner.test_planner_orders import Channel, Network, refused
 class Rig:
     """Two workers, and a planner that may change them."""
 
-    def __init__(self, *, token: str = "secret") -> None:
-        self.cluster, self.network = Cluster(p="prefill", d="decode"), Network()
+    def __init__(self, *, token: str = "secret", **roles: Any) -> None:
+        self.cluster, self.network = Cluster(**(roles or {"p": "prefill", "d": "decode", "e": "decode"})), Network()
+        self.recorded, table = list[AuditEvent](), KeyTable(open_without_keys=True, token=token)
+        self.secret, self.key = draw_key("ops", now_s=0, role="operator")
+        table.replace(KeyBook().with_key(self.key, 0), 0)
         executor = OrderExecutor(self.network, TaskOwner(), planner_id="planner-0", token=token)  # type: ignore[arg-type]
-        admin = Admin(self.cluster.state, None, RecordingBus(), ManualClock(), token=token)
+        admin = Admin(self.cluster.state, None, RecordingBus(), ManualClock(), token=token, keys=table)
         app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
         app.include_router(RolesApi(admin, executor).router())
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://p")
+        door = AuditDoor(app, table, ManualClock(), service="planner", audited=changes, publish=self.recorded.append)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://p")
         self.worker = self.network.channels["127.0.0.1:1"] = Channel()
         self.worker.may_answer.set()
 
@@ -45,8 +53,36 @@ async def test_a_worker_is_asked_for_the_role_in_the_name_of_whoever_wants_it() 
     assert (found["worker"], found["role"], found["epoch"], found["changed"]) == ("d", "prefill", 4, True)
     (asked,) = rig.worker.asked
     assert (asked.role, asked.expected_epoch, asked.incarnation) == (ROLE_PREFILL, 3, 1)
-    assert (asked.actor, asked.reason) == ("ann", "prompts wait")
+    assert (asked.actor, asked.reason) == ("token (ann)", "prompts wait")
     assert rig.worker.closed == 1
+
+
+async def test_a_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name_comes_with_it() -> None:
+    """What came before: the planner's record had the key, and the worker's said somebody."""
+    rig = Rig()
+    assert (await rig.ask(token=rig.secret, actor="somebody else")).status_code == 200
+    assert (await rig.ask(actor="ann")).status_code == 200
+    assert [each.actor for each in rig.worker.asked] == [rig.key.id, "token (ann)"]
+    assert [each.actor for each in rig.recorded] == [rig.key.id, "token (ann)"]
+
+
+@pytest.mark.parametrize(("worker", "role", "does"), [
+    ("p", "decode", "computes prompts"), ("p", "standby", "computes prompts"), ("d", "standby", "decodes"),
+    ("d", "prefill", "decodes"),
+])  # fmt: skip
+async def test_the_last_worker_of_a_kind_is_moved_by_force_alone(worker: str, role: str, does: str) -> None:
+    rig = Rig(p="prefill", d="decode")
+    answer = await rig.ask(worker, role=role)
+    assert answer.status_code == 409
+    assert f"{worker} is the last worker of sim that {does}" in answer.text and "force: true" in answer.text
+    assert rig.worker.asked == []
+    assert (await rig.ask(worker, role=role, force=True)).status_code == 200
+    assert rig.worker.asked[0].force
+
+
+async def test_a_worker_alone_may_take_any_role() -> None:
+    rig = Rig(d="mixed")
+    assert (await rig.ask("d", role="decode")).status_code == 200
 
 
 async def test_a_worker_that_has_the_role_is_not_asked() -> None:

@@ -222,7 +222,7 @@ async def test_alerts_are_silenced_over_rest_with_the_token_alone_and_count_no_m
 async def test_an_alert_that_fires_is_acknowledged_over_rest() -> None:
     served = Served()
     made = (await served.ask("POST", "/v1/alerts/acks", alert_id=served.stuck.id, actor="ann")).json()
-    assert (made["alert_id"], made["actor"], made["alerts"]) == (served.stuck.id, "ann", [served.stuck.id])
+    assert (made["alert_id"], made["actor"], made["alerts"]) == (served.stuck.id, "token (ann)", [served.stuck.id])
     assert (await served.ask("POST", "/v1/alerts/acks", alert_id="none")).status_code == 400
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66ulcrum/audit/v1/audit.proto\x12\x10\x66ulcrum.audit.v1\"\x92\x01\n\nAuditEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nat_unix_ns\x18\x02 \x01(\x04\x12\x0f\n\x07service\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x0e\n\x06status\x18\x08 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66ulcrum/audit/v1/audit.proto\x12\x10\x66ulcrum.audit.v1\"\xb1\x01\n\nAuditEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nat_unix_ns\x18\x02 \x01(\x04\x12\x0f\n\x07service\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x0e\n\x06status\x18\x08 \x01(\r\x12\x0c\n\x04role\x18\t \x01(\t\x12\x0f\n\x07repeats\x18\n \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulcrum.audit.v1.audit_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_AUDITEVENT']._serialized_start=51
-  _globals['_AUDITEVENT']._serialized_end=197
+  _globals['_AUDITEVENT']._serialized_end=228
 # @@protoc_insertion_point(module_scope)

@@ -5,7 +5,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AuditEvent(_message.Message):
-    __slots__ = ("event_id", "at_unix_ns", "service", "actor", "tenant", "action", "detail", "status")
+    __slots__ = ("event_id", "at_unix_ns", "service", "actor", "tenant", "action", "detail", "status", "role", "repeats")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
@@ -14,6 +14,8 @@ class AuditEvent(_message.Message):
     ACTION_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     at_unix_ns: int
     service: str
@@ -22,4 +24,6 @@ class AuditEvent(_message.Message):
     action: str
     detail: str
     status: int
-    def __init__(self, event_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., service: _Optional[str] = ..., actor: _Optional[str] = ..., tenant: _Optional[str] = ..., action: _Optional[str] = ..., detail: _Optional[str] = ..., status: _Optional[int] = ...) -> None: ...
+    role: str
+    repeats: int
+    def __init__(self, event_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., service: _Optional[str] = ..., actor: _Optional[str] = ..., tenant: _Optional[str] = ..., action: _Optional[str] = ..., detail: _Optional[str] = ..., status: _Optional[int] = ..., role: _Optional[str] = ..., repeats: _Optional[int] = ...) -> None: ...

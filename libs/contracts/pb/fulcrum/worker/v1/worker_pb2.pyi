@@ -511,7 +511,7 @@ class Integrity(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ..., pool_faults: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "own_budget_tokens", "wait_ms")
+    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "own_budget_tokens", "wait_ms", "force")
     EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -521,6 +521,7 @@ class SetRoleRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OWN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     expected_epoch: int
     role: _common_pb2.Role
     budget_tokens: int
@@ -530,7 +531,8 @@ class SetRoleRequest(_message.Message):
     incarnation: int
     own_budget_tokens: int
     wait_ms: int
-    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    force: bool
+    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("assignment", "gateways_behind", "waited_ns", "running")
@@ -573,10 +575,14 @@ class AssignModelResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., expected_ns: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("deadline_ms",)
+    __slots__ = ("deadline_ms", "actor", "force")
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     deadline_ms: int
-    def __init__(self, deadline_ms: _Optional[int] = ...) -> None: ...
+    actor: str
+    force: bool
+    def __init__(self, deadline_ms: _Optional[int] = ..., actor: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("finished", "aborted")
@@ -587,20 +593,22 @@ class DrainResponse(_message.Message):
     def __init__(self, finished: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
 
 class TunePrefillRequest(_message.Message):
-    __slots__ = ("most_tokens", "limit_ms", "measure_only", "tpot_target_us", "set_tokens", "kept")
+    __slots__ = ("most_tokens", "limit_ms", "measure_only", "tpot_target_us", "set_tokens", "kept", "actor")
     MOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
     MEASURE_ONLY_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
     SET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
     most_tokens: int
     limit_ms: int
     measure_only: bool
     tpot_target_us: int
     set_tokens: int
     kept: bool
-    def __init__(self, most_tokens: _Optional[int] = ..., limit_ms: _Optional[int] = ..., measure_only: _Optional[bool] = ..., tpot_target_us: _Optional[int] = ..., set_tokens: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
+    actor: str
+    def __init__(self, most_tokens: _Optional[int] = ..., limit_ms: _Optional[int] = ..., measure_only: _Optional[bool] = ..., tpot_target_us: _Optional[int] = ..., set_tokens: _Optional[int] = ..., kept: _Optional[bool] = ..., actor: _Optional[str] = ...) -> None: ...
 
 class TunePrefillResponse(_message.Message):
     __slots__ = ("chunk_tokens", "chunk_tokens_before", "plateau_tokens_per_s", "curve", "prompt_ns", "prompt_ns_before", "decode_batch", "chunk_tokens_default", "prompt_ns_default", "measured_unix_ns", "truncated")
