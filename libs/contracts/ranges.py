@@ -33,7 +33,7 @@ MOST_ITEMS: Final = 65_536
 MOST_GPUS: Final = 65_536
 """Of one worker: it weighs by them in every figure of the cluster."""
 MOST_BUDGET_TOKENS: Final = 2**31 - 1
-MOST_JOB_LINES: Final = 100_000_000
+MOST_JOB_LINES: Final = 2**24
 MOST_SHARE_LINES: Final = 256
 MOST_NOTE_CHARS: Final = 4_096
 """What a broker keeps beside an offset."""

@@ -8,7 +8,8 @@ from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.snapshot import revive
 
 MAX_JOBS = 10_000
-"""Jobs kept in memory; beyond it the oldest finished ones are dropped. `view.py` bounds the unfinished ones."""
+"""Jobs kept in memory; beyond it the oldest finished one is dropped, or the new one where none is finished. `view.py`
+bounds the unfinished ones that gateways accept."""
 MAX_EARLY = 10_000
 """Events kept for jobs that are not known yet. A snapshot is published a moment after it was taken, so a reader that
 begins there reads the events of that moment before the snapshot."""
@@ -23,7 +24,7 @@ class JobBook:
         self._early: dict[str, list[pb.JobEvent]] = {}
         self._early_events = 0
         self.dropped = 0
-        """Events of unknown jobs that were dropped beyond `MAX_EARLY`."""
+        """Events of unknown jobs that were dropped beyond `MAX_EARLY`, and unfinished jobs beyond `MAX_JOBS`."""
 
     def get(self, job_id: str) -> Job | None:
         """The job; None where it is unknown or was dropped."""
@@ -60,17 +61,18 @@ class JobBook:
         self._early.setdefault(event.job_id, []).append(event)
         self._early_events += 1
 
-    def _add(self, job: Job) -> Job:
+    def _add(self, job: Job) -> Job | None:
         early = self._early.pop(job.id, [])
         self._early_events -= len(early)
         for event in early:
             _apply(job, event)
         self._jobs[job.id] = job
         if len(self._jobs) > self._max_jobs:
-            oldest = next((job_id for job_id, other in self._jobs.items() if other.finished), None)
-            if oldest is not None:
-                del self._jobs[oldest]
-        return job
+            oldest = next((job_id for job_id, other in self._jobs.items() if other.finished), job.id)
+            if oldest == job.id:  # no gateway accepts so many that are not finished
+                self.dropped += 1
+            del self._jobs[oldest]
+        return self._jobs.get(job.id)
 
 
 def _apply(job: Job, event: pb.JobEvent) -> None:
