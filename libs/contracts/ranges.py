@@ -18,6 +18,9 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.roles import MAX_BUDGET_TOKENS
+
 MOST_UNIX_NS: Final = 2**62 - 1
 """The year 2116."""
 MOST_INT64: Final = 2**63 - 1
@@ -32,9 +35,7 @@ MOST_ITEMS: Final = 65_536
 """Of a repeated field."""
 MOST_GPUS: Final = 65_536
 """Of one worker: it weighs by them in every figure of the cluster."""
-MOST_BUDGET_TOKENS: Final = 2**31 - 1
 MOST_JOB_LINES: Final = 2**24
-MOST_SHARE_LINES: Final = 256
 MOST_NOTE_CHARS: Final = 4_096
 """What a broker keeps beside an offset."""
 _SHORT_BYTES: Final = MOST_NAME_CHARS
@@ -72,7 +73,16 @@ _NOTE: Final = Pattern(rf"(?!.{{{MOST_NOTE_CHARS + 1}}})([0-9a-f]+/[0-9a-f]+)?")
 _COUNTS: Final = ("completed", "failed")
 
 RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
-    "common.v1.Assignment": {"model": _NAME, "budget_tokens": Range(0, MOST_BUDGET_TOKENS)},
+    "common.v1.Worker": {
+        "gpus": Range(0, MOST_GPUS), "nodes": Range(0, MOST_GPUS), "gpu_uuids": Length(1_024), "gpu_share": _SHARE,
+        "node": _NAME, "group": _NAME,
+    },
+    "common.v1.Capabilities": {
+        "block_size_tokens": Range(0, 2**16), "kv_blocks": Range(0, 2**31), "kv_block_bytes": Range(0, 2**40),
+        "max_context_tokens": Range(0, 2**31), "max_sequences": Range(0, 2**24), "chunk_tokens": Range(0, 2**24),
+    },
+    "common.v1.PoolWorker": {"asleep": Length(1_024)},
+    "common.v1.Assignment": {"model": _NAME, "budget_tokens": Range(0, MAX_BUDGET_TOKENS)},
     "common.v1.Load": dict.fromkeys(
         ("waiting_prefill_tokens", "preemptions", "recomputed_tokens", "refused_kv_pulls"), _COUNT
     ),
@@ -128,7 +138,7 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     ) | {"metadata": Length(64), "priority": Range(-(2**31), 2**31 - 1)},
     "batch.v1.Started": {"lines": _LINES, "results_since": Length(4_096, Range()), "input_file_id": _NAME},
     "batch.v1.Dealt": {"lines": _LINES, "next_byte": _COUNT, "next_line": _COUNT, "shares": _LINES},
-    "batch.v1.Progress": {"note": _NOTE, "share": _LINES} | dict.fromkeys(_COUNTS, Range(0, MOST_SHARE_LINES)),
+    "batch.v1.Progress": {"note": _NOTE, "share": _LINES, **dict.fromkeys(_COUNTS, Range(0, SHARE_LINES))},
     "batch.v1.Assembled": {"results_next": Length(4_096, Range())},
     "batch.v1.AssembledFile": {"lines": _LINES},
     "batch.v1.Finished": dict.fromkeys(_COUNTS, _LINES),
@@ -137,7 +147,7 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
         ("share_id", "job_id", "input_file_id", "endpoint", "tenant", "output_topic", "error_topic"), _NAME
     ) | {
         "number": _LINES, "first_line": _COUNT, "first_byte": _COUNT, "bytes": _COUNT, "first_place": _LINES,
-        "lines": Range(0, MOST_SHARE_LINES), "repeats": Length(MOST_SHARE_LINES, Range(0, MOST_SHARE_LINES - 1)),
+        "lines": Range(0, SHARE_LINES), "repeats": Length(SHARE_LINES, Range(0, SHARE_LINES - 1)),
     },
     "batch.v1.Submission": {"body": Length(2**24)},
     "batch.v1.Result": {"job_id": _NAME, "place": _LINES, "custom_id": _NAME},
@@ -161,7 +171,8 @@ _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 def fault_of(message: Message, size_bytes: int) -> str:
     """Name the first field that is out of its range, as "Share.lines"; empty where none is. `size_bytes`: of the
     message on the wire, which bounds its texts and lists."""
-    return _check_of(type(message))(message, size_bytes > _SHORT_BYTES)
+    kind: Any = type(message)
+    return _check_of(kind)(message, size_bytes > _SHORT_BYTES)
 
 
 Check = Callable[[Any, bool], str]
@@ -169,7 +180,7 @@ Check = Callable[[Any, bool], str]
 
 
 @cache
-def _check_of(kind: type[Message]) -> Check:
+def _check_of(kind: Any) -> Check:
     return _compiled(kind.DESCRIPTOR, {})
 
 

@@ -122,7 +122,7 @@ def plain(kind: type[M], known: Mapping[str, Any] | None = None) -> M:
 
 
 def extremes(base: M) -> Iterator[tuple[str, M]]:
-    """Copies of a message, each with one field, at any depth, at an end of its type; with the field's name and value."""
+    """Yield copies of a message that have one field, at any depth, at an end of its type; with its name and value."""
     for path in _paths(base.DESCRIPTOR):
         field = path[-1]
         for value in _ends(field):

@@ -178,7 +178,9 @@ class DemandFile:
         data = msgspec.msgpack.encode(kept)
         if len(data) > COMPRESSED_BYTES:
             data = b"z" + zlib.compress(data, 1)
-        self._database.execute("INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, min(heard, MOST_INT64), data))
+        self._database.execute(
+            "INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, min(heard, MOST_INT64), data)
+        )
 
     def _id(self, key: DemandKey) -> int:
         if key not in self._ids:
