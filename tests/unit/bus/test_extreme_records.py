@@ -94,8 +94,10 @@ def known(now_ns: int) -> dict[str, Any]:
         "output_tokens": 3,
         "endpoint": "/v1/completions",
         "note": "1/0",
-        **{f"fulcrum.telemetry.v1.FleetLoads.{name}": (now_ns if name in moments else 1).to_bytes(8, "little")
-           for name in COLUMNS},
+        **{
+            f"fulcrum.telemetry.v1.FleetLoads.{name}": (now_ns if name in moments else 1).to_bytes(8, "little")
+            for name in COLUMNS
+        },
         "fulcrum.telemetry.v1.StepColumns.start_unix_ns": (now_ns - 10**7).to_bytes(8, "little"),
         "fulcrum.telemetry.v1.StepColumns.end_unix_ns": now_ns.to_bytes(8, "little"),
     }
