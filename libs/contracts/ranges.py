@@ -75,7 +75,7 @@ _COUNTS: Final = ("completed", "failed")
 RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "common.v1.Worker": {
         "gpus": Range(0, MOST_GPUS), "nodes": Range(0, MOST_GPUS), "gpu_uuids": Length(1_024), "gpu_share": _SHARE,
-        "node": _NAME, "group": _NAME,
+        "node": _NAME, "group": _NAME, "incarnation": ANY,
     },
     "common.v1.Capabilities": {
         "block_size_tokens": Range(0, 2**16), "kv_blocks": Range(0, 2**31), "kv_block_bytes": Range(0, 2**40),
