@@ -1,16 +1,52 @@
-"""Records as they are on the broker: protobuf bytes, the key's text, and a header that names the message. Pure."""
+"""Records as they are on the broker: protobuf bytes, the key's text, and a header that names the message."""
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
+import structlog
 from google.protobuf.message import DecodeError, Message
 
 from libs.bus.buffer import Outgoing
 from libs.bus.port import Record
+from libs.contracts.ranges import fault_of
 from libs.contracts.topics import Topic
 
+log = structlog.get_logger()
+
 SCHEMA_HEADER = "schema"
+UNREADABLE: Final = "unreadable"
+"""The reason of a record whose header does not name the topic's message, or whose bytes are none."""
+LOG_EVERY_S: Final = 10.0
+"""Between two lines about skipped records of one topic."""
+
+
+class SkippedRecords:
+    """Count the records that a reader skips, by topic and reason; log them at a bounded rate.
+
+    A reason is `UNREADABLE`, or the field that is out of its range.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._now_s = now_s
+        self._logged: dict[str, tuple[float, int]] = {}
+        """When a line was written, and how many had been skipped by then, by topic."""
+
+    def add(self, topic: Topic, reason: str, partition: int, offset: int) -> None:
+        """Count a record."""
+        self.counts[topic.stem, reason] += 1
+        now_s, (logged_s, known) = self._now_s(), self._logged.get(topic.stem, (-LOG_EVERY_S, 0))
+        if now_s - logged_s < LOG_EVERY_S:
+            return
+        skipped = sum(count for (stem, _), count in self.counts.items() if stem == topic.stem)
+        self._logged[topic.stem] = now_s, skipped
+        log.warning(
+            "records are skipped: nobody of this suite writes such", topic=topic.stem, reason=reason,
+            partition=partition, offset=offset, skipped=skipped - known,
+        )  # fmt: skip
 
 
 def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
@@ -25,22 +61,28 @@ def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
     )
 
 
-def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Message | None:
-    """The topic's message; None when the header does not name it or the bytes are not one."""
-    if value is not None and topic.wraps:
-        return topic.value(**{topic.wraps: value})
-    if value is None or (SCHEMA_HEADER, _schema(topic)) not in headers:
-        return None
-    try:
-        return topic.value.FromString(value)
-    except DecodeError:
-        return None
-
-
-def to_record(topic: Topic, raw: Any) -> Record | None:
-    """What aiokafka read, as a record of its topic; None where `decode` has none."""
-    value = decode(topic, raw.value, raw.headers)
+def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Message | str:
+    """The topic's message, or the reason why a record is skipped: see `SkippedRecords`."""
     if value is None:
+        return UNREADABLE
+    if topic.wraps:
+        message = topic.value(**{topic.wraps: value})
+    elif (SCHEMA_HEADER, _schema(topic)) in headers:
+        try:
+            message = topic.value.FromString(value)
+        except DecodeError:
+            return UNREADABLE
+    else:
+        return UNREADABLE
+    return fault_of(message, len(value)) or message
+
+
+def to_record(topic: Topic, raw: Any, skipped: SkippedRecords | None) -> Record | None:
+    """What aiokafka read, as a record of its topic; None where `decode` has none, which is counted in `skipped`."""
+    value = decode(topic, raw.value, raw.headers)
+    if isinstance(value, str):
+        if skipped is not None:
+            skipped.add(topic, value, raw.partition, raw.offset)
         return None
     return Record(topic, (raw.key or b"").decode(errors="replace"), value, raw.partition, raw.offset)
 

@@ -23,5 +23,12 @@ class BusCollector(Collector):
         yield CounterMetricFamily(
             names.BUS_DROPPED_TOTAL, "Records given up because the buffer was full.", stats.dropped
         )
-        yield CounterMetricFamily(names.BUS_UNDECODABLE_TOTAL, "Records skipped as unreadable.", stats.undecodable)
+        skipped = CounterMetricFamily(
+            names.BUS_SKIPPED_TOTAL,
+            "Records skipped as unreadable, or for the field that is out of its range.",
+            labels=("topic", "reason"),
+        )
+        for labels, count in sorted(stats.skipped.items()):
+            skipped.add_metric(labels, count)
+        yield skipped
         yield GaugeMetricFamily(names.BUS_BUFFERED_RECORDS, "Records that the broker has not taken.", stats.buffered)

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
 from libs.bus.clients import at_once, quiet_client_log
-from libs.bus.codec import encode
+from libs.bus.codec import SkippedRecords, encode
 from libs.bus.port import BusStats, Record, Wanted
 from libs.bus.security import Brokers
 from libs.bus.sender import Sender
@@ -49,7 +49,8 @@ class KafkaBus:
         self._client_id = client_id
         self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records))
         self._gather_ms = gather_ms
-        self._undecodable = 0
+        self.skipped = SkippedRecords()
+        """Of all subscriptions."""
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
@@ -85,7 +86,7 @@ class KafkaBus:
             from_start=from_start,
             since_unix_ns=since_unix_ns,
             wanted=wanted,
-            on_undecodable=self._count_undecodable,
+            skipped=self.skipped,
             gather_ms=self._gather_ms,
         )
         return subscription.records(lambda: self._closed)
@@ -96,7 +97,7 @@ class KafkaBus:
             published=self._sender.published,
             dropped=self._sender.dropped,
             buffered=self._sender.buffered,
-            undecodable=self._undecodable,
+            skipped=self.skipped.counts,
         )
 
     async def close(self) -> None:
@@ -108,6 +109,3 @@ class KafkaBus:
         await self._tasks.close()
         if self._sender.buffered:
             log.warning("records were not sent", records=self._sender.buffered)
-
-    def _count_undecodable(self) -> None:
-        self._undecodable += 1

@@ -17,7 +17,7 @@ from libs.bus.clients import (
     open_producer,
     read_span,
 )
-from libs.bus.codec import SCHEMA_HEADER, encode
+from libs.bus.codec import SCHEMA_HEADER, SkippedRecords, encode
 from libs.bus.lanes import LANE_ERRORS, Lanes
 from libs.bus.offsets import committed_offsets
 from libs.bus.port import Record
@@ -40,11 +40,12 @@ ASK_TIMEOUT_S = 6.0
 class KafkaWork:
     """WorkBus over the brokers at `bootstrap`; `member`: a name of this process that no other one has."""
 
-    def __init__(self, bootstrap: Brokers, cluster: str, member: str) -> None:
+    def __init__(self, bootstrap: Brokers, cluster: str, member: str, skipped: SkippedRecords | None = None) -> None:
+        """`skipped`: where records are counted that nobody of the suite writes."""
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._member = member
-        self._undecodable = 0
+        self._skipped = skipped or SkippedRecords()
 
     async def send(self, topic: Topic, value: Message) -> None:
         """Publish, and wait until the broker has it; raises BrokerUnavailable. Rare: each call has a connection."""
@@ -109,7 +110,7 @@ class KafkaWork:
             self._cluster,
             self._member,
             from_start=True,
-            on_undecodable=self._count_undecodable,
+            skipped=self._skipped,
             since=since,
             on_replayed=on_replayed,
         )
@@ -181,7 +182,7 @@ class KafkaWork:
                 consumer=consumer,
                 uncommitted=uncommitted,
                 handle=handle,
-                on_undecodable=self._count_undecodable,
+                skipped=self._skipped,
             )
             consumer.subscribe([topic.name(self._cluster)], listener=lanes)
             try:
@@ -197,9 +198,6 @@ class KafkaWork:
 
     def _group(self, group: str) -> str:
         return f"fulcrum.{self._cluster}.{group}"
-
-    def _count_undecodable(self) -> None:
-        self._undecodable += 1
 
 
 def _unavailable(error: BaseException) -> BrokerUnavailable:

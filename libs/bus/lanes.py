@@ -1,7 +1,7 @@
 """The partitions that this member of a group has, each with transactions that are its alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -10,7 +10,7 @@ from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway
-from libs.bus.codec import to_record
+from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import Record
 from libs.bus.security import Brokers
 from libs.bus.transactions import Transactions
@@ -39,7 +39,7 @@ class KafkaLane:
         consumer: AIOKafkaConsumer,
         transactions: Transactions,
         end: int,
-        on_undecodable: Callable[[], None],
+        skipped: SkippedRecords,
     ) -> None:
         """`end`: where the partition ended when the lane began."""
         self._topic = topic
@@ -47,7 +47,7 @@ class KafkaLane:
         self._consumer = consumer
         self._transactions = transactions
         self.end = end
-        self._on_undecodable = on_undecodable
+        self._skipped = skipped
         self.note: str = transactions.committed.metadata
         self.replayed = False
 
@@ -65,7 +65,9 @@ class KafkaLane:
             found = await self._consumer.getmany(
                 self._partition, timeout_ms=1 if at_once else POLL_MS, max_records=MAX_POLL_RECORDS
             )
-            batch = [record for raw in found.get(self._partition, ()) if (record := self._record(raw)) is not None]
+            raws = found.get(self._partition, ())
+            records = (to_record(self._topic, raw, self._skipped) for raw in raws)
+            batch = [record for record in records if record is not None]
             empty_polls = 0 if batch else empty_polls + 1
             stalled = empty_polls % STALL_POLLS == STALL_POLLS - 1
             if not self.replayed or stalled:
@@ -91,12 +93,6 @@ class KafkaLane:
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._transactions.commit(produced, offset)
 
-    def _record(self, raw: object) -> Record | None:
-        record = to_record(self._topic, raw)
-        if record is None:
-            self._on_undecodable()
-        return record
-
 
 class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """Opens a lane for each partition that the group deals to this member, and closes those that it takes away."""
@@ -113,7 +109,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         consumer: AIOKafkaConsumer,
         uncommitted: AIOKafkaConsumer,
         handle: Handle,
-        on_undecodable: Callable[[], None],
+        skipped: SkippedRecords,
     ) -> None:
         """`uncommitted`: of no partition; it knows where they end when open transactions count."""
         self._bootstrap = bootstrap
@@ -125,7 +121,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         self._consumer = consumer
         self._uncommitted = uncommitted
         self._handle = handle
-        self._on_undecodable = on_undecodable
+        self._skipped = skipped
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -177,7 +173,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                 consumer=self._consumer,
                 transactions=transactions,
                 end=(await self._uncommitted.end_offsets([partition]))[partition],
-                on_undecodable=self._on_undecodable,
+                skipped=self._skipped,
             )
             log.info("lane is open", topic=self._topic.stem, partition=partition.partition, offset=begins)
             await self._handle(lane)

@@ -35,7 +35,7 @@ class KafkaBackReader:
         """Records from `start` to before `end`, both of what is held; raises one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         async for raw in read_span(self._consumer, part, start, end):
-            if (record := to_record(topic, raw)) is not None:  # unreadable ones count where they are read first
+            if (record := to_record(topic, raw, None)) is not None:  # unreadable ones count where they are read first
                 yield record
 
 
@@ -62,7 +62,7 @@ class KafkaLiveBus(KafkaBus):
             from_start=False,
             since_unix_ns=since_unix_ns,
             wanted=wanted,
-            on_undecodable=self._count_undecodable,
+            skipped=self.skipped,
             gather_ms=gather_ms or self._gather_ms,
             jumps=Jumps(jumping, BEHIND_S, on_gap),
         )

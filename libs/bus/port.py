@@ -1,8 +1,8 @@
 """The bus port: what services ask of Kafka. One contract suite runs over the embedded broker and a real one."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message
@@ -31,8 +31,8 @@ class BusStats:
     dropped: int
     """Oldest records given up because the buffer was full while the broker was away."""
     buffered: int
-    undecodable: int
-    """Records skipped because they are not the topic's message."""
+    skipped: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Records that nobody of the suite writes, by topic and reason: see `libs.bus.codec.SkippedRecords`."""
 
 
 class Gap(NamedTuple):

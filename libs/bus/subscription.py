@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
-from libs.bus.codec import to_record
+from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
 from libs.bus.security import Brokers
 from libs.contracts.topics import Topic
@@ -80,7 +80,7 @@ class Subscription:
         client_id: str,
         *,
         from_start: bool,
-        on_undecodable: Callable[[], None],
+        skipped: SkippedRecords,
         since: Sequence[int] = (),
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
@@ -95,7 +95,7 @@ class Subscription:
         self._cluster = cluster
         self._client_id = client_id
         self._from_start = from_start
-        self._on_undecodable = on_undecodable
+        self._skipped = skipped
         self._since = since
         self._since_unix_ns = since_unix_ns
         self._wanted = wanted
@@ -151,11 +151,8 @@ class Subscription:
                 topic = self._topics[partition.topic]
                 for raw in batch:
                     self._positions[partition] = raw.offset + 1
-                    record = to_record(topic, raw)
-                    if record is None:
-                        self._on_undecodable()
-                        continue
-                    yield record
+                    if (record := to_record(topic, raw, self._skipped)) is not None:
+                        yield record
 
     async def _check(
         self,

@@ -109,7 +109,7 @@ POOL_ACTIVE_MODELS: Final = "fulcrum_pool_active_models"
 
 BUS_PUBLISHED_TOTAL: Final = "fulcrum_bus_published_total"
 BUS_DROPPED_TOTAL: Final = "fulcrum_bus_dropped_total"
-BUS_UNDECODABLE_TOTAL: Final = "fulcrum_bus_undecodable_total"
+BUS_SKIPPED_TOTAL: Final = "fulcrum_bus_skipped_total"
 BUS_BUFFERED_RECORDS: Final = "fulcrum_bus_buffered_records"
 
 GATEWAY_BATCH_LINES: Final = "fulcrum_gateway_batch_lines_total"

@@ -21,6 +21,8 @@ HEARD_NS: Final = 900_000_000_000
 """Over a longer stretch without a record it is not known when what arrived did: its bins count as not heard."""
 MOST_SPREAD_BINS: Final = 1440
 """Of a stretch; what arrived in a longer one is laid over its last bins."""
+MOST_SPREAD: Final = 16_384
+"""Bins times rows of a stretch: what one record costs. One of more rows is laid over fewer bins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +122,16 @@ class DemandFold:
 
 def _shares(before: Mark, after: Mark, bin_ns: int) -> Iterator[tuple[int, int, dict[DemandKey, Counts]]]:
     """(bin, ns of it, what arrived then); all rows add up to the difference exactly."""
-    start_ns = max(before.at_ns, after.at_ns - MOST_SPREAD_BINS * bin_ns)
-    span_ns = after.at_ns - start_ns
-    if span_ns <= 0:
-        return
     more = {}
     for key, counts in after.rows.items():
         grown = Counts(*(max(each, 0) for each in counts.minus(before.rows.get(key, NOTHING))))
         if any(grown):
             more[key] = grown
+    bins = min(MOST_SPREAD_BINS, MOST_SPREAD // max(len(more), 1))
+    start_ns = max(before.at_ns, after.at_ns - bins * bin_ns)
+    span_ns = after.at_ns - start_ns
+    if span_ns <= 0:
+        return
     done: dict[DemandKey, Counts] = {}
     for number in range(start_ns // bin_ns, (after.at_ns - 1) // bin_ns + 1):
         end_ns = min((number + 1) * bin_ns, after.at_ns)

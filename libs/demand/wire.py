@@ -7,8 +7,6 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandCount, DemandTo
 from libs.demand.counts import MAX_ROWS, OTHER, Counts, DemandKey
 from libs.demand.fold import GatewayKey, Mark
 
-MAX_COUNT: Final = 1 << 60
-"""Of a gateway: more is nonsense, and is cut."""
 MAX_NAME_CHARS: Final = 200
 
 
@@ -41,5 +39,5 @@ def mark_of(message: DemandTotals) -> tuple[GatewayKey, Mark]:
     for each in message.counts[: MAX_ROWS * 2]:
         names = (each.model, each.service_class, each.tenant)
         key = DemandKey(*(name[:MAX_NAME_CHARS] or OTHER for name in names))
-        rows[key] = Counts(*(min(getattr(each, name), MAX_COUNT) for name in Counts._fields))
+        rows[key] = Counts(*(getattr(each, name) for name in Counts._fields))
     return (message.gateway_id, message.incarnation), Mark(message.told_unix_ns, rows)

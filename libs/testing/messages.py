@@ -1,7 +1,8 @@
-"""Hypothesis strategies for protobuf messages of any type, with values at the edges of what the wire can carry."""
+"""Protobuf messages of any type with values at the edges of what the wire can carry: Hypothesis strategies, and every
+message that differs from a plain one in a single field."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -107,3 +108,114 @@ def _scalar(field: Any) -> st.SearchStrategy[Any]:
             return st.sampled_from([*numbers, max(numbers) + 1, 2**31 - 1, -1])
         case _:
             raise AssertionError(f"{field.full_name}: no strategy for type {field.type}")
+
+
+MANY: Final = 2_000
+"""Elements of a list that is much longer than any of ours."""
+LONG_CHARS: Final = 100_000
+
+
+def plain(kind: type[M], known: Mapping[str, Any] | None = None) -> M:
+    """A message with something in every field: 1, "a", one element. `known`: values by full or bare field name."""
+    message: M = _plain(kind.DESCRIPTOR, known or {})
+    return message
+
+
+def extremes(base: M) -> Iterator[tuple[str, M]]:
+    """Yield copies of a message that have one field, at any depth, at an end of its type; with its name and value."""
+    for path in _paths(base.DESCRIPTOR):
+        field = path[-1]
+        for value in _ends(field):
+            copy = type(base)()
+            copy.CopyFrom(base)
+            place = _place(copy, path[:-1])
+            try:
+                _put(place, field, value)
+            except (TypeError, ValueError):  # which the wire cannot carry
+                continue
+            yield f"{'.'.join(each.name for each in path)} {str(value)[:40]}", copy
+
+
+def _plain(descriptor: Any, known: Mapping[str, Any]) -> Any:
+    message = GetMessageClass(descriptor)()
+    taken: set[str] = set()
+    for field in descriptor.fields:
+        oneof = field.containing_oneof
+        if oneof is not None and len(oneof.fields) > 1 and oneof.name not in known.get("", ()):
+            if oneof.name in taken:
+                continue
+            taken.add(oneof.name)
+        _put(message, field, known.get(field.full_name, known.get(field.name, _usual(field, known))))
+    return message
+
+
+def _usual(field: Any, known: Mapping[str, Any]) -> Any:
+    if _is_map(field):
+        return {"a": "a"}
+    if field.message_type:
+        one = _plain(field.message_type, known)
+    elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+        one = "a" if field.type == FieldDescriptor.TYPE_STRING else b""
+    else:
+        one = 1
+    return [one] if field.is_repeated else one
+
+
+def _paths(descriptor: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for field in descriptor.fields:
+        yield (*above, field)
+        if field.message_type and not _is_map(field):
+            yield from _paths(field.message_type, (*above, field))
+
+
+def _place(message: Any, path: tuple[Any, ...]) -> Any:
+    """The part that a path leads to, of a list the first element."""
+    for field in path:
+        message = getattr(message, field.name)
+        if field.is_repeated:
+            message = message[0] if message else message.add()
+        else:
+            message.SetInParent()
+    return message
+
+
+def _put(message: Any, field: Any, value: Any) -> None:
+    place = getattr(message, field.name)
+    if _is_map(field):
+        place.clear()
+        place.update(value)
+    elif field.is_repeated:
+        many = list(place[:1]) * MANY if value is MANY else list(value)
+        del place[:]
+        place.extend(many)
+    elif field.message_type:
+        place.CopyFrom(value)
+    else:
+        setattr(message, field.name, value)
+
+
+def _ends(field: Any) -> list[Any]:
+    if _is_map(field):
+        return [{str(number): "a" for number in range(MANY)}, {"a" * LONG_CHARS: "a"}, {"a": "a" * LONG_CHARS}]
+    if field.message_type:
+        return [MANY] if field.is_repeated else []
+    ends = _scalar_ends(field.type)
+    return [[end] for end in ends] + [[ends[-1]] * MANY] if field.is_repeated else ends
+
+
+def _scalar_ends(kind: int) -> list[Any]:
+    match kind:
+        case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_FIXED32:
+            return [0, 2**31, 2**32 - 1]
+        case FieldDescriptor.TYPE_UINT64 | FieldDescriptor.TYPE_FIXED64:
+            return [0, 2**49, 2**53, 2**62 - 1, 2**63 - 1, 2**63, 2**64 - 1]
+        case FieldDescriptor.TYPE_SINT32 | FieldDescriptor.TYPE_INT32 | FieldDescriptor.TYPE_ENUM:
+            return [0, -(2**31), 2**31 - 1]
+        case FieldDescriptor.TYPE_FLOAT | FieldDescriptor.TYPE_DOUBLE:
+            return [0.0, -1.0, 1e38, float("inf"), float("-inf"), float("nan")]
+        case FieldDescriptor.TYPE_STRING:
+            return ["", "\x00\x1b[31m\n", "ff/ff/ff", "/v1/\U0010ffff", "a" * LONG_CHARS]
+        case FieldDescriptor.TYPE_BYTES:
+            return [b"", b"\xff" * 7, b"\xff" * 8, b"\xff" * 80_000]
+        case _:
+            return [False, True]

@@ -62,7 +62,7 @@ async def main(service: Service[GatewaySettings]) -> None:
         tasks.spawn("memory", give_memory_back())
         tasks.spawn("keys", follow_keys(store, table, service.clock))
         files = await stack.enter_async_context(_open_files(settings))
-        batch = BatchPorts(KafkaWork(brokers_of(settings), settings.cluster, settings.id), files)
+        batch = BatchPorts(KafkaWork(brokers_of(settings), settings.cluster, settings.id, bus.skipped), files)
         ports = GatewayPorts(bus, registry, index, batch, models, table, ledger, responses=responses, key_store=store)
         opening = open_gateway(
             settings=settings, ports=ports, catalog=catalog, sock=sock, clock=service.clock, tasks=tasks

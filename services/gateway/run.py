@@ -13,6 +13,7 @@ from random import SystemRandom
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
+from libs.bus.collector import BusCollector
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.contracts.protocol import OLDEST, PROTOCOL
@@ -123,6 +124,7 @@ async def open_gateway(
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
+    metrics.registry.register(BusCollector(ports.bus))
     fleet = _fleet(settings, transport, metrics, tasks, clock)
     demand = DemandTeller(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from libs.contracts.ranges import MOST_JOB_LINES
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.policy.gateway.routing import PolicyName
 from libs.policy.gateway.silence import MAX_SILENT_MS, SILENT_MS
@@ -142,7 +143,7 @@ class GatewaySettings(HttpSettings):
     nothing else."""
     file_max_bytes: int = Field(512 * 1024**2, ge=1024)
     """Bound of one file that is uploaded."""
-    batch_max_lines: int = Field(1_000_000, ge=1)
+    batch_max_lines: int = Field(1_000_000, ge=1, le=MOST_JOB_LINES)
     """Lines that a batch's file may have."""
     batch_share: float = Field(0.75, gt=0, le=1)
     """Share of the workers' sequence slots, as this gateway sees them, that batch lines may use."""

@@ -59,6 +59,11 @@ class PlannerStore(Protocol):
         """Remember something under a name; whether that worked."""
         ...
 
+    @property
+    def lead_fault(self) -> str:
+        """Why the last `lead` was UNKNOWN, and what to do; empty where it was not."""
+        ...
+
     async def lead(self, who: str) -> Lead:
         """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""
         ...

@@ -51,9 +51,12 @@ class LeaderLease:
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self._until_s = float("inf")
+        self.fault = ""
+        """Why nobody knows who leads, while that is so."""
 
-    def take(self, found: Lead, asked_s: float) -> None:
+    def take(self, found: Lead, asked_s: float, fault: str = "") -> None:
         """What the store answered; where it did not, what was known holds until the lease has run out."""
+        self.fault = fault
         if found is not Lead.UNKNOWN:
             self._lead, self._until_s = found, asked_s + LEASE_MS / 1000
 
@@ -75,7 +78,8 @@ async def lead_forever(
             asked_s, before = loop.time(), lease.at(loop.time())
             found = await store.lead(who)
             settled = found is Lead.UNKNOWN or found is before is Lead.OURS or await settle()
-            lease.take(found if settled else Lead.UNKNOWN, asked_s)
+            fault = store.lead_fault if settled else "what the planners keep in Redis cannot be read"
+            lease.take(found if settled else Lead.UNKNOWN, asked_s, fault)
             await asyncio.sleep(LEAD_EVERY_S)
     finally:
         await store.follow(who)
@@ -104,7 +108,7 @@ async def decide_forever(
         began_s = loop.time()
         heard = news.is_set()
         news.clear()
-        state.lead = lease.at(began_s)
+        state.lead, state.lead_fault = lease.at(began_s), lease.fault
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
         due = is_due(at_rest=state.at_rest, since_s=began_s - decided_s, period_s=period_s)
         if decides and (due or heard):

@@ -113,6 +113,8 @@ class PlannerState:
         """Of requests, as metrics services report them."""
         self.lead = Lead.OURS
         """Whether it decides, of the planners that share its cluster; where nobody knows, it acts on nothing."""
+        self.lead_fault = ""
+        """Why nobody knows who leads."""
         self.may_ask = True
         """Whether workers would do what it asks: not without the suite's token."""
         self.ledger = RegretLedger()
@@ -213,7 +215,7 @@ class PlannerState:
         observed = self._observe(self._role_planner.as_asked(self.view), now_ns)
         snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
-        acts = self.identity.mode == MODE_AUTO and self.lead is Lead.OURS and self.may_ask
+        acts = self.identity.mode == MODE_AUTO and not self.idle_because
         self.plans = self._role_planner.decide(observed.models, self.limits, now_ns, acts=acts, wishes=self.wishes)
         self.ledger.enter(self.plans, now_ns, acts=acts)
         looked_at = self._look_again(now_ns)
@@ -311,10 +313,22 @@ class PlannerState:
         decision.planner_id = self.identity.planner_id
         decision.incarnation = self.identity.incarnation
         decision.mode = self.identity.mode
+        decision.leads, decision.idle_because = self.lead is Lead.OURS, self.idle_because
         decision.sequence = sum(self.published.values())
         decision.decided_unix_ns = now_ns
         self.decisions.append(decision)
         return decision
+
+    @property
+    def idle_because(self) -> str:
+        """Why mode auto carries nothing out, in words; empty where it does, and in other modes."""
+        if self.identity.mode != MODE_AUTO:
+            return ""
+        if self.lead is Lead.UNKNOWN:
+            return f"nobody leads: {self.lead_fault or 'Redis has not said yet which planner does'}"
+        if self.lead is Lead.ANOTHERS:
+            return "another planner leads"
+        return "" if self.may_ask else "it has no token that workers take: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE"
 
     def not_live(self, now_ns: int) -> str | None:
         """What the planner does not hear of, in words; None when all is well."""
@@ -325,7 +339,8 @@ class PlannerState:
         elif age_ns > STALE_NS:
             reasons.append(f"the registry has been silent for {age_ns / 1e9:.1f} s: workers are those last known")
         if self.lead is Lead.UNKNOWN:
-            reasons.append("Redis does not say which planner leads: decisions are reported and not carried out")
+            fault = f" ({self.lead_fault})" if self.lead_fault else ""
+            reasons.append(f"Redis does not say which planner leads{fault}: decisions are reported and not carried out")
         heard_ns = self.view.latest_arrival_ns or self.started_ns
         if self.workers and now_ns - heard_ns > STALE_NS:
             reasons.append(

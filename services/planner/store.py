@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 import structlog
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
@@ -35,6 +35,7 @@ class RedisPlannerStore:
         self._cluster = cluster
         self._lead_key = keys.planner_lead(cluster)
         self._lead = self._redis.register_script(_LEAD)
+        self.lead_fault = ""
 
     async def load(self) -> KeptSettings | None:
         """What was last kept; None where Redis does not answer."""
@@ -71,8 +72,14 @@ class RedisPlannerStore:
         try:
             async with asyncio.timeout(LEAD_TIMEOUT_S):
                 taken = await self._lead(keys=[self._lead_key], args=[who, LEASE_MS])
-        except (RedisError, OSError, TimeoutError):
+        except ResponseError as error:
+            # Of another type, for one: nobody can take it, and it is not ours to delete what somebody else wrote.
+            self.lead_fault = f"Redis refuses the key {self._lead_key} ({error}): delete the key if it is no lease"
             return Lead.UNKNOWN
+        except (RedisError, OSError, TimeoutError):
+            self.lead_fault = "Redis does not answer"
+            return Lead.UNKNOWN
+        self.lead_fault = ""
         return Lead.OURS if taken else Lead.ANOTHERS
 
     async def follow(self, who: str) -> None:

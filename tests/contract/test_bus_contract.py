@@ -15,9 +15,10 @@ from libs.bus.buffer import MAX_BUFFERED_RECORDS
 from libs.bus.clients import open_admin
 from libs.bus.codec import SCHEMA_HEADER
 from libs.bus.port import Bus, Record, Wanted
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
-from libs.contracts.topics import ALL, DECISIONS, REQUESTS, STEPS, Topic
+from libs.contracts.topics import ALL, BATCH_RESULTS, DECISIONS, REQUESTS, STEPS, Topic
 from libs.testing.contract.brokers import Broker, KafkaUnderTest
 from libs.testing.servers.stores import KafkaServer
 from libs.testing.wait import until
@@ -182,12 +183,12 @@ async def test_every_subscriber_reads_every_record(broker: Broker, cluster: str,
 
 
 async def test_big_values_pass_and_one_beyond_the_bound_holds_up_nothing(bus: Bus) -> None:
-    big, too_big = "x" * 900_000, "x" * 1_100_000
-    async with reading(bus, [DECISIONS]) as records:
-        for reason in ("first", big, too_big, "last"):
-            bus.publish(DECISIONS, Decision(planner_id="p", reason=reason))
+    big, too_big = b"x" * 900_000, b"x" * 1_100_000
+    async with reading(bus, [BATCH_RESULTS]) as records:
+        for answer in (b"first", big, too_big, b"last"):
+            bus.publish(BATCH_RESULTS, Result(job_id="p", answer=answer))
         await until(lambda: len(records) == 3)
-    assert [record.value.reason for record in records if isinstance(record.value, Decision)] == ["first", big, "last"]
+    assert [record.value.answer for record in records if isinstance(record.value, Result)] == [b"first", big, b"last"]
     assert bus.stats().dropped == 1
 
 
@@ -199,7 +200,7 @@ async def test_records_that_are_not_the_topics_message_are_skipped_and_counted(
     async with reading(bus, [STEPS]) as records:
         await broker.put(STEPS.name(cluster), strange)
         publish_steps(bus, range(1))
-        await until(lambda: steps(records) == [0] and bus.stats().undecodable == 4)
+        await until(lambda: steps(records) == [0] and bus.stats().skipped == {("steps.v2", "unreadable"): 4})
     assert len(records) == 1
 
 
@@ -374,9 +375,9 @@ async def test_aborted_records_are_not_read(kafka: KafkaServer, cluster: str) ->
 async def test_many_large_records_that_nobody_reads_yet_are_kept(bus: Bus) -> None:
     size_bytes, count = 500_000, 30
     for number in range(count):
-        bus.publish(DECISIONS, Decision(planner_id="p", sequence=number, reason="x" * size_bytes))
+        bus.publish(BATCH_RESULTS, Result(job_id="p", place=number, answer=b"x" * size_bytes))
     await until(lambda: bus.stats().buffered == 0)
-    async with reading(bus, [DECISIONS]) as records:
-        read = lambda: [record.value.sequence for record in records if isinstance(record.value, Decision)]  # noqa: E731
+    async with reading(bus, [BATCH_RESULTS]) as records:
+        read = lambda: [record.value.place for record in records if isinstance(record.value, Result)]  # noqa: E731
         await until(lambda: count - 1 in read())
         assert read() == list(range(count))

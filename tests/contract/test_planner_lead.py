@@ -7,15 +7,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO, MODE_OFF
+from libs.contracts import keys
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO, MODE_OFF, Decision
+from libs.runtime.redis import make_redis
+from libs.runtime.tasks import end
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
+from services.metrics.status.planner_news import PlannerNews, PlannerStatus
 from services.planner.http.admin import Admin
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
 from services.planner.kept import LEASE_MS, Lead
-from services.planner.loop import LeaderLease, lead_forever
+from services.planner.loop import LeaderLease, decide_forever, lead_forever
 from services.planner.run import settle
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
@@ -106,3 +110,40 @@ async def test_whoever_takes_the_lead_takes_mode_and_limits_with_it_and_none_bef
     assert (state.identity.mode, state.limits.pinned) == (MODE_OFF, {"d"})
     for each in (store, away):
         await each.close()
+
+
+async def test_the_status_names_no_leader_while_the_lead_is_of_another_type(redis: Any, cluster: str) -> None:
+    """And says what to do; once that is done the planner leads, and the status says so."""
+    raw, store = make_redis(redis.url, timeout_ms=1000), RedisPlannerStore(redis.url, cluster)
+    await raw.rpush(keys.planner_lead(cluster), "somebody else's")
+    state, clock = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1), ManualClock()
+    lease, bus, loop = LeaderLease(Lead.UNKNOWN), RecordingBus(), asyncio.get_running_loop()
+    working = [
+        asyncio.create_task(lead_forever(store, state, lease, settled)),
+        asyncio.create_task(decide_forever(bus, state, clock, period_s=0.02, lease=lease, news=asyncio.Event())),
+    ]
+
+    async def told(acts: bool) -> PlannerStatus:
+        news = PlannerNews()
+        async with asyncio.timeout(TAKEOVER_S):
+            while True:
+                clock.advance_ms(1100)
+                await asyncio.sleep(0.02)
+                for decision in bus.published:
+                    assert isinstance(decision, Decision)
+                    news.take(decision, clock.now_ns())
+                status = news.status(clock.now_ns())
+                if status.heard and status.acts == acts and (acts or "delete the key" in status.idle_because):
+                    return status
+
+    nobody = await told(acts=False)
+    assert (nobody.leader, nobody.mode) == (None, "auto")
+    assert "nobody leads" in nobody.idle_because and keys.planner_lead(cluster) in nobody.idle_because
+    assert "delete the key" in (state.not_live(clock.now_ns()) or "")
+    await raw.delete(keys.planner_lead(cluster))
+    somebody = await told(acts=True)
+    assert (somebody.leader, somebody.idle_because) == ("a", "")
+    assert lease.at(loop.time()) is Lead.OURS and lease.fault == ""
+    await end(*working)
+    await raw.aclose()
+    await store.close()

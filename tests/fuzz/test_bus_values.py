@@ -114,7 +114,7 @@ def schema(topic: Topic) -> list[tuple[str, bytes]]:
 
 def records(found: list[tuple[Topic, bytes]]) -> list[Record]:
     decoded = ((topic, decode(topic, value, schema(topic))) for topic, value in found)
-    return [Record(topic, "", value, 0, 0) for topic, value in decoded if value is not None]
+    return [Record(topic, "", value, 0, 0) for topic, value in decoded if not isinstance(value, str)]
 
 
 def answers(client: TestClient, paths: tuple[str, ...]) -> None:

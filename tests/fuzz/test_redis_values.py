@@ -335,7 +335,7 @@ async def test_any_limits_that_were_kept_are_limits_or_none(
         (Worker(address="h:1"), "id"),
         (Worker(id="w0", address="h"), "host:port"),
         (Worker(id="w0", address="unix:/tmp/x:1"), "host:port"),
-        (Worker(id="w0", address="h:1", gpus=2**31), "GPUs"),
+        (Worker(id="w0", address="h:1", gpus=2**31), "gpus"),
         (Worker(id="w0", address="h:1", assignment=Assignment(role=99)), "role 99"),  # type: ignore[arg-type]
         (Worker(id="w0", address="h:1", assignment=Assignment(budget_tokens=2**31)), "budget"),
         (Worker(id="w0", address="h:1", capabilities=Capabilities(kv_blocks=2**32 - 1)), "kv_blocks"),

@@ -65,6 +65,7 @@ class PlannerStateAnswer(msgspec.Struct, frozen=True):
     mode: str | None
     leader: str | None
     acts: bool
+    idle_because: str = ""
     decided_unix_ms: int | None = None
     reason: str = ""
     reason_code: str = ""

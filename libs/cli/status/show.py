@@ -168,6 +168,8 @@ def _planner(status: Status) -> Iterator[Text]:
         yield Text("The planner is not heard: roles stay as they are.", "yellow")
     mode = planner.mode or "in an unknown mode"
     acts = "moves workers by itself" if planner.acts else "moves nothing by itself"
+    if planner.idle_because:
+        acts += f", as {planner.idle_because}"
     when = "" if planner.decided_unix_ms is None else f" {span(now_ms - planner.decided_unix_ms)} ago"
     # What it would do is weighed over another time than the verdict: two commands with two figures answer nothing.
     why = f"; decided{when}: {planner.reason}" if planner.reason and planner.acts else ""

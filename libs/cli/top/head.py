@@ -95,6 +95,8 @@ def _planner(model: TopModel) -> Text:
     if not planner.heard:
         return text.append("the planner is not heard: roles stay as they are", "yellow")
     text.append("planner ", "dim").append(planner.mode or "?")
+    if planner.idle_because:
+        text.append(f", moves nothing, as {planner.idle_because}", "yellow")
     if planner.reason and planner.acts:
         age = "" if planner.decided_unix_ms is None else span(model.status.as_of_unix_ms - planner.decided_unix_ms)
         text.append(f" {age} ago: ", "dim").append(planner.reason)

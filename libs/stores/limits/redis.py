@@ -76,13 +76,14 @@ end
 return 1
 """
 )
+# A count of more than seven digits is nobody's: it would take every place from all others.
 _HOLD: Final = """
 local now = redis.call('TIME')
 local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local found, others = redis.call('HGETALL', KEYS[1]), 0
 for at = 1, #found, 2 do
   local count, ends = string.match(found[at + 1], '^(%d+):(%d+)$')
-  if not count or tonumber(ends) <= now_ms then
+  if not count or #count > 7 or tonumber(ends) <= now_ms then
     redis.call('HDEL', KEYS[1], found[at])
   elseif found[at] ~= ARGV[1] then
     others = others + tonumber(count)

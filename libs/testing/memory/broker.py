@@ -124,6 +124,8 @@ class MemoryBroker(MemoryServer):
         for partition in self.partitions(topic.name(cluster)):
             if partition.span.start > 0:
                 raise LookupError(f"retention has dropped {partition.span.start} records of {topic.stem}")
-            records = (to_record(topic, kept) for kept in partition.read(partition.since(since_unix_ns), partition.end))
+            records = (
+                to_record(topic, kept, None) for kept in partition.read(partition.since(since_unix_ns), partition.end)
+            )
             found += [record.value for record in records if record is not None]
         return found

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer, Outgoing
 from libs.bus.clients import at_once
-from libs.bus.codec import SCHEMA_HEADER, encode
+from libs.bus.codec import SCHEMA_HEADER, SkippedRecords, encode
 from libs.bus.kafka import CLOSE_TIMEOUT_S, START_TIMEOUT_S
 from libs.bus.live import BEHIND_S
 from libs.bus.port import BusStats, Gap, Record, Wanted
@@ -50,7 +50,8 @@ class MemoryBus:
         self._wake = asyncio.Event()
         self._tried = asyncio.Event()
         """Set once a first attempt to connect has ended, well or not."""
-        self._published = self._dropped = self._undecodable = 0
+        self._published = self._dropped = 0
+        self._skipped = SkippedRecords()
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
@@ -110,7 +111,7 @@ class MemoryBus:
     def stats(self) -> BusStats:
         """Counters for metrics."""
         buffered = len(self._buffer) + len(self._in_flight)
-        return BusStats(self._published, self._dropped, buffered, self._undecodable)
+        return BusStats(self._published, self._dropped, buffered, self._skipped.counts)
 
     def unsent(self) -> list[Outgoing]:
         """What is lost when this process is killed now, of what the broker may have nothing of."""
@@ -127,12 +128,7 @@ class MemoryBus:
         await self._tasks.close()
 
     def _connection(self, gather_ms: Callable[[], int] | None = None) -> SharedBroker:
-        return SharedBroker(
-            self._broker, self._cluster, self._clock, self._count_undecodable, gather_ms or self._gather_ms
-        )
-
-    def _count_undecodable(self) -> None:
-        self._undecodable += 1
+        return SharedBroker(self._broker, self._cluster, self._clock, self._skipped, gather_ms or self._gather_ms)
 
     # ------------------------------------------------------------ sending
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from libs.bus.clients import REQUEST_TIMEOUT_MS
-from libs.bus.codec import to_record
+from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, OffsetSpan, Record, Wanted
 from libs.bus.subscription import BACKOFF_FIRST_S, BACKOFF_MAX_S, CHECK_S, MAX_POLL_RECORDS, Jumps
 from libs.contracts.topics import Topic
@@ -34,7 +34,7 @@ class SharedBroker:
     broker: MemoryBroker
     cluster: str
     clock: Clock
-    on_undecodable: Callable[[], None]
+    skipped: SkippedRecords
     gather_ms: Callable[[], int]
 
 
@@ -81,10 +81,7 @@ class MemoryReader:
                 continue
             for part, kept in fetched:
                 self._positions[part] = kept.offset + 1
-                record = to_record(part.topic, kept)
-                if record is None:
-                    self._connection.on_undecodable()
-                else:
+                if (record := to_record(part.topic, kept, self._connection.skipped)) is not None:
                     yield record
             if not fetched and await self._broker.news.past(heard, check_at_s - _now_s()):
                 await asyncio.sleep(self._connection.gather_ms() / 1000)
@@ -165,7 +162,7 @@ class MemoryBackReader:
             most = min(end - start, MAX_POLL_RECORDS)
             batch = await self._ask(lambda: self._partition(topic, partition).read(start, most))  # noqa: B023
             for kept in batch:
-                if kept.offset < end and (record := to_record(topic, kept)) is not None:
+                if kept.offset < end and (record := to_record(topic, kept, None)) is not None:
                     yield record
             start = batch[-1].offset + 1 if batch else end
 

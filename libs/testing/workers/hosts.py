@@ -65,7 +65,7 @@ class RecordingBus:
 
     def stats(self) -> BusStats:
         """Nothing is ever dropped."""
-        return BusStats(published=len(self.published), dropped=0, buffered=0, undecodable=0)
+        return BusStats(published=len(self.published), dropped=0, buffered=0)
 
     async def close(self) -> None:
         """Nothing to send."""

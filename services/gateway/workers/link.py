@@ -18,6 +18,7 @@ from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import check_protocol
+from libs.contracts.ranges import fault_of
 from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
 from libs.perfmodel.priors import prior_speed
@@ -288,6 +289,8 @@ class WorkerLink:
         while (frame := await stream.read()) is not grpc.aio.EOF:
             if frame is None:  # what gRPC makes of bytes that do not parse
                 raise MalformedFrame("its bytes do not parse")
+            if fault := _fault_of(frame):
+                raise MalformedFrame(f"{fault} is out of its range")
             self.silent_ms = 0.0
             self._unheard.clear()
             if frame.HasField("worker") and not self._take_worker(frame.worker):
@@ -370,6 +373,12 @@ class WorkerLink:
         self._leaving.clear()
         self._listener.lost(self, silent=self.left, died=died)
         self._unheard.clear()
+
+
+def _fault_of(frame: pb.WorkerFrame) -> str:
+    """Name what a worker says of itself that is out of its range; its tokens are judged where they are read."""
+    fault = fault_of(frame.worker, frame.worker.ByteSize()) if frame.HasField("worker") else ""
+    return fault or (fault_of(frame.load, 0) if frame.HasField("load") else "")
 
 
 def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from libs.contracts.errors import StartupError
+from libs.contracts.ranges import MOST_INT64
 from libs.demand.counts import NOTHING, OTHER, Counts, DemandKey
 from libs.demand.fold import BinDelta, Deltas, GatewayKey, Mark
 from libs.demand.history import FIELDS, DemandBins, Ints
@@ -29,6 +30,9 @@ TIMES: Final = COARSE_S // FINE_S
 MAX_SERIES: Final = 256
 """Models x classes x tenants that have rows of their own; further tenants are counted as `OTHER`."""
 MAX_MARKS: Final = 256
+MOST_IN_BIN: Final = 2**38
+"""Of anything in a bin, of all gateways together: 4.6 thousand million tokens a second. What is more is cut, so that
+sums over all bins and series fit an int64, however many gateways claim the most that a record may say."""
 COMPRESSED_BYTES: Final = 200
 """Shorter rows are kept as they are."""
 SCHEMA: Final = """
@@ -169,10 +173,14 @@ class DemandFile:
         return (0, {}) if found is None else (found[0], {series: Counts(*row) for series, *row in _unpacked(found[1])})
 
     def _put(self, tier: int, number: int, heard: int, rows: Mapping[int, Counts]) -> None:
-        data = msgspec.msgpack.encode([[series, *counts] for series, counts in rows.items() if any(counts)])
+        cut = ((series, [min(max(each, 0), MOST_IN_BIN) for each in counts]) for series, counts in rows.items())
+        kept = [[series, *counts] for series, counts in cut if any(counts)]
+        data = msgspec.msgpack.encode(kept)
         if len(data) > COMPRESSED_BYTES:
             data = b"z" + zlib.compress(data, 1)
-        self._database.execute("INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, heard, data))
+        self._database.execute(
+            "INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, min(heard, MOST_INT64), data)
+        )
 
     def _id(self, key: DemandKey) -> int:
         if key not in self._ids:

@@ -45,8 +45,11 @@ class PlannerStatus:
     mode: str | None
     """off, advisory or auto; null where it has not been heard."""
     leader: str | None
+    """Null where none is heard, or where none has the lead."""
     acts: bool
     """It gives workers the roles that it decides."""
+    idle_because: str
+    """Why one in mode auto does not; empty where it does, or is not heard."""
     decided_unix_ms: int | None
     reason: str
     reason_code: str
@@ -94,14 +97,16 @@ class PlannerNews:
         newest = self._newest
         heard = newest is not None and now_ns - self._heard_ns < HEARD_NS
         if newest is None:
-            return PlannerStatus(False, None, None, False, None, "", "", self._last_move(now_ns))
+            return PlannerStatus(False, None, None, False, "", None, "", "", self._last_move(now_ns))
         mode = Mode.Name(newest.mode).removeprefix("MODE_").lower() if newest.mode in Mode.values() else "unknown"
         reported = newest.action != ACTION_SET_MODE
+        leads = newest.leads or not newest.HasField("leads")
         return PlannerStatus(
             heard=heard,
             mode=mode,
-            leader=newest.planner_id[:MAX_TEXT],
-            acts=heard and newest.mode == MODE_AUTO,
+            leader=newest.planner_id[:MAX_TEXT] if heard and leads else None,
+            acts=heard and leads and newest.mode == MODE_AUTO and not newest.idle_because,
+            idle_because=newest.idle_because[:MAX_TEXT] if heard else "",
             decided_unix_ms=newest.decided_unix_ns // NS_PER_MS,
             reason=newest.reason[:MAX_TEXT] if reported else "",
             reason_code=newest.reason_code[:MAX_TEXT] if reported else "",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from libs.bus.broker import topic_settings, weak_topics
 from libs.bus.buffer import Buffer, Outgoing
-from libs.bus.codec import decode, encode
+from libs.bus.codec import UNREADABLE, SkippedRecords, decode, encode
 from libs.bus.subscription import Progress, Subscription
 from libs.contracts.errors import QueueFull, RateLimited
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
@@ -89,10 +89,10 @@ def test_a_record_names_its_message_and_is_read_only_as_that() -> None:
     assert (sent.topic, sent.key) == ("fulcrum.local.steps.v2", b"w")
     headers = (("other", b"x"), ("schema", sent.schema))
     assert decode(STEPS, sent.value, headers) == value
-    assert decode(DECISIONS, sent.value, headers) is None
-    assert decode(STEPS, sent.value, ()) is None
-    assert decode(STEPS, b"\xff", headers) is None
-    assert decode(STEPS, None, headers) is None
+    assert decode(DECISIONS, sent.value, headers) == UNREADABLE
+    assert decode(STEPS, sent.value, ()) == UNREADABLE
+    assert decode(STEPS, b"\xff", headers) == UNREADABLE
+    assert decode(STEPS, None, headers) == UNREADABLE
     with pytest.raises(TypeError, match="StepBatch"):
         encode(STEPS, "local", Decision())
 
@@ -146,7 +146,7 @@ async def test_a_partition_whose_taking_over_failed_is_taken_over_at_the_next_tr
         "c",
         "test",
         from_start=False,
-        on_undecodable=lambda: None,
+        skipped=SkippedRecords(),
         wanted=lambda _topic, partition: partition in wanted,
     )
     broker: Any = Broker()

@@ -9,7 +9,8 @@ from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.snapshot import revive
 
 MAX_JOBS = 10_000
-"""Jobs kept in memory. Beyond it the tenant with most finished ones loses its oldest; `view.py` bounds the others."""
+"""Jobs kept in memory. Beyond it the tenant with most finished ones loses its oldest; where none is finished the new
+one is dropped. `view.py` bounds the unfinished ones that gateways accept."""
 MAX_EARLY = 10_000
 """Events kept for jobs that are not known yet. A snapshot is published a moment after it was taken, so a reader that
 begins there reads the events of that moment before the snapshot."""
@@ -24,7 +25,7 @@ class JobBook:
         self._early: dict[str, list[pb.JobEvent]] = {}
         self._early_events = 0
         self.dropped = 0
-        """Events of unknown jobs that were dropped beyond `MAX_EARLY`."""
+        """Events of unknown jobs that were dropped beyond `MAX_EARLY`, and unfinished jobs beyond `MAX_JOBS`."""
 
     def get(self, job_id: str) -> Job | None:
         """The job; None where it is unknown or was dropped."""
@@ -61,22 +62,25 @@ class JobBook:
         self._early.setdefault(event.job_id, []).append(event)
         self._early_events += 1
 
-    def _add(self, job: Job) -> Job:
+    def _add(self, job: Job) -> Job | None:
         early = self._early.pop(job.id, [])
         self._early_events -= len(early)
         for event in early:
             _apply(job, event)
         self._jobs[job.id] = job
         if len(self._jobs) > self._max_jobs:
-            self._drop_one()
-        return job
+            self._drop_one(job)
+        return self._jobs.get(job.id)
 
-    def _drop_one(self) -> None:
-        """Drop the oldest finished job of the tenant that has most of them."""
+    def _drop_one(self, new: Job) -> None:
+        """Drop the oldest finished job of the tenant that has most of them, or `new` where none is finished."""
         finished = [job for job in self._jobs.values() if job.finished]
-        if finished:
-            most, _ = Counter(job.created.tenant for job in finished).most_common(1)[0]
-            del self._jobs[next(job.id for job in finished if job.created.tenant == most)]
+        if not finished:  # no gateway accepts so many that are not finished
+            self.dropped += 1
+            del self._jobs[new.id]
+            return
+        most, _ = Counter(job.created.tenant for job in finished).most_common(1)[0]
+        del self._jobs[next(job.id for job in finished if job.created.tenant == most)]
 
 
 def _apply(job: Job, event: pb.JobEvent) -> None:

@@ -1,6 +1,10 @@
 """The note committed beside a share's offset: which of its lines are answered, and which with an error. Pure."""
 
+import re
 from dataclasses import dataclass
+from typing import Final
+
+_NOTE: Final = re.compile(r"([0-9a-f]{1,2048})/([0-9a-f]{1,2047})")
 
 
 @dataclass(slots=True)
@@ -15,11 +19,12 @@ class ShareNote:
 
     @classmethod
     def read(cls, text: str, lines: int) -> "ShareNote":
-        """Parse a committed note; an empty one means that no line is answered."""
-        if not text:
+        """Parse a committed note; an empty one, or one that is no note, means that no line is answered."""
+        found = _NOTE.fullmatch(text)
+        if not found:
             return cls(lines)
-        answered, failed = (int(part, 16) for part in text.split("/"))
-        return cls(lines, answered, failed)
+        answered = int(found[1], 16) & (1 << lines) - 1
+        return cls(lines, answered, int(found[2], 16) & answered)
 
     def text(self) -> str:
         """The note as it is committed: both bit sets in hexadecimal."""

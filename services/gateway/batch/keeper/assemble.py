@@ -110,11 +110,11 @@ class Assembly:
             self._places = Places(self._lines, b"".join(pieces))
 
     async def _read(self) -> None:
-        if not self._left:
+        if self._left <= 0:
             return
         async for record in self._bus.follow(BATCH_RESULTS, tuple(self._next)):
             await self._take(record)
-            if not self._left:
+            if self._left <= 0:
                 return
             if self._good.open_bytes + self._bad.open_bytes >= self._part_bytes:
                 await self._keep_parts()

@@ -15,6 +15,8 @@ from services.gateway.batch.lines.shares import Cutter, ShareSpan, after
 
 WINDOW_BYTES = 1024 * 1024
 """Bytes of a file read at once; twice as many where they hold no whole share."""
+SHARES_WITHOUT_FILE = 64
+"""Shares of a deleted file that are made at once."""
 
 
 class Dealer:
@@ -117,9 +119,9 @@ class Dealer:
         )
 
     def _without_file(self) -> list[ShareSpan]:
-        """The file is gone, or ends too soon: for runners to say so of each line."""
+        """The next shares of a file that is gone, or ends too soon: runners refuse each line of them."""
         first, lines = self._next(), self.job.lines
-        places = range(first.first_place, lines, SHARE_LINES)
+        places = range(first.first_place, lines, SHARE_LINES)[:SHARES_WITHOUT_FILE]
         return [
             replace(
                 first,

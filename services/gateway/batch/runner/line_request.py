@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 from libs.contracts.classes import BATCH_CLASS
-from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
+from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField, quoted
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.dispatch.dispatcher import Dispatcher
 from libs.keys.table import DEFAULT_TENANT
@@ -90,6 +90,8 @@ class Asker:
         return self._served.has(model)
 
     async def _ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
+        if share.endpoint not in _ROUTES:
+            raise UnsupportedField(f"this gateway has no endpoint {quoted(share.endpoint)}", param="endpoint")
         parse, _ = _ROUTES[share.endpoint]
         asked = parse(line.body)
         if asked.stream:

@@ -59,6 +59,8 @@ def _key(line: BatchLine) -> tuple[str, bytes]:
 
 log = structlog.get_logger()
 
+MAX_LOOKED = 10_000
+"""Jobs of a lane of which it is remembered that all their events were read."""
 COMMIT_PAUSE_S = 0.1
 """Between commits of a lane: answers that come meanwhile leave in one transaction."""
 MAX_WAITING_BYTES = 4 * 1024 * 1024
@@ -96,18 +98,22 @@ class LaneRunner:
     async def work(self, lane: Lane) -> None:
         """Answer the lines of every share of a lane, until cancelled."""
         text = lane.note
-        looked: set[str] = set()
+        looked: dict[str, None] = {}
         async for batch in lane.batches():
             for record in batch:
                 share = record.value
                 assert isinstance(share, Share)
-                if record.offset < lane.end and share.job_id not in looked:
+                # Shares of a job follow it: one that is not known yet may be read a moment later.
+                unsure = record.offset < lane.end or not self._view.knows(share.job_id)
+                if unsure and share.job_id not in looked:
                     await look_back(self._view, self._clock, lane, share.job_id, next_offset=record.offset, note=text)
-                    looked.add(share.job_id)
+                    looked[share.job_id] = None
+                    if len(looked) > MAX_LOOKED:
+                        del looked[next(iter(looked))]
                 notes = (ShareNote.read(text, share.lines), self._view.note(share.job_id, share.number, share.lines))
                 note = max(notes, key=lambda note: note.answered.bit_count())
                 forgotten = share.job_id in looked and not self._view.knows(share.job_id)
-                if note.whole or forgotten:  # which only jobs are that ended long ago
+                if note.whole or forgotten:  # a job that ended long ago, or that nobody created
                     await lane.commit([], next_offset=record.offset + 1)
                 else:
                     await _ShareRun(self, lane, record, share, note).run()

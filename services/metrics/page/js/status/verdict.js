@@ -82,7 +82,7 @@ function drawPlanner(planner, nowMs) {
   $("planner-line").classList.toggle("poor", !planner.heard);
   const parts = [];
   if (!planner.heard) parts.push("The planner is not heard: roles stay as they are");
-  else parts.push(`Planner ${planner.mode ?? "in an unknown mode"}${planner.acts ? ", moves workers by itself" : ", moves nothing by itself"}`);
+  else parts.push(`Planner ${planner.mode ?? "in an unknown mode"}${planner.acts ? ", moves workers by itself" : ", moves nothing by itself"}${planner.idle_because ? `, as ${planner.idle_because}` : ""}`);
   // What it would do is weighed over another time than the verdict: two commands with two figures answer nothing.
   if (planner.reason && planner.acts) parts.push(`decided${planner.decided_unix_ms == null ? "" : ` ${span(nowMs - planner.decided_unix_ms)} ago`}: ${planner.reason}`);
   const move = planner.last_move;

@@ -43,7 +43,7 @@ ACTION_SET_LIMITS: Action
 ACTION_SCALE: Action
 
 class Decision(_message.Message):
-    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation", "reason_code", "model", "changes", "candidates", "measured", "counterfactual", "scale", "advice", "targets")
+    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation", "reason_code", "model", "changes", "candidates", "measured", "counterfactual", "scale", "advice", "targets", "leads", "idle_because")
     PLANNER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class Decision(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     planner_id: str
     incarnation: int
     sequence: int
@@ -88,7 +90,9 @@ class Decision(_message.Message):
     scale: Scale
     advice: Advice
     targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelTarget]
-    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., reason_code: _Optional[str] = ..., model: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[WorkerChange, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., counterfactual: _Optional[_Union[Counterfactual, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ...) -> None: ...
+    leads: bool
+    idle_because: str
+    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., reason_code: _Optional[str] = ..., model: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[WorkerChange, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., counterfactual: _Optional[_Union[Counterfactual, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ..., leads: _Optional[bool] = ..., idle_because: _Optional[str] = ...) -> None: ...
 
 class Counterfactual(_message.Message):
     __slots__ = ("method", "over_ms", "without")
