@@ -1,21 +1,23 @@
 """The demand forecaster: fitted on a history, it predicts arrivals, prompt and output tokens with bands. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
 from libs.policy.forecast.bands import LEVELS, Scale, bands, fit_scale, states_of
-from libs.policy.forecast.blend import learn
+from libs.policy.forecast.blend import LEARNED, Blender, HorizonBlend, checkpoints
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, without_outages
-from libs.policy.forecast.levels import hold
-from libs.policy.forecast.targets import DAY_S, WEEK_S, make_targets
+from libs.policy.forecast.levels import hold, running_means
+from libs.policy.forecast.targets import DAY_S, LENGTH_HALF_LIVES_S, WEEK_S, Targets, make_targets
 
 MOST_BINS: Final = 8064
 """That a fit looks at, the latest: 8 weeks of 10 minutes."""
 _OFFSET: Final = 0.01
-"""Of the median that is not zero, added before logarithms are taken."""
+_OFFSET_OF_MOVES: Final = 0.3
+"""Added before logarithms are taken: at least this share of the median that is not zero, and this of the mean move from
+bin to bin, at most the median. With less, the logarithm of a sparse series is all zeros' noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,19 @@ class Forecast:
     """[horizons, levels] Per second, at `LEVELS`; at least 0, sorted, never nan."""
     notes: tuple[str, ...]
     """What a person should know, e.g. that there is little history."""
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonExplanation:
+    """Candidates behind the forecast of one horizon."""
+
+    horizon: int
+    weights: dict[str, float]
+    """Candidate: its share, those above 2 %, heaviest first."""
+    since_s: float
+    """Begin of the bin since which the first has been the heaviest, in the history's time."""
+    errors: dict[str, float]
+    """Candidate: its mean absolute error, late ones counting more, in units of the series; nan: none is known yet."""
 
 
 class FittedDemand(Protocol):
@@ -51,14 +66,17 @@ class Forecaster(Protocol):
 
 
 class DemandForecaster:
-    """Ours: arrivals by their own levels and seasons, tokens also by what arrivals will do."""
+    """Arrivals by their own levels and seasons, tokens also as arrivals times lengths."""
 
     def fit(self, history: DemandHistory, horizons: tuple[int, ...]) -> "DemandModel":
         """A model for each series; a history may be empty."""
         if not horizons or min(horizons) < 1:
             raise ValueError("horizons are whole bins, at least 1")
         start = max(len(history) - MOST_BINS, 0)
-        models = {name: _fit(history, name, horizons, start) for name in SERIES}
+        arrivals = _fit(history, "requests", horizons, start, None)
+        models: dict[SeriesName, _SeriesModel | None] = {"requests": arrivals}
+        for name in SERIES[1:]:
+            models[name] = _fit(history, name, horizons, start, arrivals)
         return DemandModel(len(history), history.start_s, history.step_s, horizons, models)
 
 
@@ -68,13 +86,13 @@ class _SeriesModel:
 
     first: int
     """First bin that is looked at: before it nothing is known."""
-    offsets: tuple[float, float]
-    """Added before logarithms are taken: to the series, and to the arrivals that drive it (0: none do)."""
-    weights: Floats
-    predicted: Floats
-    """[horizons, fitted bins] What weights learned before each origin said."""
+    offset: float
+    """Added before logarithms are taken."""
+    arrivals: "_SeriesModel | None"
+    """Of the arrivals that tokens come with."""
+    blends: tuple[HorizonBlend, ...]
     scale: Scale
-    targets: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +130,14 @@ class DemandModel:
         model = self.models[name]
         if model is None or not places.size:
             return np.zeros((places.size, len(self.horizons), len(LEVELS)))
-        log, actual, driver = _logs(history, name, model.first, int(places.max()) + 1, model.offsets)
-        targets = make_targets(log, driver, self.horizons, self.step_s, self.fitted - model.first)
-        known = model.predicted.shape[1] - 1  # the weights were learned with the last one
-        following = (targets.values[:, known:] @ model.weights[:, :, None])[:, :, 0]
-        point = np.concatenate([model.predicted[:, :known], following], axis=1)
+        seen = history.before(int(places.max()) + 1)
+        log, actual = _logs(seen, name, model.first, model.offset)
+        point = _points(model, seen, name, self.fitted, log, actual)
         scale = model.scale.at(states_of(log, self.horizons, self.step_s))
         first = int(places.min()) - model.first
         found = bands(point, actual, scale, self.horizons, self.step_s, first=first, fitted=self.fitted - model.first)
         ceiling = np.maximum.accumulate(log)[places - model.first] + 3.0
-        quantiles = np.exp(np.minimum(found[places - model.first - first], ceiling[:, None, None])) - model.offsets[0]
+        quantiles = np.exp(np.minimum(found[places - model.first - first], ceiling[:, None, None])) - model.offset
         return np.asarray(np.maximum(quantiles, 0.0))
 
     def notes(self, history: DemandHistory, name: SeriesName) -> tuple[str, ...]:
@@ -142,52 +158,106 @@ class DemandModel:
             notes.append(f"{1 - known / len(values):.0%} of the bins are not known")
         return tuple(notes)
 
-    def explain(self, name: SeriesName) -> list[dict[str, float]]:
-        """Weights of the candidates behind each horizon, those above 2 %."""
+    def explain(self, name: SeriesName) -> list[HorizonExplanation]:
+        """What carries the forecast of each horizon, heaviest first; empty for a series that has no demand."""
         model = self.models[name]
         if model is None:
-            return [{} for _ in self.horizons]
-        pairs = [dict(zip(model.targets, map(float, row), strict=True)) for row in model.weights]
-        return [{target: round(weight, 3) for target, weight in each.items() if weight > 0.02} for each in pairs]
+            return []
+        found = []
+        for blend in model.blends:
+            order = np.argsort(-blend.weights, kind="stable")
+            carried = {model.names[at]: round(float(blend.weights[at]), 3) for at in order if blend.weights[at] > 0.02}
+            since_s = self.start_s + blend.leads_from * self.step_s
+            error = blend.losses / blend.seen if blend.seen else np.full(len(order), np.nan)
+            recent = {model.names[at]: float(error[at]) for at in order}
+            found.append(HorizonExplanation(blend.horizon, carried, since_s, {each: recent[each] for each in carried}))
+        return found
 
 
 def _age(span_s: float) -> str:
     return f"{span_s / DAY_S:.1f} days" if span_s >= DAY_S else f"{span_s / 3600:.1f} h"
 
 
-def _fit(history: DemandHistory, name: SeriesName, horizons: tuple[int, ...], start: int) -> _SeriesModel | None:
+def _fit(
+    history: DemandHistory, name: SeriesName, horizons: tuple[int, ...], start: int, arrivals: _SeriesModel | None
+) -> _SeriesModel | None:
     values = history.series(name)[start:]
     known = np.isfinite(values)
     if not (values[known] > 0).any():
         return None
     first = start + int(known.argmax())
-    offsets = _offset(values), _offset(history.requests[first:]) if name != "requests" else 0.0
-    log, actual, driver = _logs(history, name, first, len(history), offsets)
-    targets = make_targets(log, driver, horizons, history.step_s, len(log))
-    weights, predicted = learn(targets, actual, horizons, max(round(DAY_S / history.step_s), 2))
-    errors = np.full(predicted.shape, np.nan)
-    for place, horizon in enumerate(horizons):
-        errors[place, : max(len(actual) - horizon, 0)] = actual[horizon:] - predicted[place, : -horizon or None]
+    offset = _offset(values)
+    log, actual = _logs(history, name, first, offset)
+    targets = make_targets(log, history.step_s, len(log))
+    driven = _driven(arrivals, history, name, first, len(history), log)
+    names = targets.names + (
+        tuple(f"arrivals, lengths of {each:g} s" for each in LENGTH_HALF_LIVES_S) if driven else ()
+    )
+    points = checkpoints(len(log), max(round(DAY_S / history.step_s), 2))
+    blends = Blender(log, actual, offset, history.step_s).fit(_rows(targets, driven), horizons, points, first)
+    errors = np.full((len(horizons), len(log)), np.nan)
+    for place, blend in enumerate(blends):
+        ended = max(len(log) - blend.horizon, 0)
+        errors[place, :ended] = actual[blend.horizon :] - blend.predicted[:ended]
     scale = fit_scale(states_of(log, horizons, history.step_s), errors, horizons, history.step_s)
-    return _SeriesModel(first, offsets, weights, predicted, scale, targets.names)
+    return _SeriesModel(first, offset, arrivals if driven else None, tuple(blends), scale, names + LEARNED)
+
+
+def _points(
+    model: _SeriesModel, history: DemandHistory, name: SeriesName, fitted: int, log: Floats, actual: Floats
+) -> Floats:
+    """[horizons, n] Forecasts of all origins from the model's first bin on, in logarithms."""
+    own = fitted - model.first
+    targets = make_targets(log, history.step_s, own)
+    driven = _driven(model.arrivals, history, name, model.first, fitted, log)
+    blender, rows = Blender(log, actual, model.offset, history.step_s), _rows(targets, driven)
+    return np.stack([np.append(each.predicted[:-1], blender.follow(each, rows, own)) for each in model.blends])
+
+
+def _driven(
+    arrivals: _SeriesModel | None, history: DemandHistory, name: SeriesName, first: int, fitted: int, log: Floats
+) -> Callable[[int], Floats] | None:
+    """horizon -> [n, 2] Tokens as the arrivals that are predicted, times lengths of late and of a day."""
+    if arrivals is None or name == "requests":
+        return None
+    came, actual = _logs(history, "requests", arrivals.first, arrivals.offset)
+    shift = first - arrivals.first
+    lead = max(-shift, 0)  # tokens are known before arrivals are: the first of these stand in
+    points = dict(
+        zip(
+            (each.horizon for each in arrivals.blends),
+            _points(arrivals, history, "requests", fitted, came, actual),
+            strict=True,
+        )
+    )
+
+    def aligned(values: Floats) -> Floats:
+        return np.concatenate([np.repeat(values[:1], lead), values])[max(shift, 0) :]
+
+    half_lives = np.array([max(each / history.step_s, 0.5) for each in LENGTH_HALF_LIVES_S])
+    lengths = running_means(log - aligned(came), half_lives)
+    return lambda horizon: np.stack([aligned(points[horizon]) + each for each in lengths], axis=1)
+
+
+def _rows(targets: Targets, driven: Callable[[int], Floats] | None) -> Callable[[int, int], Floats]:
+    if driven is None:
+        return targets.at
+    return lambda horizon, first: np.concatenate([targets.at(horizon, first), driven(horizon)[first:]], axis=1)
 
 
 def _offset(values: Floats) -> float:
-    """What is added before logarithms are taken; 0 where nothing but zeros is known."""
+    """What is added before logarithms are taken: little of what is usual, more where neighbouring bins are unlike."""
     seen = values[np.isfinite(values) & (values > 0)]
-    return _OFFSET * float(np.median(seen)) if seen.size else 0.0
+    usual = float(np.median(seen))
+    moved = np.abs(np.diff(hold(values)))
+    return float(
+        np.clip(
+            _OFFSET_OF_MOVES * float(moved[np.isfinite(moved)].mean() if moved.size else 0.0), _OFFSET * usual, usual
+        )
+    )
 
 
-def _logs(
-    history: DemandHistory, name: SeriesName, first: int, last: int, offsets: tuple[float, float]
-) -> tuple[Floats, Floats, Floats | None]:
-    """(the series without unknown bins, with them, the arrivals that drive it), of bins `first` to `last`.
-
-    offsets: added before logarithms are taken, of the series and of arrivals; 0: they do not drive it.
-    """
-    offset, driver_offset = offsets
-    actual = np.log(without_outages(history.series(name)[:last], history.step_s)[first:] + offset)
-    if not driver_offset:
-        return hold(actual), actual, None
-    arrivals = hold(without_outages(history.requests[:last], history.step_s)[first:])
-    return hold(actual), actual, np.log(arrivals + driver_offset)
+def _logs(history: DemandHistory, name: SeriesName, first: int, offset: float) -> tuple[Floats, Floats]:
+    """(the series without unknown bins, with them) from `first` on."""
+    actual = np.log(without_outages(history.series(name), history.step_s)[first:] + offset)
+    return hold(actual), actual
