@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from libs.policy.forecast.bands import LEVELS, Scale, bands, fit_scale, states_of
+from libs.policy.forecast.bands import LEVELS, BandState, Scale, fit_scale, follow_bands, states_of, warm_bands
 from libs.policy.forecast.blend import LEARNED, Blender, HorizonBlend, checkpoints
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, without_outages
 from libs.policy.forecast.levels import hold, running_means
@@ -92,6 +92,7 @@ class _SeriesModel:
     """Of the arrivals that tokens come with."""
     blends: tuple[HorizonBlend, ...]
     scale: Scale
+    bands: BandState
     names: tuple[str, ...]
 
 
@@ -132,12 +133,12 @@ class DemandModel:
             return np.zeros((places.size, len(self.horizons), len(LEVELS)))
         seen = history.before(int(places.max()) + 1)
         log, actual = _logs(seen, name, model.first, model.offset)
-        point = _points(model, seen, name, self.fitted, log, actual)
+        point = _points(model, seen, name, self.fitted)
         scale = model.scale.at(states_of(log, self.horizons, self.step_s))
-        first = int(places.min()) - model.first
-        found = bands(point, actual, scale, self.horizons, self.step_s, first=first, fitted=self.fitted - model.first)
+        own = self.fitted - model.first
+        found = follow_bands(model.bands, point, actual, scale, self.horizons, step_s=self.step_s, fitted=own)
         ceiling = np.maximum.accumulate(log)[places - model.first] + 3.0
-        quantiles = np.exp(np.minimum(found[places - model.first - first], ceiling[:, None, None])) - model.offset
+        quantiles = np.exp(np.minimum(found[places - self.fitted + 1], ceiling[:, None, None])) - model.offset
         return np.asarray(np.maximum(quantiles, 0.0))
 
     def notes(self, history: DemandHistory, name: SeriesName) -> tuple[str, ...]:
@@ -189,60 +190,77 @@ def _fit(
     offset = _offset(values)
     log, actual = _logs(history, name, first, offset)
     targets = make_targets(log, history.step_s, len(log))
-    driven = _driven(arrivals, history, name, first, len(history), log)
-    names = targets.names + (
-        tuple(f"arrivals, lengths of {each:g} s" for each in LENGTH_HALF_LIVES_S) if driven else ()
-    )
-    points = checkpoints(len(log), max(round(DAY_S / history.step_s), 2))
-    blends = Blender(log, actual, offset, history.step_s).fit(_rows(targets, driven), horizons, points, first)
-    errors = np.full((len(horizons), len(log)), np.nan)
-    for place, blend in enumerate(blends):
-        ended = max(len(log) - blend.horizon, 0)
-        errors[place, :ended] = actual[blend.horizon :] - blend.predicted[:ended]
-    scale = fit_scale(states_of(log, horizons, history.step_s), errors, horizons, history.step_s)
-    return _SeriesModel(first, offset, arrivals if driven else None, tuple(blends), scale, names + LEARNED)
+    names, driver = targets.names + LEARNED, None
+    if arrivals is not None:
+        driver = _Driver(arrivals, history, {each.horizon: each.predicted for each in arrivals.blends}, first, log)
+        names = targets.names + _Driver.NAMES + LEARNED
+    fits = checkpoints(len(log), max(round(DAY_S / history.step_s), 2))
+    blends = Blender(log, actual, offset, history.step_s).fit(_rows(targets, driver), horizons, fits, first)
+    points = _within_lengths(driver, [(each.horizon, each.predicted) for each in blends])
+    errors = np.full(points.shape, np.nan)
+    for row, point, horizon in zip(errors, points, horizons, strict=True):
+        ended = max(len(log) - horizon, 0)
+        row[:ended] = actual[horizon:] - point[:ended]
+    states = states_of(log, horizons, history.step_s)
+    scale = fit_scale(states, errors, horizons, history.step_s)
+    bands = warm_bands(points, actual, scale.at(states), horizons, history.step_s)
+    return _SeriesModel(first, offset, arrivals, tuple(blends), scale, bands, names)
 
 
-def _points(
-    model: _SeriesModel, history: DemandHistory, name: SeriesName, fitted: int, log: Floats, actual: Floats
-) -> Floats:
+def _points(model: _SeriesModel, history: DemandHistory, name: SeriesName, fitted: int) -> Floats:
     """[horizons, n] Forecasts of all origins from the model's first bin on, in logarithms."""
+    log, actual = _logs(history, name, model.first, model.offset)
     own = fitted - model.first
-    targets = make_targets(log, history.step_s, own)
-    driven = _driven(model.arrivals, history, name, model.first, fitted, log)
-    blender, rows = Blender(log, actual, model.offset, history.step_s), _rows(targets, driven)
-    return np.stack([np.append(each.predicted[:-1], blender.follow(each, rows, own)) for each in model.blends])
+    targets, driver = make_targets(log, history.step_s, own), None
+    if model.arrivals is not None:
+        found = _points(model.arrivals, history, "requests", fitted)
+        points = {each.horizon: row for each, row in zip(model.arrivals.blends, found, strict=True)}
+        driver = _Driver(model.arrivals, history, points, model.first, log)
+    blender, rows = Blender(log, actual, model.offset, history.step_s), _rows(targets, driver)
+    ahead = [(each.horizon, np.append(each.predicted[:-1], blender.follow(each, rows, own))) for each in model.blends]
+    return _within_lengths(driver, ahead)
 
 
-def _driven(
-    arrivals: _SeriesModel | None, history: DemandHistory, name: SeriesName, first: int, fitted: int, log: Floats
-) -> Callable[[int], Floats] | None:
-    """horizon -> [n, 2] Tokens as the arrivals that are predicted, times lengths of late and of a day."""
-    if arrivals is None or name == "requests":
-        return None
-    came, actual = _logs(history, "requests", arrivals.first, arrivals.offset)
-    shift = first - arrivals.first
-    lead = max(-shift, 0)  # tokens are known before arrivals are: the first of these stand in
-    points = dict(
-        zip(
-            (each.horizon for each in arrivals.blends),
-            _points(arrivals, history, "requests", fitted, came, actual),
-            strict=True,
-        )
-    )
+class _Driver:
+    """Arrivals that tokens come with, and tokens per request, in the bins of the tokens' model."""
 
-    def aligned(values: Floats) -> Floats:
-        return np.concatenate([np.repeat(values[:1], lead), values])[max(shift, 0) :]
+    NAMES: ClassVar = tuple(f"arrivals, lengths of {each:g} s" for each in LENGTH_HALF_LIVES_S)
 
-    half_lives = np.array([max(each / history.step_s, 0.5) for each in LENGTH_HALF_LIVES_S])
-    lengths = running_means(log - aligned(came), half_lives)
-    return lambda horizon: np.stack([aligned(points[horizon]) + each for each in lengths], axis=1)
+    def __init__(
+        self, arrivals: _SeriesModel, history: DemandHistory, points: dict[int, Floats], first: int, log: Floats
+    ) -> None:
+        """points: forecasts of arrivals by horizon; log: tokens from bin `first` on."""
+        self._shift = first - arrivals.first
+        self._points = points
+        came, _ = _logs(history, "requests", arrivals.first, arrivals.offset)
+        half_lives = np.array([max(each / history.step_s, 0.5) for each in LENGTH_HALF_LIVES_S])
+        self._lengths = running_means(log - self._aligned(came), half_lives)
+
+    def _aligned(self, values: Floats) -> Floats:
+        lead = max(-self._shift, 0)  # tokens are known before arrivals are: the first of these stand in
+        return np.concatenate([np.repeat(values[:1], lead), values])[max(self._shift, 0) :]
+
+    def rows(self, horizon: int, first: int) -> Floats:
+        """[n - first, 2] Tokens as the arrivals that are predicted, times the lengths of an hour and of a day."""
+        arrivals = self._aligned(self._points[horizon])[first:]
+        return np.stack([arrivals + each[first:] for each in self._lengths], axis=1)
+
+    def within(self, horizon: int, tokens: Floats) -> Floats:
+        """The forecast of tokens, with lengths that have been seen so far."""
+        arrivals, hour = self._aligned(self._points[horizon]), self._lengths[0]
+        low, high = np.minimum.accumulate(hour), np.maximum.accumulate(hour)
+        return np.asarray(np.clip(tokens, arrivals + low, arrivals + high))
 
 
-def _rows(targets: Targets, driven: Callable[[int], Floats] | None) -> Callable[[int, int], Floats]:
-    if driven is None:
+def _within_lengths(driver: _Driver | None, ahead: Sequence[tuple[int, Floats]]) -> Floats:
+    """[horizons, n]"""
+    return np.stack([values if driver is None else driver.within(horizon, values) for horizon, values in ahead])
+
+
+def _rows(targets: Targets, driver: _Driver | None) -> Callable[[int, int], Floats]:
+    if driver is None:
         return targets.at
-    return lambda horizon, first: np.concatenate([targets.at(horizon, first), driven(horizon)[first:]], axis=1)
+    return lambda horizon, first: np.concatenate([targets.at(horizon, first), driver.rows(horizon, first)], axis=1)
 
 
 def _offset(values: Floats) -> float:

@@ -131,6 +131,10 @@ def test_a_history_that_begins_elsewhere_is_refused() -> None:
 
 def test_what_a_forecast_is_made_of_can_be_asked() -> None:
     history = _demand(100 * _noise(600, 0.1))
-    weights = DemandForecaster().fit(history, HORIZONS).explain("prefill")
-    assert len(weights) == len(HORIZONS)
-    assert all(0.7 < sum(each.values()) <= 1.001 for each in weights)
+    found = DemandForecaster().fit(history, HORIZONS).explain("prefill")
+    assert [each.horizon for each in found] == list(HORIZONS)
+    for each in found:
+        assert 0.5 < sum(each.weights.values()) <= 1.01
+        assert list(each.weights.values()) == sorted(each.weights.values(), reverse=True)
+        assert 0 <= each.since_s <= history.step_s * len(history)
+    assert found[0].errors.keys() == found[0].weights.keys()
