@@ -48,11 +48,13 @@ def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, Dem
     ]
 
 
-def _binned(times_s: Floats, prefill: Floats, decode: Floats, step_s: float) -> DemandHistory:
-    """Rates of single requests in bins; the last, which is not whole, is left out."""
+def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: float) -> DemandHistory:
+    """Rates of single requests in bins; the last, which is not whole, is left out. prefill: None: not known."""
     places = (times_s // step_s).astype(np.int64)
     bins = int(places.max())
     rates = [np.bincount(places, weights, minlength=bins + 1)[:bins] / step_s for weights in (None, prefill, decode)]
+    if prefill is None:
+        rates[1] = np.full(bins, np.nan)
     named = {"requests": rates[0], "known_requests": rates[0], "prefill": rates[1], "decode": rates[2]}
     return history_from_rates(np.arange(bins) * STEP_S, named, STEP_S)
 
@@ -65,7 +67,7 @@ def _images(*models: str) -> Callable[[Path], DemandHistory]:
             rows = [row for row in csv.DictReader(file) if not models or row["model"] in models]
         times_s = np.array([float(row["t_s"]) for row in rows])
         work = np.array([float(row["exec_s"] or 0) for row in rows])
-        return _binned(times_s, work, work, STEP_S)
+        return _binned(times_s, None, work, STEP_S)
 
     return read
 
@@ -241,3 +243,6 @@ SUITE: Final[tuple[SuiteSeries, ...]] = (
     SuiteSeries("resets", "reporting", _resets),
     SuiteSeries("bursty", "reporting", _bursty),
 )
+
+CHANGED: Final = frozenset({"launch", "migration", "regime"})
+"""Made series that change for good on `CHANGED_DAY`."""

@@ -249,7 +249,7 @@ def _decayed(values: Floats, keep: float) -> Floats:
     sums = within @ padded.reshape(blocks, _BLOCK, columns)
     fade = keep ** np.arange(1, _BLOCK + 1)[:, None]
     carry = np.zeros(columns)
-    for block in sums:
-        block += carry * fade
-        carry = block[-1]
+    for at in range(blocks):
+        sums[at] += carry * fade
+        carry = sums[at, -1]
     return np.asarray(sums.reshape(-1, columns)[:count])
