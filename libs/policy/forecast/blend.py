@@ -90,7 +90,7 @@ class HorizonBlend:
     weights: Floats
     """[candidates] At the last origin."""
     leads_from: int
-    """Bin from which on the heaviest candidate has been the heaviest."""
+    """Bin from which on the heaviest candidate has had at least half of its present weight."""
 
 
 class Blender:
@@ -126,8 +126,8 @@ class Blender:
                 values[first:last] = fit.predict(rows[first:last], self._log, np.arange(first, last))
         losses, seen = self._losses(values, horizon)
         weights = self._weights(losses, seen, horizon)
-        leader = weights.argmax(axis=1)
-        others = np.flatnonzero(leader != leader[-1])
+        leader = weights[:, weights[-1].argmax()]
+        others = np.flatnonzero(leader < leader[-1] / 2)
         return HorizonBlend(
             horizon, fits[-1], losses[-1], float(seen[-1]), values[max(count - horizon, 0) :].copy(),
             np.einsum("tc,tc->t", weights, values), weights[-1], start + (int(others[-1]) + 1 if len(others) else 0),

@@ -40,7 +40,7 @@ class HorizonExplanation:
     weights: dict[str, float]
     """Candidate: its share, those above 2 %, heaviest first."""
     since_s: float
-    """Begin of the bin since which the first has been the heaviest, in the history's time."""
+    """Begin of the bin since which the first has had at least half of this weight, in the history's time."""
     errors: dict[str, float]
     """Candidate: its mean absolute error, late ones counting more, in units of the series; nan: none is known yet."""
 
