@@ -223,7 +223,7 @@ soak-planner: setup-dev ## random spikes while workers, planner, gateway, Redis 
 bench-steady: setup-dev ## moves and goodput at a steady 30, 60 and 90 % of capacity, against standing still
 	@$(BIN)/python -m load.planner.bench_steady $(ARGS)
 
-bench-forecast: setup-dev ## how long a refit of 500 series and one forecast take, on one core
+bench-forecast: setup-dev ## forecasts of a suite of series beside baselines: error, bands, CPU time; JSON last
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.forecast.bench_forecast $(ARGS)
 bench-forecast-worth: setup-dev ## what a forecast is worth in GPU-hours: beside reactive, Dynamo's planner and a clairvoyant one
 	@$(BIN)/python -m load.forecast.bench_forecast_worth $(ARGS)

@@ -8,7 +8,7 @@ import numpy as np
 from libs.policy.capacity.paths import hang_together, phases_together
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
-from libs.policy.forecast.model import DemandForecaster
+from libs.policy.forecast.model import DemandForecaster, HorizonExplanation
 from libs.policy.forecast.targets import DAY_S
 
 MOST_STRETCHES: Final = 168
@@ -16,6 +16,7 @@ MOST_STRETCHES: Final = 168
 CLOSE: Final = 6
 """Stretches that are each predicted by themselves; those further on every few, the others on lines between."""
 FAR: Final = 48
+EXPLAINED_S: Final = (600.0, 3600.0, 10_800.0, 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class DemandOutlook:
     """Correlation of neighbouring stretches."""
     together: float
     """Correlation of prefill and decode."""
+    carried: dict[SeriesName, list[HorizonExplanation]]
+    """What carries the forecasts, for some of the stretches; none where nothing is predicted."""
 
     def __len__(self) -> int:
         return len(self.quantiles["requests"])
@@ -55,7 +58,15 @@ def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
     notes = dict.fromkeys((*history.notes, *(note for name in SERIES for note in found[name].notes)))
     hang = hang_together(seen.prefill + seen.decode, day)
     together = phases_together(seen.prefill, seen.decode, day)
-    return DemandOutlook(seen.start_s + len(seen) * seen.step_s, seen.step_s, quantiles, tuple(notes), hang, together)
+    carried = {name: explained(model.explain(name), seen.step_s) for name in SERIES}
+    start_s = seen.start_s + len(seen) * seen.step_s
+    return DemandOutlook(start_s, seen.step_s, quantiles, tuple(notes), hang, together, carried)
+
+
+def explained(found: list[HorizonExplanation], step_s: float) -> list[HorizonExplanation]:
+    """Those nearest to 10 minutes, 1, 3 and 24 hours ahead."""
+    near = [min(found, key=lambda each: abs(each.horizon * step_s - ahead_s)) for ahead_s in EXPLAINED_S if found]
+    return [each for at, each in enumerate(near) if each not in near[:at]]
 
 
 def looked_at(count: int) -> tuple[int, ...]:

@@ -85,8 +85,24 @@ def forecast_report(
         "mix": None if demand.mix is None else {name: _plain(getattr(demand.mix, name)) for name in Mix.__slots__},
         "little_history": any("little history" in note for note in outlook.notes),
         "notes": list(outlook.notes) + ([] if each else ["no worker has reported its step times: no GPU-seconds"]),
+        "carried": _carried(demand, outlook),
         "trend": trends_in_words(demand, each),
     }
+
+
+def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]]:
+    """Candidates that carry the forecast; see `HorizonExplanation`."""
+    return [
+        {
+            "series": name,
+            "horizon_s": _plain(each.horizon * outlook.step_s / demand.speed),
+            "since_unix_s": _plain(demand.unix_s(each.since_s)),
+            "weights": each.weights,
+            "errors": {candidate: _plain(error) for candidate, error in each.errors.items()},
+        }
+        for name in SERIES
+        for each in outlook.carried[name]
+    ]
 
 
 def _bands(quantiles: Floats, gpu_s: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from libs.forecast.baselines import Baseline, BaselineTask
 from libs.forecast.score import block_error, inside, interval_score, mase, pinball, wape
 from libs.policy.forecast.bands import LEVELS
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, without_outages
 from libs.policy.forecast.levels import hold
 from libs.policy.forecast.model import Forecaster
 
@@ -120,7 +120,8 @@ def score(found: BacktestForecasts) -> list[dict[str, Any]]:
 
 def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str, Any] | None:
     history, horizon = found.history, found.plan.horizons[place]
-    actual, quantiles = history.series(name), found.ours[name][:, place]
+    actual = without_outages(history.series(name), history.step_s)  # the first hour of one is nobody's to predict
+    quantiles = found.ours[name][:, place]
     origins = _scored(actual, quantiles[:, 0], horizon, found.plan.test_from, len(history))
     chosen_on = _scored(actual, quantiles[:, 0], horizon, found.plan.valid_from, found.plan.test_from)
     if not len(origins) or not actual[origins + horizon].any():

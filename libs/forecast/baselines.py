@@ -12,7 +12,7 @@ import numpy as np
 
 from libs.lab.rivals.dynamo_predictors import FIRST_VARIANCE, LEVEL_NOISE, MEASUREMENT_NOISE, TREND_NOISE
 from libs.policy.forecast.history import DemandHistory, Floats, SeriesName
-from libs.policy.forecast.levels import hold
+from libs.policy.forecast.levels import hold, running_means
 
 MOST_LAGS: Final = 36
 """Of `Autoregression`."""
@@ -144,6 +144,34 @@ def _smooth(
     return errors, [kept[origin] for origin in origins]
 
 
+class Theta:
+    """Daily season as trained, a level as smoothed, and half the trend: the theta method (Assimakopoulos and
+    Nikolopoulos, International Journal of Forecasting 16, 2000)."""
+
+    name = "theta"
+
+    def predict(self, asked: BaselineTask) -> Floats | None:
+        """Level plus half of the training days' slope plus season, at least 0."""
+        day, values = asked.season(86_400.0), asked.values
+        train = values[: asked.fitted]
+        if len(train) < 12:
+            return None
+        season = np.zeros(day)
+        if len(train) >= 2 * day:
+            by_time = np.resize(
+                np.concatenate([train, np.full(-len(train) % day, np.nan)]), (-(-len(train) // day), day)
+            )
+            season = np.nanmean(by_time, axis=0) - train.mean()
+        plain = values - season[np.arange(len(values)) % day]
+        slope = float(np.polyfit(np.arange(len(train)), plain[: len(train)], 1)[0])
+        half_lives = np.array([0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0, 48.0])
+        levels = running_means(plain, half_lives)
+        best = levels[np.abs(levels[:, : len(train) - 1] - plain[1 : len(train)]).mean(axis=1).argmin()]
+        origins, horizons = np.asarray(asked.origins), np.array(asked.horizons)
+        ahead = best[origins][:, None] + 0.5 * slope * horizons
+        return np.maximum(ahead + season[(origins[:, None] + horizons) % day], 0.0)
+
+
 class Autoregression:
     """A mean, and deviations from it by their last lags, as many as Akaike's criterion takes: ARIMA(p, 0, 0)."""
 
@@ -219,5 +247,6 @@ def light_baselines() -> list[Baseline]:
     """Those that run with what `make up` installs."""
     return [
         Persistence(), SeasonalNaive("seasonal-day", 86_400.0), SeasonalNaive("seasonal-week", 604_800.0),
-        ExponentialSmoothing("holt-winters", 86_400.0), ExponentialSmoothing("ets"), Autoregression(), DynamoKalman(),
+        ExponentialSmoothing("holt-winters", 86_400.0), ExponentialSmoothing("ets"), Theta(), Autoregression(),
+        DynamoKalman(),
     ]  # fmt: skip

@@ -1,41 +1,187 @@
-"""How much of one core forecasts take: a refit of many series, and one forecast. The last line is JSON.
+"""Forecasts of a suite of series beside baselines, and how much of a core they take. The last line is JSON.
 
-CPU time, so that a busy machine gives nearly the same.
-Series are drawn (days, weeks, bursts, level shifts, seeded); the figures depend on their length, not on their shape.
+    make bench-forecast ARGS="--half reporting"
+
+Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90 %
+band held, ten minutes to 24 hours ahead. Then geometric means, coverage after a change, and CPU time.
+Speed is measured on drawn series (days, weeks, bursts, level shifts, seeded): it depends on their length alone.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
-from typing import Final
+from collections.abc import Iterable, Sequence
+from math import exp, isfinite, log
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from libs.policy.forecast.history import DemandHistory, history_from_rates
+from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, make_plan, run, score
+from libs.forecast.baselines import light_baselines
+from libs.forecast.heavy import heavy_baselines
+from libs.forecast.score import inside
+from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
+from load.forecast.suite import CHANGED, CHANGED_DAY, DAY, STEP_S, suite
 
 HORIZONS: Final = (1, 6, 18, 144)
-STEP_S: Final = 600.0
+RECOVERY_BINS: Final = 24
+"""After a change, within which bands are to hold again."""
+WEEK_BINS: Final = 1008
+AIM_RATIO, AIM_FAR, AIM_NEAR = 1.03, 0.92, 1.0
+AIM_COVERAGE, AIM_COVERAGE_OF_A_DAY = (0.87, 0.93), (0.84, 0.96)
 
 
 def main() -> None:
     """Measure, show, print one JSON line."""
     asked = _arguments()
-    days = [int(each) for each in asked.days.split(",")]
-    rows = [_measure(each, asked.series, asked.seed) for each in days]
+    console = Console(file=sys.stdout, highlight=False, width=150)
+    found: dict[str, Any] = {"bench": "forecast", "half": asked.half, "every": asked.every}
+    if asked.half != "none":
+        records, recovery = _accuracy(asked)
+        console.print(_table(records))
+        summary = summarize(records)
+        for line in in_words(summary, recovery):
+            console.print(line)
+        found |= {"records": records, "summary": summary, "recovery": recovery}
+    if asked.days:
+        rows = [_measure(int(each), asked.series, asked.seed) for each in asked.days.split(",")]
+        console.print(_speeds(rows, asked.series))
+        found |= {"series": asked.series, "horizons": HORIZONS, "rows": rows}
+    print(json.dumps(found))
+
+
+def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    rivals = light_baselines() + (heavy_baselines(asked.heavy.split(",")) if asked.heavy else [])
+    records: list[dict[str, Any]] = []
+    recovery: dict[str, float] = {}
+    for each, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+        forecasts = run(history, make_plan(history, HORIZONS_S), DemandForecaster(), rivals, every=asked.every)
+        if each.name in CHANGED:
+            recovery |= {f"{each.name} {name}": held for name, held in _recovery(forecasts).items()}
+        for record in score(forecasts):
+            best = record["best_in_hindsight"]
+            kept = {key: record[key] for key in ("series", "horizon_s", "wape", "wis", "coverage90")}
+            theirs = {name: {"wape": one["wape"], "wis": one["wis"]} for name, one in record["baselines"].items()}
+            records.append({
+                "file": each.name, "half": each.half, "bins": len(history), **kept, "best": best,
+                "ratio": record["wape"] / theirs[best]["wape"] if best and theirs[best]["wape"] else None,
+                "coverage90_error": record["coverage90_error"], "baselines": theirs,
+            })  # fmt: skip
+        print(f"{each.name}: done", file=sys.stderr, flush=True)
+    return records, recovery
+
+
+def _recovery(found: BacktestForecasts) -> dict[str, float]:
+    """Series: how often bands held of forecasts of up to 3 h that were made from `RECOVERY_BINS` after the change on,
+    for a day."""
+    first = int(CHANGED_DAY * DAY) + RECOVERY_BINS
+    held: dict[str, float] = {}
+    for name in SERIES:
+        actual, parts = found.history.series(name), []
+        for place, horizon in enumerate(found.plan.horizons[:-1]):
+            origins = np.arange(first, min(first + DAY, len(actual) - horizon))
+            said = found.ours[name][origins, place]
+            known = np.isfinite(said[:, 0]) & np.isfinite(actual[origins + horizon])
+            parts.append(inside(actual[origins + horizon][known], said[known]))
+        held[name] = float(np.concatenate(parts).mean())
+    return held
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Geometric."""
+    known = [log(each) for each in values if each and isfinite(each)]
+    return exp(sum(known) / len(known)) if known else None
+
+
+def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the aims are about; ratios are geometric means."""
+    near = [each for each in records if each["horizon_s"] < 3600]
+    far = [each for each in records if each["horizon_s"] >= 3600]
+    names = sorted({name for each in records for name in each["baselines"]})
+    long = [each for each in records if each["bins"] >= WEEK_BINS]
+    short = [each for each in records if each["bins"] < WEEK_BINS]
+    return {
+        "near": _mean(each["ratio"] for each in near),
+        "far": _mean(each["ratio"] for each in far),
+        "above": [
+            [each["file"], each["series"], each["horizon_s"], round(each["ratio"], 3), each["best"]]
+            for each in records
+            if each["ratio"] and each["ratio"] > AIM_RATIO
+        ],
+        "rows": len(records),
+        "wis": {name: _mean(_over(each["wis"], each["baselines"].get(name, {}).get("wis")) for each in records)
+                for name in names},
+        "held": [sum(AIM_COVERAGE[0] <= each["coverage90"] <= AIM_COVERAGE[1] for each in long), len(long)],
+        "held_of_a_day": [
+            sum(AIM_COVERAGE_OF_A_DAY[0] <= each["coverage90"] <= AIM_COVERAGE_OF_A_DAY[1] for each in short),
+            len(short),
+        ],
+        "held_outside": [
+            [each["file"], each["series"], each["horizon_s"], round(each["coverage90"], 3)]
+            for each in long
+            if not AIM_COVERAGE[0] <= each["coverage90"] <= AIM_COVERAGE[1]
+        ],
+    }  # fmt: skip
+
+
+def _over(ours: float, theirs: float | None) -> float | None:
+    return ours / theirs if theirs else None
+
+
+def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
+    """The aims, and what came."""
+    shown = lambda value: "–" if value is None else f"{value:.3f}"  # noqa: E731
+    lines = [
+        f"over the best baseline in hindsight: {shown(summary['near'])} at 10 min (aim {AIM_NEAR}), "
+        f"{shown(summary['far'])} from 1 h on (aim {AIM_FAR}); "
+        f"above {AIM_RATIO} in {len(summary['above'])} of {summary['rows']}",
+        "WIS over each baseline's: " + ", ".join(f"{name} {shown(value)}" for name, value in summary["wis"].items()),
+        f"90 % bands hold 0.87 to 0.93 in {summary['held'][0]} of {summary['held'][1]} of a week or more, 0.84 to 0.96 "
+        f"in {summary['held_of_a_day'][0]} of {summary['held_of_a_day'][1]} shorter ones",
+    ]
+    if recovery:
+        lines.append(
+            f"from {RECOVERY_BINS} bins after a change on, for a day, up to 3 h ahead: "
+            + ", ".join(f"{name} {held:.2f}" for name, held in recovery.items())
+        )
+    return lines
+
+
+def _table(records: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("days", "bins", "refit of a series", f"of {asked.series}", "forecast p50", "p99"):
+    for title in ("series", "half", "phase"):
+        table.add_column(title, no_wrap=True)
+    for title in ("10 min", "1 h", "3 h", "24 h", "best baselines"):
+        table.add_column(title, no_wrap=True)
+    rows: dict[tuple[str, str, str], dict[float, dict[str, Any]]] = {}
+    for each in records:
+        rows.setdefault((each["file"], each["half"], each["series"]), {})[each["horizon_s"]] = each
+    for (file, half, phase), by_horizon in rows.items():
+        cells = [
+            f"{by_horizon[at]['ratio'] or 0:.2f}  {by_horizon[at]['coverage90']:.2f}" if at in by_horizon else "–"
+            for at in HORIZONS_S
+        ]
+        best = ", ".join(str(by_horizon[at]["best"]) for at in HORIZONS_S if at in by_horizon)
+        table.add_row(file, half, phase, *cells, best)
+    return table
+
+
+def _speeds(rows: Sequence[dict[str, float]], series: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("days", "bins", "refit of a series", f"of {series}", "forecast p50", "p99"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             f"{row['days']:g}", f"{row['bins']:g}", f"{row['refit_ms']:.1f} ms", f"{row['refit_all_s']:.1f} s",
             f"{row['forecast_p50_ms']:.1f} ms", f"{row['forecast_p99_ms']:.1f} ms",
         )  # fmt: skip
-    Console(file=sys.stdout, highlight=False, width=120).print(table)
-    print(json.dumps({"bench": "forecast", "series": asked.series, "horizons": HORIZONS, "rows": rows}))
+    return table
 
 
 def draw_demand(days: int, seed: int) -> DemandHistory:
@@ -54,7 +200,7 @@ def draw_demand(days: int, seed: int) -> DemandHistory:
 
 
 def _measure(days: int, series: int, seed: int) -> dict[str, float]:
-    """A third as many histories as series: each has arrivals, prompt tokens and output tokens."""
+    """CPU time of one core. A third as many histories as series: each has arrivals, prompt and output tokens."""
     histories = [draw_demand(days, seed + each) for each in range(-(-series // 3))]
     forecaster = DemandForecaster()
     forecaster.fit(histories[0], HORIZONS)
@@ -63,7 +209,7 @@ def _measure(days: int, series: int, seed: int) -> dict[str, float]:
     refit_s = time.process_time() - started
     took_ms = []
     for model, history in zip(models, histories, strict=True):
-        for name in ("requests", "prefill", "decode"):
+        for name in SERIES:
             at = time.process_time()
             model.forecast_at(history, name, [len(history) - 1])
             took_ms.append(1e3 * (time.process_time() - at))
@@ -80,9 +226,12 @@ def _measure(days: int, series: int, seed: int) -> dict[str, float]:
 
 
 def _arguments() -> argparse.Namespace:
-    made = argparse.ArgumentParser(description=__doc__)
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--half", choices=("tuning", "reporting", "both", "none"), default="reporting")
+    made.add_argument("--every", type=int, default=1, help="forecast from every n-th bin only")
+    made.add_argument("--heavy", default="", help="baselines from libraries too, e.g. mstl,auto-ets")
     made.add_argument("--series", type=int, default=500, help="refitted one after the other")
-    made.add_argument("--days", default="1,14,56", help="lengths of history, with commas between")
+    made.add_argument("--days", default="14", help="lengths of history to time, with commas between; empty: none")
     made.add_argument("--seed", type=int, default=1)
     return made.parse_args()
 

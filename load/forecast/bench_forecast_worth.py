@@ -2,7 +2,7 @@
 
     make bench-forecast-worth ARGS="--out worth.json"
 
-Each minute of the last days is served by the workers that are active then; those ordered take five minutes to start and
+Each minute of the last days is served by the workers that are active then; those ordered take `--starts-s` to start and
 cost from the order on. A pool takes what its capacity table says, which the lab made; what is beyond it is late, and
 late work waits behind work in time. Minutes inside a bin of ten move as bins inside 50 minutes do (measured
 before the scored days), or as those of a public log of a small service.
@@ -13,6 +13,7 @@ Knobs of each planner (headroom, hold, quantile) are the cheapest that keep the 
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -111,11 +112,20 @@ def clairvoyant(world: World, headroom: float, opened_min: float) -> Wanted:
     return found
 
 
-def outcome(world: World, wanted: Wanted, knobs: tuple[float, ...], span: slice) -> Outcome:
-    """Of `wanted` workers, of which those are active that were wanted all the time since they were ordered."""
-    active = {phase: past(wanted[phase], world.start_min + 1, np.min) for phase in PHASES}
-    share, requests = world.in_time(active)[span], world.requests[span]
+def outcome(world: World, wanted: Wanted, knobs: tuple[float, ...], span: slice, *, seeing: bool = False) -> Outcome:
+    """Of `wanted` workers, of which those are active that were wanted all the time since they were ordered.
+
+    seeing: roles are shared out by the work of the minute itself, where they move at all.
+    """
     hours = sum(float(wanted[phase][span].sum()) for phase in PHASES) / 60
+    if world.moves:
+        # Workers of either role are the same ones: only their number has to have been wanted all the time.
+        total = past(wanted["prefill"] + wanted["decode"], world.start_min + 1, np.min)
+        half = total // 2
+        served = world.in_time_with_moves({"prefill": half, "decode": total - half}, seeing=seeing)
+    else:
+        served = world.in_time({phase: past(wanted[phase], world.start_min + 1, np.min) for phase in PHASES})
+    share, requests = served[span], world.requests[span]
     return Outcome(knobs, hours, float((share * requests).sum() / requests.sum()))
 
 
@@ -123,23 +133,27 @@ Planner = Callable[..., Wanted]
 Grid = Sequence[tuple[float, ...]]
 CLAIRVOYANT: Final = "clairvoyant"
 OURS: Final = "forecast + reactive"
+NEWSVENDOR: Final = "newsvendor by minutes"
 
 
 def planners(world: World, fitted: int) -> Iterator[tuple[str, World, Planner, Grid]]:
     """(title, the world that it plans for, how, its knobs). fitted: minutes that rules of minutes may learn from."""
     prices = [(each,) for each in LATE_PRICES]
+    moving = replace(world, moves=True)
+    rule = MinuteRule(world, fitted)
+    ours = list(product((0.0, 1.0, 1.15), (1, 5, 20), MEDIAN_90_95, OVER))
     yield CLAIRVOYANT, world, clairvoyant, list(product(NEAR_FULL, OPENED_MIN))
-    yield OURS, world, forecast, list(product((0.0, 1.0, 1.15), (1, 5, 20), MEDIAN_90_95, OVER))
-    yield "by minutes", world, MinuteRule(world, fitted), prices
+    yield OURS, world, forecast, ours
+    yield NEWSVENDOR, world, rule, prices
     yield "reactive", world, reactive, list(product(HEADROOM, HOLD_MIN))
+    yield "reactive, 30 % spare", world, reactive, list(product((1.3,), HOLD_MIN))
     for name in installed():
         yield f"dynamo {name}", world, DynamoPlanner(world, name), list(product(WIDE))
+    yield f"{CLAIRVOYANT}, roles move", moving, clairvoyant, list(product(NEAR_FULL, OPENED_MIN))
+    yield f"{OURS}, roles move", moving, forecast, ours
+    yield f"{NEWSVENDOR}, roles move", moving, rule, prices
+    yield "reactive, roles move", moving, reactive, list(product(HEADROOM, HOLD_MIN))
     yield "bins known, minutes not", world, MinuteRule(world, fitted, bins_known=True), prices
-    for start_min in (0, 2, 10):
-        other = replace(world, start_min=start_min)
-        yield f"reactive, {start_min} min to start", other, reactive, list(product(HEADROOM, HOLD_MIN))
-        yield f"by minutes, {start_min} min to start", other, MinuteRule(other, fitted), prices
-        yield f"clairvoyant, {start_min} min to start", other, clairvoyant, list(product(NEAR_FULL, OPENED_MIN))
 
 
 def best(world: World, planner: Planner, grid: Grid, spans: dict[str, slice]) -> dict[str, dict[str, Any] | None]:
@@ -147,7 +161,8 @@ def best(world: World, planner: Planner, grid: Grid, spans: dict[str, slice]) ->
     tried = []
     for knobs in grid:
         wanted = planner(world, *knobs)
-        tried.append({which: outcome(world, wanted, knobs, span) for which, span in spans.items()})
+        seeing = planner is clairvoyant
+        tried.append({which: outcome(world, wanted, knobs, span, seeing=seeing) for which, span in spans.items()})
     found: dict[str, dict[str, Any] | None] = {}
     for which, by in (("hindsight", "scored"), ("before", "training")):
         kept = [each for each in tried if each[by].in_time >= OBJECTIVE]
@@ -160,8 +175,11 @@ def best(world: World, planner: Planner, grid: Grid, spans: dict[str, slice]) ->
     return found
 
 
-def make_world(history: DemandHistory, bench: Bench, inside: Floats, days: int, *, scale: float, seed: int) -> World:
-    """inside: [stretches, phases + 1, BIN_MIN] minutes over the mean of their ten, of requests and of tokens."""
+def make_worlds(
+    history: DemandHistory, bench: Bench, inside: Floats, days: int, *, scale: float, seed: int, starts: Sequence[int]
+) -> dict[int, World]:
+    """By minutes to start. inside: [stretches, phases + 1, BIN_MIN] minutes over the mean of their ten, of requests and
+    of tokens."""
     first = len(history) - days * DAY_MIN // BIN_MIN
     rng = np.random.default_rng(seed)
     picked = inside[rng.integers(0, len(inside), len(history) - first)]
@@ -177,24 +195,34 @@ def make_world(history: DemandHistory, bench: Bench, inside: Floats, days: int, 
         "decode": each["decode"] / bench.traffic.output_tokens,
     }
     tokens: dict[Phase, Floats] = {phase: rates[phase] for phase in PHASES}
-    ahead = {phase: _ahead(history, phase, first) * token[phase] * scale for phase in PHASES}
+    by_bin = {phase: _by_bin(history, phase, first) * token[phase] * scale for phase in PHASES}
     work: dict[Phase, Floats] = {phase: tokens[phase] * token[phase] for phase in PHASES}
     tables = kept_tables(bench, cache_dir() / "capacity")
     most = {phase: np.array([tables[phase].most_work(count + 1) for count in range(MOST_WORKERS)]) for phase in PHASES}
-    return World(work, rates["requests"], tokens, token, most, ahead)
+    return {
+        start_min: World(
+            work, rates["requests"], tokens, token, most,
+            {phase: _ahead(each, start_min) for phase, each in by_bin.items()}, start_min,
+        )
+        for start_min in starts
+    }  # fmt: skip
 
 
-def _ahead(history: DemandHistory, phase: Phase, first: int) -> Floats:
-    """Each minute's forecast for five to ten minutes on, from the bins that had ended; a model fitted anew each day."""
+def _by_bin(history: DemandHistory, phase: Phase, first: int) -> Floats:
+    """[bins, 2, levels] Forecasts of each bin and the one after it, from the bins before; models fitted anew daily."""
     day = DAY_MIN // BIN_MIN
     found = np.full((len(history) - first, 2, 7), np.nan)
     for start in range(first, len(history), day):
         model = DemandForecaster().fit(history.before(start), (1, 2))
         origins = list(range(start - 1, min(start + day, len(history)) - 1))
         found[start - first : start - first + len(origins)] = model.forecast_at(history, phase, origins)
-    # In bin b the last one that is known is b - 1: its first horizon is b itself, its second the one after.
-    minutes = np.repeat(found, BIN_MIN, axis=0)
-    later = np.arange(len(minutes)) % BIN_MIN >= BIN_MIN - START_MIN
+    return found
+
+
+def _ahead(by_bin: Floats, start_min: int) -> Floats:
+    """[minutes, levels] The forecast of what a worker serves that is ordered now."""
+    minutes = np.repeat(by_bin, BIN_MIN, axis=0)
+    later = np.arange(len(minutes)) % BIN_MIN >= BIN_MIN - start_min
     # Those that serve the present bin are needed until it ends, whatever the next one wants.
     return np.where(later[:, None], minutes.max(axis=1), minutes[:, 0])
 
@@ -229,7 +257,7 @@ def measured_inside(path: Path) -> Floats:
 
 def lab_check(world: World, bench: Bench, wanted: Wanted, span: slice, samples: int) -> list[dict[str, Any]]:
     """Minutes spread over the span by how full they are, run in the lab as far as that takes seconds."""
-    active = {phase: past(wanted[phase], START_MIN + 1, np.min) for phase in PHASES}
+    active = {phase: past(wanted[phase], world.start_min + 1, np.min) for phase in PHASES}
     share, each, rows = world.in_time(active), bench.work_each(), []
     full = np.maximum(*[world.work[phase] / world.most[phase][active[phase] - 1] for phase in PHASES])
     order = np.arange(len(full))[span][np.argsort(full[span])]
@@ -262,6 +290,7 @@ def main() -> None:
         help="minutes inside a bin: as the series' own bins within an hour are, or as in azure_code_2023.csv",
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--starts-s", default="30,120,300,600", help="start-up times; 30 s count as a minute")
     parser.add_argument("--slo", default="ttft=2s,tpot=50ms")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -279,25 +308,40 @@ def main() -> None:
     training = history.before(len(history) - asked.days * DAY_MIN // BIN_MIN)
     own = asked.inside == "own"
     inside = own_inside(training, np.random.default_rng(asked.seed)) if own else measured_inside(log)
-    world = make_world(history, bench, inside, 2 * asked.days, scale=asked.scale, seed=asked.seed)
+    starts = sorted({max(round(float(each) / 60), 1) for each in asked.starts_s.split(",")})
+    worlds = make_worlds(history, bench, inside, 2 * asked.days, scale=asked.scale, seed=asked.seed, starts=starts)
     half = asked.days * DAY_MIN
-    spans = {"training": slice(START_MIN, half), "scored": slice(half, 2 * half)}
-    found = {name: best(plans_for, planner, grid, spans) for name, plans_for, planner, grid in planners(world, half)}
-    floor = found[CLAIRVOYANT]["hindsight"]
-    print("| planner | knobs | GPU-hours at 99 % | of clairvoyant | knobs of the days before: GPU-hours, in time |")
-    print("|---|---|---|---|---|", flush=True)
-    for name, row in found.items():
-        now, then = row["hindsight"], row["before"]
-        ratio = f"{now['gpu_hours'] / floor['gpu_hours']:.2f}" if now and floor else "-"
-        cells = [name, str(now["knobs"]) if now else "none", f"{now['gpu_hours']:,.0f}" if now else "-", ratio]
-        print(f"| {' | '.join(cells)} | {'{gpu_hours:,.0f}, {in_time:.2%}'.format(**then) if then else '-'} |")
-    ours = found[OURS]["hindsight"]
-    wanted = forecast(world, *ours["knobs"]) if ours else reactive(world, 1.2, 10)
-    checked = lab_check(world, bench, wanted, spans["scored"], asked.samples)
+    spans = {"training": slice(max(starts), half), "scored": slice(half, 2 * half)}
+    found: dict[str, dict[int, Any]] = {}
+    for start_min, world in worlds.items():
+        for name, plans_for, planner, grid in planners(world, half):
+            found.setdefault(name, {})[start_min] = best(plans_for, planner, grid, spans)
+        print(f"{start_min} min: done", file=sys.stderr, flush=True)
+    _show(found, starts)
+    known = worlds.get(START_MIN, worlds[starts[0]])
+    ours = found[OURS][known.start_min]["hindsight"]
+    wanted = forecast(known, *ours["knobs"]) if ours else reactive(known, 1.2, 10)
+    checked = lab_check(known, bench, wanted, spans["scored"], asked.samples)
     for each in checked:
         print(f"lab: {each}")
     if asked.out is not None:
         asked.out.write_text(json.dumps({"planners": found, "lab": checked, "seed": asked.seed}, indent=1) + "\n")
+
+
+def _show(found: dict[str, dict[int, Any]], starts: Sequence[int]) -> None:
+    """GPU-hours by hindsight's knobs, and under knobs of the days before how many were in time."""
+    print("GPU-hours at which 99 % are in time, and, over reactive; then by knobs of the days before: hours, in time")
+    print(f"| planner | {' | '.join(f'{each} min to start' for each in starts)} |")
+    print(f"|---|{'---|' * len(starts)}", flush=True)
+    for name, by_start in found.items():
+        cells = []
+        for start_min in starts:
+            now, then = by_start[start_min]["hindsight"], by_start[start_min]["before"]
+            reactive_then = found["reactive"][start_min]["hindsight"]
+            over = f" ({now['gpu_hours'] / reactive_then['gpu_hours'] - 1:+.0%})" if now and reactive_then else ""
+            first = f"{now['gpu_hours']:,.0f}{over}" if now else "–"
+            cells.append(f"{first}; {'{gpu_hours:,.0f}, {in_time:.1%}'.format(**then) if then else '–'}")
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,25 @@ def bring(
     bring_history(ready, file, prometheus, model=model, days=days, end=end, queries=queries, as_json=json)
 
 
+@forecast.command(epilog="Example: fulcrum forecast explain demand.csv")
+def explain(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="CSV in time bins; without it the running suite is asked.")
+    ] = None,
+    *,
+    model: Annotated[
+        str, typer.Option(metavar="M", help="A model of the suite; without it the one with most requests.")
+    ] = "",
+    horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 90m, 24h, 7d.")] = "24h",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Which simple forecasts carry the forecast of each phase and horizon, how far each has been off, since when."""
+    from libs.cli.forecast.explain import show_explanation  # noqa: PLC0415 (what only this command needs)
+
+    show_explanation(ready, file, model, horizon, as_json=json)
+
+
 @forecast.command(epilog="Example: fulcrum forecast backtest demand.csv --report out/")
 def backtest(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="CSV in time bins, see docs/forecast.md.")],

@@ -32,7 +32,7 @@ ANCHOR_BINS: Final = 6
 """Bins after which shapes are taken anew."""
 ADAPT: Final = 0.06
 """Step of a quantile's log width for each outcome; less where outcomes of over `ADAPT_BINS` overlap."""
-ADAPT_BINS: Final = 6
+ADAPT_BINS: Final = 9
 MOST_WIDTH: Final = 0.7
 """Of a log width that adapts: a factor of 2."""
 AROUND_S: Final = 5400.0
@@ -123,48 +123,76 @@ def prior_error(horizon_s: float) -> float:
     return float(PRIOR_ERROR * (horizon_s / 600.0) ** PRIOR_GROWTH)
 
 
-def bands(
-    point: Floats,
-    actual: Floats,
-    scale: Floats,
-    horizons: tuple[int, ...],
-    step_s: float,
-    *,
-    first: int,
-    fitted: int,
-) -> Floats:
-    """[n - first, horizons, levels] Sorted quantiles, in logarithms, of origins from `first` on.
+@dataclass(frozen=True, slots=True)
+class BandState:
+    """How widths had adapted after a bin, and the bands whose outcomes are still to come."""
 
-    point, scale: [horizons, n] by origin. actual: [n], nan where unknown. fitted: bins that the model was fitted on;
-    widths adapt from `WARM_BINS` before it, so that an origin's bands depend on nothing after it.
-    """
+    width: Floats
+    """[horizons, calm or restless, levels] Logarithms of factors."""
+    usual: Floats
+    """[horizons, 1] Median scale of the fit: above it a state is restless."""
+    pending: Floats
+    """[<= longest horizon, horizons, levels] Of the last origins; nan where no band was made."""
+
+
+def warm_bands(point: Floats, actual: Floats, scale: Floats, horizons: tuple[int, ...], step_s: float) -> BandState:
+    """Adapt widths over the last `WARM_BINS` of a fit; for the arguments see `follow_bands`."""
     count = point.shape[1]
-    start = max(min(fitted - WARM_BINS, first), 0)
+    fresh = BandState(
+        np.zeros((len(horizons), 2, len(LEVELS))),
+        np.median(scale, axis=1, keepdims=True),
+        np.empty((0, len(horizons), len(LEVELS))),
+    )
+    start = max(count - WARM_BINS, 0)
+    out, width = _adapt(fresh, point, actual, scale, horizons, step_s=step_s, start=start, fitted=count)
+    # The last origin of a fit is predicted again, by what was learned with it.
+    return BandState(width, fresh.usual, out[:-1][-max(horizons) :])
+
+
+def follow_bands(
+    state: BandState, point: Floats, actual: Floats, scale: Floats, horizons: tuple[int, ...], *,
+    step_s: float, fitted: int,
+) -> Floats:  # fmt: skip
+    """[n - fitted + 1, horizons, levels] Sorted quantiles, in logarithms, of the fit's last origin and those after it.
+
+    point, scale: [horizons, n] by origin. actual: [n], nan where unknown. fitted: bins of the fit.
+    """
+    out, _ = _adapt(state, point, actual, scale, horizons, step_s=step_s, start=fitted - 1, fitted=fitted)
+    return np.asarray(np.sort(out, axis=2))
+
+
+def _adapt(
+    state: BandState, point: Floats, actual: Floats, scale: Floats, horizons: tuple[int, ...], *,
+    step_s: float, start: int, fitted: int,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """(bands [n - start, horizons, levels], widths after the last bin)."""
+    count, lead = point.shape[1], len(state.pending)
     shapes = [
         _shapes(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
         for k, h in enumerate(horizons)
     ]
     raw = np.stack(shapes, axis=1)  # [n - start, horizons, levels] offsets in logarithms
-    steps = np.array(horizons)
-    rate = ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]
-    levels = np.array(LEVELS)
-    outward = np.sign(levels - 0.5)
+    out = np.concatenate([state.pending, np.empty_like(raw)])
+    steps, rows, levels = np.array(horizons), np.arange(len(horizons)), np.array(LEVELS)
+    rate = (ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]) * np.sign(levels - 0.5)
     # Calm and restless states adapt apart, or bands that are wide in one and narrow in the other pass for right.
-    state = (scale > np.median(scale[:, : max(fitted, 1)], axis=1, keepdims=True)).astype(np.intp)  # [horizons, n]
-    width = np.zeros((len(steps), 2, len(levels)))
-    out = np.empty_like(raw)
-    rows = np.arange(len(steps))
+    restless = (scale > state.usual).astype(np.intp)  # [horizons, n]
+    width = state.width.copy()
     for origin in range(start, count):
-        due = origin - steps
-        ripe = due >= start
-        if ripe.any() and np.isfinite(actual[origin]):
-            due = np.maximum(due, start)
-            below = actual[origin] <= out[due - start, rows] + _SAME
-            was = state[rows, due]
-            moved = width[rows, was] + np.where(ripe[:, None], rate * outward * (levels - below), 0.0)
+        due = origin - steps - start + lead
+        ripe = due >= 0
+        # The outcome of a fit's last bin is already in the widths that it left.
+        if ripe.any() and np.isfinite(actual[origin]) and (origin > start or not lead):
+            due = np.maximum(due, 0)
+            was = restless[rows, np.maximum(origin - steps, 0)]
+            said = out[due, rows]
+            below = actual[origin] <= said + _SAME
+            known = ripe & np.isfinite(said[:, 0])
+            moved = width[rows, was] + np.where(known[:, None], rate * (levels - below), 0.0)
             width[rows, was] = np.clip(moved, -MOST_WIDTH, MOST_WIDTH)
-        out[origin - start] = point[:, origin, None] + raw[origin - start] * np.exp(width[rows, state[:, origin]])
-    return np.asarray(np.sort(out[first - start :], axis=2))
+        at = origin - start
+        out[at + lead] = point[:, origin, None] + raw[at] * np.exp(width[rows, restless[:, origin]])
+    return out[lead:], width
 
 
 def _shapes(

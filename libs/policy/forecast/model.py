@@ -1,21 +1,25 @@
 """The demand forecaster: fitted on a history, it predicts arrivals, prompt and output tokens with bands. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from libs.policy.forecast.bands import LEVELS, Scale, bands, fit_scale, states_of
-from libs.policy.forecast.blend import learn
+from libs.policy.forecast.bands import LEVELS, BandState, Scale, fit_scale, follow_bands, states_of, warm_bands
+from libs.policy.forecast.blend import LEARNED, Blender, HorizonBlend, checkpoints
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, without_outages
-from libs.policy.forecast.levels import hold
-from libs.policy.forecast.targets import DAY_S, WEEK_S, make_targets
+from libs.policy.forecast.levels import hold, running_means
+from libs.policy.forecast.targets import DAY_S, LENGTH_HALF_LIVES_S, WEEK_S, Targets, make_targets
 
 MOST_BINS: Final = 8064
 """That a fit looks at, the latest: 8 weeks of 10 minutes."""
+LEAST_KNOWN: Final = 3
+"""Bins of a series that a forecast needs."""
 _OFFSET: Final = 0.01
-"""Of the median that is not zero, added before logarithms are taken."""
+_OFFSET_OF_MOVES: Final = 0.3
+"""Added before logarithms are taken: at least this share of the median that is not zero, and this of the mean move from
+bin to bin, at most the median. With less, the logarithm of a sparse series is all zeros' noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,23 @@ class Forecast:
     horizons: tuple[int, ...]
     """Bins ahead: 1 is the bin after the origin's."""
     quantiles: Floats
-    """[horizons, levels] Per second, at `LEVELS`; at least 0, sorted, never nan."""
+    """[horizons, levels] Per second, at `LEVELS`; at least 0 and sorted. All nan with fewer than `LEAST_KNOWN` known
+    bins: a band would only pretend."""
     notes: tuple[str, ...]
     """What a person should know, e.g. that there is little history."""
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonExplanation:
+    """Candidates behind the forecast of one horizon."""
+
+    horizon: int
+    weights: dict[str, float]
+    """Candidate: its share, those above 2 %, heaviest first."""
+    since_s: float
+    """Begin of the bin since which the first has had at least half of this weight, in the history's time."""
+    errors: dict[str, float]
+    """Candidate: its mean absolute error, late ones counting more, in units of the series; nan: none is known yet."""
 
 
 class FittedDemand(Protocol):
@@ -51,14 +69,17 @@ class Forecaster(Protocol):
 
 
 class DemandForecaster:
-    """Ours: arrivals by their own levels and seasons, tokens also by what arrivals will do."""
+    """Arrivals by their own levels and seasons, tokens also as arrivals times lengths."""
 
     def fit(self, history: DemandHistory, horizons: tuple[int, ...]) -> "DemandModel":
         """A model for each series; a history may be empty."""
         if not horizons or min(horizons) < 1:
             raise ValueError("horizons are whole bins, at least 1")
         start = max(len(history) - MOST_BINS, 0)
-        models = {name: _fit(history, name, horizons, start) for name in SERIES}
+        arrivals = _fit(history, "requests", horizons, start, None)
+        models: dict[SeriesName, _SeriesModel | None] = {"requests": arrivals}
+        for name in SERIES[1:]:
+            models[name] = _fit(history, name, horizons, start, arrivals)
         return DemandModel(len(history), history.start_s, history.step_s, horizons, models)
 
 
@@ -68,13 +89,14 @@ class _SeriesModel:
 
     first: int
     """First bin that is looked at: before it nothing is known."""
-    offsets: tuple[float, float]
-    """Added before logarithms are taken: to the series, and to the arrivals that drive it (0: none do)."""
-    weights: Floats
-    predicted: Floats
-    """[horizons, fitted bins] What weights learned before each origin said."""
+    offset: float
+    """Added before logarithms are taken."""
+    arrivals: "_SeriesModel | None"
+    """Of the arrivals that tokens come with."""
+    blends: tuple[HorizonBlend, ...]
     scale: Scale
-    targets: tuple[str, ...]
+    bands: BandState
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +113,13 @@ class DemandModel:
 
     def forecast(self, history: DemandHistory) -> dict[SeriesName, Forecast]:
         """From the last bin of `history` on."""
-        at = [len(history) - 1]
-        empty = np.zeros((len(self.horizons), len(LEVELS)))
-        return {
-            name: Forecast(
-                self.horizons,
-                self.forecast_at(history, name, at)[0] if len(history) else empty,
-                self.notes(history, name),
-            )
-            for name in SERIES
-        }
+        at, found = [len(history) - 1], {}
+        for name in SERIES:
+            quantiles = np.full((len(self.horizons), len(LEVELS)), np.nan)
+            if np.isfinite(history.series(name)).sum() >= LEAST_KNOWN:
+                quantiles = self.forecast_at(history, name, at)[0]
+            found[name] = Forecast(self.horizons, quantiles, self.notes(history, name))
+        return found
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
         """See `FittedDemand`."""
@@ -112,16 +131,14 @@ class DemandModel:
         model = self.models[name]
         if model is None or not places.size:
             return np.zeros((places.size, len(self.horizons), len(LEVELS)))
-        log, actual, driver = _logs(history, name, model.first, int(places.max()) + 1, model.offsets)
-        targets = make_targets(log, driver, self.horizons, self.step_s, self.fitted - model.first)
-        known = model.predicted.shape[1] - 1  # the weights were learned with the last one
-        following = (targets.values[:, known:] @ model.weights[:, :, None])[:, :, 0]
-        point = np.concatenate([model.predicted[:, :known], following], axis=1)
+        seen = history.before(int(places.max()) + 1)
+        log, actual = _logs(seen, name, model.first, model.offset)
+        point = _points(model, seen, name, self.fitted)
         scale = model.scale.at(states_of(log, self.horizons, self.step_s))
-        first = int(places.min()) - model.first
-        found = bands(point, actual, scale, self.horizons, self.step_s, first=first, fitted=self.fitted - model.first)
+        own = self.fitted - model.first
+        found = follow_bands(model.bands, point, actual, scale, self.horizons, step_s=self.step_s, fitted=own)
         ceiling = np.maximum.accumulate(log)[places - model.first] + 3.0
-        quantiles = np.exp(np.minimum(found[places - model.first - first], ceiling[:, None, None])) - model.offsets[0]
+        quantiles = np.exp(np.minimum(found[places - self.fitted + 1], ceiling[:, None, None])) - model.offset
         return np.asarray(np.maximum(quantiles, 0.0))
 
     def notes(self, history: DemandHistory, name: SeriesName) -> tuple[str, ...]:
@@ -129,11 +146,17 @@ class DemandModel:
         values = history.series(name)
         known = int(np.isfinite(values).sum())
         if not known:
-            return ("no bin of this series is known: nothing is predicted",)
+            return (f"{name}: no bin is known: nothing is predicted",)
+        if known < LEAST_KNOWN:
+            return (f"{name}: {known} of the {LEAST_KNOWN} known bins that a forecast needs: nothing is predicted",)
         if self.models[name] is None:
-            return ("no demand so far: none is predicted",)
+            return (f"{name}: no demand so far: none is predicted, and no band says when it begins",)
         span_s = (len(values) - int(np.isfinite(values).argmax())) * history.step_s
         notes = []
+        if np.nanmin(values) == np.nanmax(values):
+            notes.append(
+                f"{name}: the same in all {known} known bins: its band is narrow only because nothing has changed yet"
+            )
         if span_s < 2 * DAY_S:
             notes.append(f"little history ({_age(span_s)}): no daily season is known yet, bands are wide")
         elif span_s < 2 * WEEK_S:
@@ -142,52 +165,123 @@ class DemandModel:
             notes.append(f"{1 - known / len(values):.0%} of the bins are not known")
         return tuple(notes)
 
-    def explain(self, name: SeriesName) -> list[dict[str, float]]:
-        """Weights of the candidates behind each horizon, those above 2 %."""
+    def explain(self, name: SeriesName) -> list[HorizonExplanation]:
+        """What carries the forecast of each horizon, heaviest first; empty for a series that has no demand."""
         model = self.models[name]
         if model is None:
-            return [{} for _ in self.horizons]
-        pairs = [dict(zip(model.targets, map(float, row), strict=True)) for row in model.weights]
-        return [{target: round(weight, 3) for target, weight in each.items() if weight > 0.02} for each in pairs]
+            return []
+        found = []
+        for blend in model.blends:
+            order = np.argsort(-blend.weights, kind="stable")
+            carried = {model.names[at]: round(float(blend.weights[at]), 3) for at in order if blend.weights[at] > 0.02}
+            since_s = self.start_s + blend.leads_from * self.step_s
+            error = blend.losses / blend.seen if blend.seen else np.full(len(order), np.nan)
+            recent = {model.names[at]: float(error[at]) for at in order}
+            found.append(HorizonExplanation(blend.horizon, carried, since_s, {each: recent[each] for each in carried}))
+        return found
 
 
 def _age(span_s: float) -> str:
     return f"{span_s / DAY_S:.1f} days" if span_s >= DAY_S else f"{span_s / 3600:.1f} h"
 
 
-def _fit(history: DemandHistory, name: SeriesName, horizons: tuple[int, ...], start: int) -> _SeriesModel | None:
+def _fit(
+    history: DemandHistory, name: SeriesName, horizons: tuple[int, ...], start: int, arrivals: _SeriesModel | None
+) -> _SeriesModel | None:
     values = history.series(name)[start:]
     known = np.isfinite(values)
     if not (values[known] > 0).any():
         return None
     first = start + int(known.argmax())
-    offsets = _offset(values), _offset(history.requests[first:]) if name != "requests" else 0.0
-    log, actual, driver = _logs(history, name, first, len(history), offsets)
-    targets = make_targets(log, driver, horizons, history.step_s, len(log))
-    weights, predicted = learn(targets, actual, horizons, max(round(DAY_S / history.step_s), 2))
-    errors = np.full(predicted.shape, np.nan)
-    for place, horizon in enumerate(horizons):
-        errors[place, : max(len(actual) - horizon, 0)] = actual[horizon:] - predicted[place, : -horizon or None]
-    scale = fit_scale(states_of(log, horizons, history.step_s), errors, horizons, history.step_s)
-    return _SeriesModel(first, offsets, weights, predicted, scale, targets.names)
+    offset = _offset(values)
+    log, actual = _logs(history, name, first, offset)
+    targets = make_targets(log, history.step_s, len(log))
+    names, driver = targets.names + LEARNED, None
+    if arrivals is not None:
+        driver = _Driver(arrivals, history, {each.horizon: each.predicted for each in arrivals.blends}, first, log)
+        names = targets.names + _Driver.NAMES + LEARNED
+    fits = checkpoints(len(log), max(round(DAY_S / history.step_s), 2))
+    blends = Blender(log, actual, offset, history.step_s).fit(_rows(targets, driver), horizons, fits, first)
+    points = _within_lengths(driver, [(each.horizon, each.predicted) for each in blends])
+    errors = np.full(points.shape, np.nan)
+    for row, point, horizon in zip(errors, points, horizons, strict=True):
+        ended = max(len(log) - horizon, 0)
+        row[:ended] = actual[horizon:] - point[:ended]
+    states = states_of(log, horizons, history.step_s)
+    scale = fit_scale(states, errors, horizons, history.step_s)
+    bands = warm_bands(points, actual, scale.at(states), horizons, history.step_s)
+    return _SeriesModel(first, offset, arrivals, tuple(blends), scale, bands, names)
+
+
+def _points(model: _SeriesModel, history: DemandHistory, name: SeriesName, fitted: int) -> Floats:
+    """[horizons, n] Forecasts of all origins from the model's first bin on, in logarithms."""
+    log, actual = _logs(history, name, model.first, model.offset)
+    own = fitted - model.first
+    targets, driver = make_targets(log, history.step_s, own), None
+    if model.arrivals is not None:
+        found = _points(model.arrivals, history, "requests", fitted)
+        points = {each.horizon: row for each, row in zip(model.arrivals.blends, found, strict=True)}
+        driver = _Driver(model.arrivals, history, points, model.first, log)
+    blender, rows = Blender(log, actual, model.offset, history.step_s), _rows(targets, driver)
+    ahead = [(each.horizon, np.append(each.predicted[:-1], blender.follow(each, rows, own))) for each in model.blends]
+    return _within_lengths(driver, ahead)
+
+
+class _Driver:
+    """Arrivals that tokens come with, and tokens per request, in the bins of the tokens' model."""
+
+    NAMES: ClassVar = tuple(f"arrivals, lengths of {each:g} s" for each in LENGTH_HALF_LIVES_S)
+
+    def __init__(
+        self, arrivals: _SeriesModel, history: DemandHistory, points: dict[int, Floats], first: int, log: Floats
+    ) -> None:
+        """points: forecasts of arrivals by horizon; log: tokens from bin `first` on."""
+        self._shift = first - arrivals.first
+        self._points = points
+        came, _ = _logs(history, "requests", arrivals.first, arrivals.offset)
+        half_lives = np.array([max(each / history.step_s, 0.5) for each in LENGTH_HALF_LIVES_S])
+        self._lengths = running_means(log - self._aligned(came), half_lives)
+
+    def _aligned(self, values: Floats) -> Floats:
+        lead = max(-self._shift, 0)  # tokens are known before arrivals are: the first of these stand in
+        return np.concatenate([np.repeat(values[:1], lead), values])[max(self._shift, 0) :]
+
+    def rows(self, horizon: int, first: int) -> Floats:
+        """[n - first, 2] Tokens as the arrivals that are predicted, times the lengths of an hour and of a day."""
+        arrivals = self._aligned(self._points[horizon])[first:]
+        return np.stack([arrivals + each[first:] for each in self._lengths], axis=1)
+
+    def within(self, horizon: int, tokens: Floats) -> Floats:
+        """The forecast of tokens, with lengths that have been seen so far."""
+        arrivals, hour = self._aligned(self._points[horizon]), self._lengths[0]
+        low, high = np.minimum.accumulate(hour), np.maximum.accumulate(hour)
+        return np.asarray(np.clip(tokens, arrivals + low, arrivals + high))
+
+
+def _within_lengths(driver: _Driver | None, ahead: Sequence[tuple[int, Floats]]) -> Floats:
+    """[horizons, n]"""
+    return np.stack([values if driver is None else driver.within(horizon, values) for horizon, values in ahead])
+
+
+def _rows(targets: Targets, driver: _Driver | None) -> Callable[[int, int], Floats]:
+    if driver is None:
+        return targets.at
+    return lambda horizon, first: np.concatenate([targets.at(horizon, first), driver.rows(horizon, first)], axis=1)
 
 
 def _offset(values: Floats) -> float:
-    """What is added before logarithms are taken; 0 where nothing but zeros is known."""
+    """What is added before logarithms are taken: little of what is usual, more where neighbouring bins are unlike."""
     seen = values[np.isfinite(values) & (values > 0)]
-    return _OFFSET * float(np.median(seen)) if seen.size else 0.0
+    usual = float(np.median(seen))
+    moved = np.abs(np.diff(hold(values)))
+    return float(
+        np.clip(
+            _OFFSET_OF_MOVES * float(moved[np.isfinite(moved)].mean() if moved.size else 0.0), _OFFSET * usual, usual
+        )
+    )
 
 
-def _logs(
-    history: DemandHistory, name: SeriesName, first: int, last: int, offsets: tuple[float, float]
-) -> tuple[Floats, Floats, Floats | None]:
-    """(the series without unknown bins, with them, the arrivals that drive it), of bins `first` to `last`.
-
-    offsets: added before logarithms are taken, of the series and of arrivals; 0: they do not drive it.
-    """
-    offset, driver_offset = offsets
-    actual = np.log(without_outages(history.series(name)[:last], history.step_s)[first:] + offset)
-    if not driver_offset:
-        return hold(actual), actual, None
-    arrivals = hold(without_outages(history.requests[:last], history.step_s)[first:])
-    return hold(actual), actual, np.log(arrivals + driver_offset)
+def _logs(history: DemandHistory, name: SeriesName, first: int, offset: float) -> tuple[Floats, Floats]:
+    """(the series without unknown bins, with them) from `first` on."""
+    actual = np.log(without_outages(history.series(name), history.step_s)[first:] + offset)
+    return hold(actual), actual

@@ -1,7 +1,6 @@
-"""Where a series may be in h bins: levels at many time scales, seasons, and arrivals that go back to normal. Pure.
+"""Simple forecasts h bins ahead: levels at many time scales, trends, seasons, arrivals times lengths. Pure.
 
-All in logarithms, each from the origin's bin and earlier ones alone. A forecast is a convex combination of these
-(`libs.policy.forecast.blend`), so that it stays near what was seen, or what a season says.
+All are logarithms, each made from the origin's bin and earlier ones alone. `libs.policy.forecast.blend` weighs them.
 """
 
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from libs.policy.forecast.history import Floats
 from libs.policy.forecast.levels import running_means
 
 HALF_LIVES_S: Final = (300.0, 600.0, 1800.0, 5400.0, 18_000.0, 60_000.0, 180_000.0)
-"""Of the levels: minutes to days. From little to much averaging, so that bursts fade and shifts stay."""
-DRIVER_HALF_LIVES_S: Final = (5400.0, 18_000.0, 120_000.0)
-"""Levels to which arrivals go back while the tokens per request stay as they are."""
+"""Memories of the levels, minutes to days: bursts fade from the slow ones, and shifts soon reach the quick ones."""
+LENGTH_HALF_LIVES_S: Final = (3600.0, 86_400.0)
+"""Memories of tokens per request, which arrivals are multiplied by."""
 DAY_S: Final = 86_400.0
 WEEK_S: Final = 604_800.0
 DAYS_BACK: Final = 6
@@ -23,69 +22,55 @@ DAYS_BACK: Final = 6
 FADE: Final = 0.8
 """Weight of a day in the profile against that of the day after it."""
 SEASON_LEVEL_S: Final = 600.0
-"""Half-life of what is taken for a past day's value at a time: its neighbours' noise is averaged out."""
-_LEVEL_CENTRE: Final = 0.5
-_LEVEL_SPREAD: Final = 1.5
-"""Standard deviation, in logarithms, of the prior of half-lives around half the horizon: the longer the horizon, the
-slower the level that predicts it."""
-_OTHER_PRIOR: Final = 0.05
+"""Half-life that smooths the value taken from a past season."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Candidates for each horizon and origin."""
+    """Simple forecasts of one series."""
 
-    values: Floats
-    """[horizons, n, targets] Logarithms."""
+    log: Floats
+    smooth: Floats
+    levels: Floats
+    """[n, levels] Those that are the same at every horizon; the first is the bin of the origin."""
+    seasons: tuple[int, ...]
+    """Bins of each season that the history has seen more than once."""
     names: tuple[str, ...]
-    prior: Floats
-    """[horizons, targets] Weights before any evidence, of sum 1."""
+
+    def at(self, horizon: int, first: int = 0) -> Floats:
+        """[n - first, names] The targets of the origins from `first` on."""
+        found = [each for season in self.seasons for each in _seasonal(self, season, horizon, first)]
+        return np.concatenate([self.levels[first:], np.stack(found, axis=1)], axis=1) if found else self.levels[first:]
 
 
-def make_targets(log: Floats, driver: Floats | None, horizons: tuple[int, ...], step_s: float, fitted: int) -> Targets:
-    """Make targets of a series without unknown bins; seasons are those of which its first `fitted` bins saw more than
-    one.
-
-    driver: the logarithm of arrivals, where the series is their tokens.
-    """
+def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
+    """Prepare the targets of a series without unknown bins, with the seasons that its first `fitted` bins show."""
     half_lives = np.array([each for each in HALF_LIVES_S if each >= 0.4 * step_s] or [HALF_LIVES_S[-1]])
     levels = [log, *running_means(log, half_lives / step_s)]
     names = ["now", *(f"level {each:g} s" for each in half_lives)]
-    # Only a part of the way that a trend would lead, at any horizon: how far is the blend's to learn.
+    # A part of the way that a trend would lead, the same at any horizon: regressions decide how far it goes.
     quick, quicker = running_means(log, np.array([1800.0, max(600.0, step_s / 2)]) / step_s)
     levels += [2 * quicker - quick, 2 * log - quicker]
     names += ["trend of an hour", "trend of some minutes"]
-    if driver is not None:
-        slow = np.array([each for each in DRIVER_HALF_LIVES_S if each > step_s])
-        means = running_means(driver, np.array([max(600.0, step_s), *slow]) / step_s)
-        recent = running_means(log, np.array([max(600.0 / step_s, 0.5)]))[0]
-        levels += [recent + mean - means[0] for mean in means[1:]]
-        names += [f"arrivals to {each:g} s" for each in slow]
     seasons = [round(each / step_s) for each in (DAY_S, WEEK_S) if fitted * step_s > 1.1 * each]
     seasons = [season for season in seasons if season > 1]
-    smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
-    rows = []
-    for horizon in horizons:
-        found = [each for season in seasons for each in _seasonal(log, smooth, season, horizon)]
-        rows.append(np.stack([*levels, *found], axis=1))
     for season in seasons:
-        span = f"{season * step_s:g} s"
+        span = "a week" if season * step_s > 2 * DAY_S else "a day"
         names += [f"{span} ago", f"profile of {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
-    timed = np.array([max(step_s / 4, 1.0), *half_lives])
-    prior = np.full((len(horizons), len(names)), _OTHER_PRIOR)
-    for row, horizon in zip(prior, horizons, strict=True):
-        row[: len(timed)] = np.exp(-0.5 * (np.log(timed / (_LEVEL_CENTRE * horizon * step_s)) / _LEVEL_SPREAD) ** 2)
-    return Targets(np.stack(rows), tuple(names), prior / prior.sum(axis=1, keepdims=True))
+    smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
+    return Targets(log, smooth, np.stack(levels, axis=1), tuple(seasons), tuple(names))
 
 
-def _seasonal(log: Floats, smooth: Floats, season: int, horizon: int) -> tuple[Floats, Floats, Floats, Floats]:
+def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[Floats, Floats, Floats, Floats]:
     """The same time a season ago, its weighted mean over seasons, and today's level, and now, moved as then.
 
-    Where there is no earlier season yet, the level of now stands for each.
+    Where there is no earlier season yet, today's level stands in for each.
     """
-    places = np.arange(len(smooth))
+    log, smooth = targets.log, targets.smooth
+    places = np.arange(start, len(smooth))
+    today, now_log = smooth[start:], log[start:]
     first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(len(smooth)) for _ in range(4))
+    total, moved, weights, moved_weights = (np.zeros(len(places)) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
         weight = FADE ** (back - first)
         then, now = places + horizon - back * season, places - back * season
@@ -96,7 +81,7 @@ def _seasonal(log: Floats, smooth: Floats, season: int, horizon: int) -> tuple[F
         moved[both] += weight * (smooth[then[both]] - smooth[now[both]])
         moved_weights[both] += weight
     last = places + horizon - first * season
-    ago = np.where(last >= 0, smooth[np.maximum(last, 0)], smooth)
-    profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), smooth)
+    ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
+    profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
     moved /= np.maximum(moved_weights, 1e-9)
-    return ago, profile, smooth + moved, log + moved
+    return ago, profile, today + moved, now_log + moved
