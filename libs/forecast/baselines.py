@@ -169,7 +169,8 @@ class Theta:
         best = levels[np.abs(levels[:, : len(train) - 1] - plain[1 : len(train)]).mean(axis=1).argmin()]
         origins, horizons = np.asarray(asked.origins), np.array(asked.horizons)
         ahead = best[origins][:, None] + 0.5 * slope * horizons
-        return np.maximum(ahead + season[(origins[:, None] + horizons) % day], 0.0)
+        found: Floats = np.maximum(ahead + season[(origins[:, None] + horizons) % day], 0.0)
+        return found
 
 
 class Autoregression:

@@ -134,14 +134,17 @@ def _over(ours: float, theirs: float | None) -> float | None:
     return ours / theirs if theirs else None
 
 
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
 def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
     """The aims, and what came."""
-    shown = lambda value: "–" if value is None else f"{value:.3f}"  # noqa: E731
     lines = [
-        f"over the best baseline in hindsight: {shown(summary['near'])} at 10 min (aim {AIM_NEAR}), "
-        f"{shown(summary['far'])} from 1 h on (aim {AIM_FAR}); "
+        f"over the best baseline in hindsight: {_shown(summary['near'])} at 10 min (aim {AIM_NEAR}), "
+        f"{_shown(summary['far'])} from 1 h on (aim {AIM_FAR}); "
         f"above {AIM_RATIO} in {len(summary['above'])} of {summary['rows']}",
-        "WIS over each baseline's: " + ", ".join(f"{name} {shown(value)}" for name, value in summary["wis"].items()),
+        "WIS over each baseline's: " + ", ".join(f"{name} {_shown(value)}" for name, value in summary["wis"].items()),
         f"90 % bands hold 0.87 to 0.93 in {summary['held'][0]} of {summary['held'][1]} of a week or more, 0.84 to 0.96 "
         f"in {summary['held_of_a_day'][0]} of {summary['held_of_a_day'][1]} shorter ones",
     ]

@@ -318,10 +318,10 @@ def main() -> None:
             found.setdefault(name, {})[start_min] = best(plans_for, planner, grid, spans)
         print(f"{start_min} min: done", file=sys.stderr, flush=True)
     _show(found, starts)
-    known = worlds.get(START_MIN, worlds[starts[0]])
-    ours = found[OURS][known.start_min]["hindsight"]
-    wanted = forecast(known, *ours["knobs"]) if ours else reactive(known, 1.2, 10)
-    checked = lab_check(known, bench, wanted, spans["scored"], asked.samples)
+    usual = worlds.get(START_MIN, worlds[starts[0]])
+    ours = found[OURS][usual.start_min]["hindsight"]
+    wanted = forecast(usual, *ours["knobs"]) if ours else reactive(usual, 1.2, 10)
+    checked = lab_check(usual, bench, wanted, spans["scored"], asked.samples)
     for each in checked:
         print(f"lab: {each}")
     if asked.out is not None:

@@ -148,7 +148,8 @@ def _trend(_: Path) -> DemandHistory:
 
 def _weekly(_: Path) -> DemandHistory:
     made = _base(22, 28 * DAY, day=0.9)
-    return _shifted(made, -1.1 * (made.at_day // 1 % 7 >= 5), outputs=0.4 * (made.at_day // 1 % 7 >= 5)).counted(12.0)
+    weekend = (made.at_day // 1 % 7 >= 5).astype(np.float64)
+    return _shifted(made, -1.1 * weekend, outputs=0.4 * weekend).counted(12.0)
 
 
 def _launch(_: Path) -> DemandHistory:

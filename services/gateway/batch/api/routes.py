@@ -221,9 +221,11 @@ def _add_batches(
         gone = shelf.bounds.is_gone
         named = _named_tenant(request)
         jobs = view.jobs(
-            lambda job: caller.may_read(job.created.tenant)
-            and named in (None, job.created.tenant or DEFAULT_TENANT)
-            and not gone(job)
+            lambda job: (
+                caller.may_read(job.created.tenant)
+                and named in (None, job.created.tenant or DEFAULT_TENANT)
+                and not gone(job)
+            )
         )
         return _json(show_page(jobs, show_batch, after=request.query_params.get("after"), limit=limit))
 
