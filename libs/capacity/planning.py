@@ -136,8 +136,6 @@ def plan_capacity(
             outlook = make_outlook(found.history, asked.horizon_s * found.speed)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        if np.isnan(outlook.quantiles["prefill"]).all() or np.isnan(outlook.quantiles["decode"]).all():
-            raise InvalidRequest(f"there is no forecast to plan for: {'; '.join(outlook.notes)}")
         rates, rng = draw(outlook, asked.seed)
         start_s, step_s, notes = outlook.start_s, outlook.step_s, outlook.notes
     inside = rng.choice(found.peaks, rates.shape[::2]) if step_s >= HOUR_S / 2 else np.ones(rates.shape[::2])

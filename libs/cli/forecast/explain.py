@@ -1,7 +1,6 @@
 """What `fulcrum forecast explain` prints: the candidates behind each forecast, of a suite or of a file."""
 
 import json
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,14 +59,14 @@ def explain_file(file: Path, horizon: str) -> tuple[list[dict[str, Any]], list[s
         raise InvalidRequest(f"{file}: {error}") from None
     rows = [
         {
-            "series": series,
+            "series": name,
             "horizon_s": each.horizon * outlook.step_s,
             "since_unix_s": each.since_s,
             "weights": each.weights,
-            "errors": {name: error if isfinite(error) else None for name, error in each.errors.items()},
+            "errors": {candidate: error if error == error else None for candidate, error in each.errors.items()},
         }
-        for series in SERIES
-        for each in outlook.carried[series]
+        for name in SERIES
+        for each in outlook.carried[name]
     ]
     return rows, list(outlook.notes)
 

@@ -14,8 +14,6 @@ from libs.policy.forecast.targets import DAY_S, LENGTH_HALF_LIVES_S, WEEK_S, Tar
 
 MOST_BINS: Final = 8064
 """That a fit looks at, the latest: 8 weeks of 10 minutes."""
-LEAST_KNOWN: Final = 3
-"""Bins of a series that a forecast needs."""
 _OFFSET: Final = 0.01
 _OFFSET_OF_MOVES: Final = 0.3
 """Added before logarithms are taken: at least this share of the median that is not zero, and this of the mean move from
@@ -29,8 +27,7 @@ class Forecast:
     horizons: tuple[int, ...]
     """Bins ahead: 1 is the bin after the origin's."""
     quantiles: Floats
-    """[horizons, levels] Per second, at `LEVELS`; at least 0 and sorted. All nan with fewer than `LEAST_KNOWN` known
-    bins: a band would only pretend."""
+    """[horizons, levels] Per second, at `LEVELS`; at least 0, sorted, never nan."""
     notes: tuple[str, ...]
     """What a person should know, e.g. that there is little history."""
 
@@ -113,13 +110,16 @@ class DemandModel:
 
     def forecast(self, history: DemandHistory) -> dict[SeriesName, Forecast]:
         """From the last bin of `history` on."""
-        at, found = [len(history) - 1], {}
-        for name in SERIES:
-            quantiles = np.full((len(self.horizons), len(LEVELS)), np.nan)
-            if np.isfinite(history.series(name)).sum() >= LEAST_KNOWN:
-                quantiles = self.forecast_at(history, name, at)[0]
-            found[name] = Forecast(self.horizons, quantiles, self.notes(history, name))
-        return found
+        at = [len(history) - 1]
+        empty = np.zeros((len(self.horizons), len(LEVELS)))
+        return {
+            name: Forecast(
+                self.horizons,
+                self.forecast_at(history, name, at)[0] if len(history) else empty,
+                self.notes(history, name),
+            )
+            for name in SERIES
+        }
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
         """See `FittedDemand`."""
@@ -146,17 +146,11 @@ class DemandModel:
         values = history.series(name)
         known = int(np.isfinite(values).sum())
         if not known:
-            return (f"{name}: no bin is known: nothing is predicted",)
-        if known < LEAST_KNOWN:
-            return (f"{name}: {known} of the {LEAST_KNOWN} known bins that a forecast needs: nothing is predicted",)
+            return ("no bin of this series is known: nothing is predicted",)
         if self.models[name] is None:
-            return (f"{name}: no demand so far: none is predicted, and no band says when it begins",)
+            return ("no demand so far: none is predicted",)
         span_s = (len(values) - int(np.isfinite(values).argmax())) * history.step_s
         notes = []
-        if np.nanmin(values) == np.nanmax(values):
-            notes.append(
-                f"{name}: the same in all {known} known bins: its band is narrow only because nothing has changed yet"
-            )
         if span_s < 2 * DAY_S:
             notes.append(f"little history ({_age(span_s)}): no daily season is known yet, bands are wide")
         elif span_s < 2 * WEEK_S:

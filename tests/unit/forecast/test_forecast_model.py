@@ -100,43 +100,13 @@ def test_a_band_is_wider_with_little_history_and_says_so() -> None:
     assert (wide > 1.5 * spread).all()
 
 
-def test_no_demand_yet_is_said_in_words() -> None:
+def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
     nothing = _demand(np.zeros(50))
-    found = DemandForecaster().fit(nothing, HORIZONS).forecast(nothing)["requests"]
-    assert not found.quantiles.any()
-    assert "no demand so far" in found.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([], "requests: no bin is known: nothing is predicted"),
-        ([np.nan] * 300, "requests: no bin is known: nothing is predicted"),
-        ([-5.0] * 300, "requests: no bin is known: nothing is predicted"),
-        ([7.0], "requests: 1 of the 3 known bins that a forecast needs: nothing is predicted"),
-    ],
-)
-def test_where_too_little_is_known_a_sentence_stands_and_no_band(values: list[float], words: str) -> None:
-    history = _demand(np.array(values))
-    found = DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"]
-    assert found.notes == (words,)
-    assert np.isnan(found.quantiles).all()
-
-
-def test_a_constant_series_says_that_its_band_knows_of_no_change() -> None:
-    history = _demand(np.full(2016, 5.0))
-    found = DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"]
-    assert "the same in all 2016 known bins" in found.notes[0]
-    assert found.quantiles == pytest.approx(np.full((4, len(LEVELS)), 5.0), rel=0.05)
-
-
-def test_negative_rates_and_a_clock_that_was_set_back_are_said() -> None:
-    assert "300 rates of requests are negative" in " ".join(_demand(np.full(300, -5.0)).notes)
-    times_s = np.concatenate([np.arange(200), np.arange(100)]) * 600.0
-    rates = {name: np.full(300, 5.0) for name in ("requests", "known_requests", "prefill", "decode")}
-    history = history_from_rates(times_s, rates, 600.0)
-    assert "the clock was set back 1 times" in history.notes[0]
-    assert np.isfinite(DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"].quantiles).all()
+    model = DemandForecaster().fit(nothing, HORIZONS)
+    assert not model.forecast(nothing)["requests"].quantiles.any()
+    assert "no demand so far" in model.forecast(nothing)["requests"].notes[0]
+    empty = _demand(np.empty(0))
+    assert "nothing is predicted" in DemandForecaster().fit(empty, HORIZONS).forecast(empty)["decode"].notes[0]
 
 
 def test_lengths_that_stay_while_arrivals_go_back_are_predicted_together() -> None:
