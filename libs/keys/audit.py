@@ -23,7 +23,7 @@ MAX_REFUSED: Final = 1_000
 """Actors and statuses that are summed up at once; what comes beyond is counted by the metric alone."""
 _READS: Final = ("GET", "HEAD", "OPTIONS")
 _ACTOR: Final = "fulcrum.actor"
-"""Key of a request's scope."""
+"""Key of a request's scope: a list, as middleware between the door and a route may copy the scope."""
 
 Audited = Callable[[str, str], bool]
 """From method and path to whether a request changes something."""
@@ -47,7 +47,7 @@ def changed_nothing(status: int) -> bool:
 def named_actor(scope: Scope, caller: Caller, said: str) -> str:
     """Return the actor of an admin verb, and have the door record the same one."""
     found = actor_of(caller, said)
-    scope[_ACTOR] = found
+    scope.get(_ACTOR, []).append(found)
     return found
 
 
@@ -96,6 +96,7 @@ class AuditDoor:
             await self._app(scope, receive, send)
             return
         body = bytearray()
+        scope[_ACTOR] = []
 
         async def receive_and_keep() -> Message:
             message = await receive()
@@ -144,7 +145,7 @@ class AuditDoor:
             event_id=self._id(now_ns),
             at_unix_ns=now_ns,
             service=self._service,
-            actor=scope.get(_ACTOR) or actor_of(caller),
+            actor=named[-1] if (named := scope.get(_ACTOR)) else actor_of(caller),
             tenant=caller.tenant,
             action=masked(f"{scope['method']} {scope['path']}")[:MAX_PATH_CHARS],
             detail=masked(body.decode("utf-8", "replace")),

@@ -1,6 +1,7 @@
 """What `fulcrum forecast explain` prints: the candidates behind each forecast, of a suite or of a file."""
 
 import json
+from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ def explain_file(file: Path, horizon: str) -> tuple[list[dict[str, Any]], list[s
             "horizon_s": each.horizon * outlook.step_s,
             "since_unix_s": each.since_s,
             "weights": each.weights,
-            "errors": {candidate: error if error == error else None for candidate, error in each.errors.items()},
+            "errors": {candidate: None if isnan(error) else error for candidate, error in each.errors.items()},
         }
         for name in SERIES
         for each in outlook.carried[name]

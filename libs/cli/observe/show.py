@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from libs.contracts.errors import InvalidRequest
+from libs.contracts.foreign_text import plain
 from libs.observe.server import ObservedServer, Shares
 
 SCRAPES_A_SECOND: Final = 2
@@ -109,7 +110,7 @@ def _print(shares: Shares, url: str, *, as_json: bool, trouble: str = "") -> Non
         print(json.dumps(line), flush=True)
         return
     at = time.strftime("%H:%M:%S", time.localtime(shares.t_s))
-    print("  ".join(part for part in (at, url, trouble or _sentence(shares)) if part), flush=True)
+    print("  ".join(part for part in (at, url, plain(trouble) or _sentence(shares)) if part), flush=True)
 
 
 def _sentence(shares: Shares) -> str:

@@ -137,7 +137,8 @@ OTHERS = {
     # of this machine, or of the person who calls
     "capacity plan", "doctor", "down", "forecast backtest", "forecast import", "keys create", "keys delete-tenant",
     "keys limits", "keys list", "keys revoke", "keys rotate-salt", "lab calibrate", "lab compare", "lab record",
-    "lab run", "lab search", "lab traces", "models backtest", "models generate", "profile", "tls init", "tls rotate",
+    "forecast explain", "lab run", "lab search", "lab traces", "observe",
+    "models backtest", "models generate", "profile", "tls init", "tls rotate",
     "tls show", "up",
 }  # fmt: skip
 
