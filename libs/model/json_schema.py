@@ -279,7 +279,7 @@ class _Document:
                 raise self._refused(f"{key}: numbers beyond 2**53 cannot be kept to")
 
     def _values(self, own: dict[str, Any]) -> None:
-        """`const` is an `enum` of one; formats that are not kept to are annotations."""
+        """`const` is an `enum` of one; formats that are not kept to are annotations; empty lists ask nothing."""
         values = self._list(own, "enum")
         if "const" in own:
             const = own.pop("const")
@@ -290,8 +290,11 @@ class _Document:
             raise self._refused("format must be a string")
         if own.get("format") not in FORMATS:
             own.pop("format", None)
-        if not own.get("required", True):
-            del own["required"]
+        if "allOf" in own:  # keywords beside it look whether it is there
+            own["allOf"] = [each for each in self._list(own, "allOf") if not _asks_nothing(each)]
+        for key, empty in (("required", []), ("allOf", []), ("patternProperties", {})):
+            if own.get(key) == empty:
+                del own[key]
 
     def _conditions(self, own: dict[str, Any], resource: Any) -> None:
         """`if` that decides nothing or is decided, and `not` of nothing or everything."""
@@ -606,6 +609,10 @@ def _values_exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if "enum" not in one or "enum" not in other:
         return False
     return not any(_same(a, b) for a in one["enum"] for b in other["enum"])
+
+
+def _asks_nothing(schema: Any) -> bool:
+    return schema is True or (isinstance(schema, dict) and not schema.keys() & _KNOWN)
 
 
 def _same(one: Any, other: Any) -> bool:

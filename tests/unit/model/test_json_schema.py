@@ -74,6 +74,14 @@ ASKS_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "array", "items": TEXT, "additionalItems": False}, {"type": "array", "items": TEXT}),
     ({"allOf": [], "type": "string"}, TEXT),
     ({"allOf": [TEXT]}, TEXT),
+    (
+        {"propertyNames": {"enum": ["a"]}, "patternProperties": {}},
+        {"properties": {"a": {}}, "additionalProperties": False},
+    ),
+    (
+        {"allOf": [{"title": "t"}, True], "type": "object", "unevaluatedProperties": False},
+        {"type": "object", "additionalProperties": False},
+    ),
     ({"allOf": [{}, True, TEXT, {"title": "t"}]}, TEXT),
     ({"anyOf": [{}, TEXT], "type": "null"}, {"type": "null"}),
     ({"anyOf": [{"not": {}}, TEXT]}, TEXT),
