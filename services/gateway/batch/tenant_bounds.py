@@ -3,7 +3,7 @@
 import sys
 from typing import Final
 
-from libs.contracts.errors import QuotaUsed, StoreFull
+from libs.contracts.errors import FileTooLarge, QuotaUsed, StoreFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.ports import OneForAll, Tenancy
@@ -13,6 +13,7 @@ from libs.keys.table import DEFAULT_TENANT, NO_LIMITS, KeyTable
 from libs.policy.gateway.places import queue_room
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
+from services.gateway.batch.lines.upload import FileRoom
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 
 UNBOUNDED: Final = Stored(sys.maxsize, sys.maxsize)
@@ -70,7 +71,7 @@ class TenantBounds:
         """The name under which the tenant's things are kept."""
         return tenant if self._table is None else self._table.home(tenant)
 
-    async def file_room(self, files: FileStore, view: JobView, tenant: str, most_bytes: int) -> int:
+    async def file_room(self, files: FileStore, view: JobView, tenant: str, most_bytes: int) -> FileRoom:
         """How large another file of the tenant's may be. Raises QuotaUsed or StoreFull where there is no room for
         any."""
         own, used = await self._stored(files, view, tenant)
@@ -81,9 +82,13 @@ class TenantBounds:
             raise QuotaUsed(f"the files of tenant {tenant} have {limit} bytes, which is its limit: delete some")
         most = self._store.bytes - self._store.bytes // ANSWERS_SHARE
         room = self._room(most, used.bytes, own.bytes, tenant)
+        full = StoreFull(f"the file store has {max(room, 0)} bytes left for files of tenant {tenant}: delete some")
         if room <= 0:
-            raise StoreFull(f"the file store has no room for another file of tenant {tenant}: delete some")
-        return min(left, room, most_bytes)
+            raise full
+        if room < min(left, most_bytes):
+            return FileRoom(room, full)
+        text = "the file is larger than the room that its tenant has left"
+        return FileRoom(min(left, most_bytes), FileTooLarge(text, param="file"))
 
     async def check_answer_room(self, files: FileStore, view: JobView, created: pb.Created) -> None:
         """Raises QuotaUsed or StoreFull where another batch's answers might find no room when it ends."""

@@ -3,12 +3,13 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, InvalidRequest, UnsupportedField
+from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, FulcrumError, InvalidRequest, UnsupportedField
 from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
@@ -23,7 +24,7 @@ MAX_OVERHEAD_BYTES = 64 * 1024
 MAX_NAME_CHARS = 256
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 """As OpenAI's API has it."""
-Room = Callable[[], Awaitable[int]]
+Room = Callable[[], Awaitable["FileRoom"]]
 MIN_BYTES_PER_S = 64 * 1024
 """What an upload must bring: places for uploads are few."""
 MAX_SILENT_S = 10.0
@@ -67,13 +68,20 @@ async def small_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+class FileRoom(NamedTuple):
+    """How large another file may be, and what a larger one is refused with."""
+
+    bytes: int
+    refusal: FulcrumError
+
+
 async def receive_file(
     request: Request, files: FileStore, *, tenant: str, max_bytes: int, max_line_bytes: int, room: Room | None = None
 ) -> FileInfo:
     """Store the form's file as `tenant`'s.
 
     room: how large it may be beside what the tenant has, asked before and after it is sent, as others may be sent
-    meanwhile. Raises InvalidRequest, FileTooLarge, StoreFull or what `room` raises, and keeps nothing then.
+    meanwhile. Raises InvalidRequest, FileTooLarge, StoreFull or what `room` raises or says, and keeps nothing then.
     """
     check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
@@ -84,7 +92,9 @@ async def receive_file(
         raise UnsupportedMediaType("a file is uploaded as multipart/form-data", param="content-type")
     if not options.get(b"boundary"):
         raise InvalidRequest("multipart/form-data needs a boundary", param="content-type")
-    most_bytes = max_bytes if room is None else min(await room(), max_bytes)
+    too_large: FulcrumError = FileTooLarge(f"a file may have {max_bytes} bytes", param="file")
+    found = FileRoom(max_bytes, too_large) if room is None else await room()
+    most_bytes = min(found.bytes, max_bytes)
     async with files.draft(f"file-{uuid.uuid4().hex}", max_bytes=most_bytes) as draft:
         form = _Form(options[b"boundary"])
         lines = _LineCheck(max_line_bytes)
@@ -92,9 +102,11 @@ async def receive_file(
             form.write(part)
             for content in form.taken():
                 lines.add(content)
+                if most_bytes < max_bytes and lines.bytes > most_bytes:
+                    raise found.refusal
                 await draft.write(content)
-        if room is not None and lines.bytes > await room():
-            raise FileTooLarge("the file is larger than the room that its tenant has left", param="file")
+        if room is not None and lines.bytes > (now := await room()).bytes:
+            raise now.refusal
         return await _keep(draft, form, lines, tenant)
 
 
