@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from libs.model.json_schema import SchemaRefused, normalise
 
 BYTES = LLTokenizer("byte")
 MAX_BYTES = 600
+HUGE = re.compile(rb"[0-9]{16}|[0-9][eE]")
 names = st.sampled_from(["a", "b", "kind"])
 values = st.sampled_from([None, True, 0, 1, 2.5, "x", "y", [], [1], {}, {"a": 1}])
 sizes = st.sampled_from([0, 1, 2, 1.0, 3.0])
@@ -88,7 +90,8 @@ def answer(schema: dict[str, Any], seed: int) -> Any:
             break
         matcher.consume_token(token)
         found.append(token)
-    return json.loads(found) if matcher.is_accepting() else None
+    # The validator cannot divide numbers that no float holds.
+    return json.loads(found) if matcher.is_accepting() and not HUGE.search(found) else None
 
 
 @given(schema=documents, seed=st.integers(0, 2**32))
