@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urljoin
 
+from libs.model.schema_alternatives import TYPES, Alternatives, Schema, name_of, same, types_of
+
 MAX_DEPTH: Final = 120
 """Objects and lists within one another; the library reads 128."""
-MAX_COMPARISONS: Final = 20_000
-"""Pairs of schemas that are compared to find out whether alternatives exclude one another."""
-_MAX_COMPARED_DEPTH: Final = 8
 _MAX_EXACT: Final = 2**53 - 1
 """Numbers beyond lose digits in the library, as they do in JavaScript."""
 _MAX_SIZE: Final = 2**31 - 1
@@ -49,10 +48,7 @@ _KEPT: Final = frozenset(
     | {"type", "enum", "items", "prefixItems", "minItems", "maxItems"}
 )
 _SIZES: Final = ("Length", "Items", "Properties", "Contains")
-_TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
-_Schema = dict[str, Any] | bool
-"""Of what goes out: {} lets everything through, False nothing."""
 
 
 class SchemaRefused(Exception):
@@ -84,7 +80,7 @@ class _Document:
         """The resource that each schema is a part of, by its `id()`."""
         self._names: dict[int, str] = {}
         """Of definitions, by the `id()` of the schema that came in."""
-        self._definitions: dict[str, _Schema] = {}
+        self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
         self._one_ofs: list[dict[str, Any]] = []
         self._index(root, root, "", MAX_DEPTH)
@@ -99,18 +95,19 @@ class _Document:
         for definition in self._definitions.values():
             self._without_lone_ref(definition)
         for schema in self._one_ofs:
-            _Alternatives(self._definitions).prove(schema)
+            if not Alternatives(self._definitions).prove(schema):
+                raise SchemaRefused("oneOf: its alternatives are not known to exclude one another; use anyOf")
         root = self._without_lone_ref(root)
         if not isinstance(root, dict):
             raise SchemaRefused("nothing fits it: it is not, or false")
         return {**root, "$defs": self._definitions} if self._definitions else root
 
-    def _without_lone_ref(self, schema: _Schema) -> _Schema:
+    def _without_lone_ref(self, schema: Schema) -> Schema:
         """The definition itself in place of a reference that is all there is: readers look for `properties`."""
         for _ in range(len(self._definitions) + 1):
             if not isinstance(schema, dict) or "$ref" not in schema or not set(schema) <= {"$ref", "type"}:
                 return schema
-            target = self._definitions[_name_of(schema)]
+            target = self._definitions[name_of(schema)]
             if "type" in schema and (not isinstance(target, dict) or schema["type"] != target.get("type")):
                 return schema
             schema = target
@@ -174,7 +171,7 @@ class _Document:
                 raise self._refused(f"$ref: {_short(ref)} does not exist")
         return found
 
-    def _refer(self, ref: Any, resource: Any) -> _Schema:
+    def _refer(self, ref: Any, resource: Any) -> Schema:
         target = self._target(ref, resource)
         if isinstance(target, bool) or not isinstance(target, dict):
             return self._schema(target, resource)
@@ -206,13 +203,13 @@ class _Document:
     def _cannot(self, keyword: str) -> SchemaRefused:
         return self._refused(f"{keyword} is not served")
 
-    def _child(self, schema: Any, resource: Any, *path: str) -> _Schema:
+    def _child(self, schema: Any, resource: Any, *path: str) -> Schema:
         self._path += path
         found = self._schema(schema, resource)
         del self._path[len(self._path) - len(path) :]
         return found
 
-    def _schema(self, schema: Any, resource: Any) -> _Schema:
+    def _schema(self, schema: Any, resource: Any) -> Schema:
         if isinstance(schema, bool):
             return {} if schema else False
         if not isinstance(schema, Mapping):
@@ -245,12 +242,12 @@ class _Document:
     def _kinds(self, named: Any) -> frozenset[str]:
         """Types whose keywords count; the empty one stands for keywords of every type."""
         if named is None:
-            return _TYPES | {""}
+            return TYPES | {""}
         kinds = [named] if isinstance(named, str) else named
         if not isinstance(kinds, list):
             raise self._refused("type must be a string, or a list of strings")
         for kind in kinds:
-            if not isinstance(kind, str) or kind not in {*_TYPES, "integer"}:
+            if not isinstance(kind, str) or kind not in {*TYPES, "integer"}:
                 raise self._refused(f"Invalid type: {_short(str(kind))}")
         return frozenset("number" if kind == "integer" else kind for kind in kinds) | {""}
 
@@ -283,7 +280,7 @@ class _Document:
         values = self._list(own, "enum")
         if "const" in own:
             const = own.pop("const")
-            own["enum"] = [each for each in values if _same(each, const)] if "enum" in own else [const]
+            own["enum"] = [each for each in values if same(each, const)] if "enum" in own else [const]
         if any(abs(value) > _MAX_EXACT + 1 for value in _numbers_in(own.get("enum"), MAX_DEPTH)):
             raise self._refused("numbers beyond 2**53 cannot be kept to")
         if not isinstance(own.get("format", ""), str):
@@ -299,7 +296,7 @@ class _Document:
     def _conditions(self, own: dict[str, Any], resource: Any) -> None:
         """`if` that decides nothing or is decided, and `not` of nothing or everything."""
         condition = own.pop("if", None)
-        branches: dict[str, _Schema] = {
+        branches: dict[str, Schema] = {
             key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
         }
         if condition is not None and any(branch != {} for branch in branches.values()):
@@ -395,7 +392,7 @@ class _Document:
         if "propertyNames" not in own:
             return
         names = self._child(*self._followed(own.pop("propertyNames"), resource), "propertyNames")
-        if names is False or (isinstance(names, dict) and "string" not in _types_of(names)):
+        if names is False or (isinstance(names, dict) and "string" not in types_of(names)):
             own["maxProperties"] = 0
             return
         assert isinstance(names, dict)
@@ -477,151 +474,12 @@ class _Document:
 class _Read:
     """A schema in a list that has been read already."""
 
-    def __init__(self, schema: _Schema) -> None:
+    def __init__(self, schema: Schema) -> None:
         self.schema = schema
-
-
-class _Alternatives:
-    """Finds out whether schemas that have been normalised exclude one another."""
-
-    def __init__(self, definitions: Mapping[str, _Schema]) -> None:
-        self._definitions = definitions
-        self._left = MAX_COMPARISONS
-
-    def prove(self, schema: dict[str, Any]) -> None:
-        """Write `oneOf` as `anyOf` where no two of its alternatives have an instance in common.
-
-        Objects that are told apart by a property's value have to have it: what pydantic calls a discriminator, and
-        leaves optional where it has a default.
-        """
-        listed = schema["oneOf"]
-        if not self._apart(listed):
-            tag = self._tag(listed)
-            if tag is None:
-                raise SchemaRefused("oneOf: its alternatives are not known to exclude one another; use anyOf")
-            listed = [self._with(each, tag) for each in listed]
-        entries = list(schema.items())
-        schema.clear()
-        for key, value in entries:
-            if key != "oneOf":
-                schema[key] = value
-            elif "anyOf" not in dict(entries):
-                schema["anyOf"] = listed
-        if "anyOf" in dict(entries):
-            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": listed}]
-
-    def _with(self, schema: _Schema, required: str) -> _Schema:
-        # A definition changes wherever it is used: the library follows no circle of references with keys beside them.
-        target = schema
-        while isinstance(target, dict) and set(target) == {"$ref"}:
-            target = self._definitions[_name_of(target)]
-        if isinstance(target, dict):
-            target["required"] = [*dict.fromkeys([*target.get("required", ()), required])]
-        return schema
-
-    def _pairs(self, listed: Sequence[_Schema]) -> Iterator[tuple[_Schema, _Schema]]:
-        return ((one, other) for at, one in enumerate(listed) for other in listed[:at])
-
-    def _apart(self, listed: Sequence[_Schema]) -> bool:
-        return all(self._exclude(one, other, _MAX_COMPARED_DEPTH) for one, other in self._pairs(listed))
-
-    def _tag(self, listed: Sequence[_Schema]) -> str | None:
-        """The property by whose values all alternatives can be told apart."""
-        every = [self._conjuncts(each, _MAX_COMPARED_DEPTH) for each in listed]
-        if any(not any(part.get("type") == "object" for part in parts) for parts in every):
-            return None
-        known = [{key: value for part in parts for key, value in part.get("properties", {}).items()} for parts in every]
-        shared = [key for key in known[0] if all(key in properties for properties in known)]
-        return next((key for key in shared if self._apart([properties[key] for properties in known])), None)
-
-    def _conjuncts(self, schema: _Schema, depth: int) -> list[dict[str, Any]]:
-        """Schemas that an instance has to fit, all of them, as far as they are followed."""
-        if not isinstance(schema, dict) or not depth:
-            return []
-        found = [schema]
-        if "$ref" in schema:
-            found += self._conjuncts(self._definitions.get(_name_of(schema), {}), depth - 1)
-        for each in schema.get("allOf", ()):
-            found += self._conjuncts(each, depth - 1)
-        return found
-
-    def _exclude(self, one: _Schema, other: _Schema, depth: int) -> bool:
-        self._left -= 1
-        if self._left < 0 or not depth:
-            return False
-        if one is False or other is False:
-            return True
-        mine, others = self._conjuncts(one, depth), self._conjuncts(other, depth)
-        if any(_types_exclude(a, b) or _values_exclude(a, b) for a in mine for b in others):
-            return True
-        for parts, whole in ((mine, other), (others, one)):
-            for part in parts:
-                for key in ("anyOf", "oneOf"):
-                    if key in part and all(self._exclude(each, whole, depth - 1) for each in part[key]):
-                        return True
-        return self._objects_exclude(mine, others, depth)
-
-    def _objects_exclude(self, mine: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
-        """Whether a property that one of them requires cannot be the other's."""
-        if not all(any(part.get("type") == "object" for part in parts) for parts in (mine, others)):
-            return False
-        required = {key for part in (*mine, *others) for key in part.get("required", ())}
-        return any(
-            self._exclude(a, b, depth - 1)
-            for key in required
-            for a in map(_property(key), mine)
-            for b in map(_property(key), others)
-        )
-
-
-def _property(key: str) -> Any:
-    """Return a function that gives a schema's part for the property `key`."""
-
-    def of(schema: dict[str, Any]) -> _Schema:
-        properties: dict[str, _Schema] = schema.get("properties", {})
-        if key in properties:
-            return properties[key]
-        closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-        return False if closed else {}
-
-    return of
-
-
-def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    named = schema.get("type")
-    kinds = _TYPES if named is None else frozenset([named] if isinstance(named, str) else named)
-    kinds = kinds | {"integer"} if "number" in kinds else kinds
-    return kinds & frozenset(map(_type_of, schema["enum"])) if "enum" in schema else kinds
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        return "integer"
-    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-    return names.get(type(value), "object")
-
-
-def _types_exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return not _types_of(one) & _types_of(other)
-
-
-def _values_exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if "enum" not in one or "enum" not in other:
-        return False
-    return not any(_same(a, b) for a in one["enum"] for b in other["enum"])
 
 
 def _asks_nothing(schema: Any) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() & _KNOWN)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal in JSON, where true is not 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
 
 
 def _numbers_in(value: Any, depth: int) -> Iterator[float]:
@@ -630,10 +488,6 @@ def _numbers_in(value: Any, depth: int) -> Iterator[float]:
     elif isinstance(value, list | dict) and depth:
         for each in value if isinstance(value, list) else value.values():
             yield from _numbers_in(each, depth - 1)
-
-
-def _name_of(schema: Mapping[str, Any]) -> str:
-    return str(schema.get("$ref", "")).rpartition("/")[2]
 
 
 def _short(text: str) -> str:
