@@ -199,20 +199,7 @@ async def open_worker(
         host.on_change(lambda: tuner.role_is(host.assignment.current.role))
         _own(stack, tasks.spawn("prefill chunk", tuner.run()))
         _own(stack, tasks.spawn("heartbeat", beat(host)))
-        await _add_services(
-            server,
-            AdminServicer(
-                host,
-                tuner,
-                step_times,
-                record=audit_changes(ports.bus, clock, settings.id),
-                drain_s=settings.drain_s,
-                registry=ports.registry,
-            ),
-            host,
-            kv,
-            settings,
-        )
+        await _add_services(server, _admin(settings, ports, host, tuner, step_times, clock=clock), host, kv, settings)
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
         stack.callback(kv.hang_up)
@@ -221,6 +208,19 @@ async def open_worker(
         _own(stack, tasks.spawn("registration", registration.run()))
         log.info("worker serves", id=settings.id, address=address)
         yield RunningWorker(host, address)
+
+
+def _admin(
+    settings: WorkerSettings,
+    ports: WorkerPorts,
+    host: WorkerHost,
+    tuner: PrefillTuner,
+    step_times: StepTimes,
+    *,
+    clock: Clock,
+) -> AdminServicer:
+    record = audit_changes(ports.bus, clock, settings.id)
+    return AdminServicer(host, tuner, step_times, record=record, drain_s=settings.drain_s, registry=ports.registry)
 
 
 async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:

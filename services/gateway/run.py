@@ -124,7 +124,6 @@ async def open_gateway(
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
-    metrics.registry.register(BusCollector(ports.bus))
     fleet = _fleet(settings, transport, metrics, tasks, clock)
     demand = DemandTeller(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
@@ -132,7 +131,7 @@ async def open_gateway(
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
     dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes), ports.keys)
-    _watch(metrics, ports.registry, dispatcher, fleet, stalls, tasks=tasks)
+    _watch(metrics, ports, dispatcher, fleet, stalls, tasks=tasks)
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
@@ -155,10 +154,7 @@ async def open_gateway(
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        store = Stored(settings.files_max_count, settings.files_max_bytes)
-        bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
-        metrics.watch_slots({"uploads": bounds.uploads})
-        batch = BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
+        batch = _batch(settings, ports, serving, limiter, metrics=metrics, clock=clock)
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
             routers=[*([batch.router] if batch else ()), make_responses_router(kept), *_tenants(ports, clock)],
@@ -365,7 +361,7 @@ def _ended(
 
 def _watch(
     metrics: GatewayMetrics,
-    registry: Registry,
+    ports: GatewayPorts,
     dispatcher: Dispatcher,
     fleet: WorkerLinks,
     stalls: Stalls,
@@ -373,7 +369,8 @@ def _watch(
     tasks: TaskOwner,
 ) -> None:
     """Read these off when metrics are asked for."""
-    metrics.watch_registry(registry)
+    metrics.watch_registry(ports.registry)
+    metrics.registry.register(BusCollector(ports.bus))
     metrics.registry.register(PoisonCollector(dispatcher.suspects))
     metrics.watch(
         waiting=lambda: dispatcher.waiting,
@@ -386,6 +383,22 @@ def _watch(
         open_requests=lambda: len(stalls),
         body_bytes=lambda: stalls.body_bytes,
     )
+
+
+def _batch(
+    settings: GatewaySettings,
+    ports: GatewayPorts,
+    serving: Serving,
+    limiter: TenantLimiter | None,
+    *,
+    metrics: GatewayMetrics,
+    clock: Clock,
+) -> BatchService | None:
+    """Make what serves files and batches; None for a gateway without them."""
+    store = Stored(settings.files_max_count, settings.files_max_bytes)
+    bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
+    metrics.watch_slots({"uploads": bounds.uploads})
+    return BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
 
 
 def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import exp, inf
 from typing import Final
 
@@ -146,8 +145,3 @@ def _prefill_steps(before: Reading, after: Reading, work: Work, first_tokens: fl
 def _samples_above(reading: Reading, bound: float) -> float:
     below = next((count for upper, count in reading.tokens_at_most if upper >= bound), reading.samples)
     return reading.samples - below
-
-
-def intervals(readings: Sequence[Reading]) -> list[Interval]:
-    """Return the intervals between successive readings, those over a restart left out."""
-    return [interval(before, after) for before, after in pairwise(readings) if not after.restarted_since(before)]
