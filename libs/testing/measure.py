@@ -139,11 +139,21 @@ def class_names(found: list[Module]) -> dict[str, list[str]]:
     return where
 
 
+def small_modules(product: list[Module]) -> list[tuple[Module, str]]:
+    """Return the modules under 100 lines that a single module imports, each with the name of that one."""
+    importers = defaultdict(list)
+    for module in product:
+        for name in imported(module):
+            importers[name].append(module.name)
+    return [
+        (module, importers[module.name][0])
+        for module in product
+        if module.lines < SMALL_MODULE_LINES and len(importers[module.name]) == 1
+    ]
+
+
 def measure() -> dict[str, int | float]:
     product = modules(*PRODUCT)
-    importers: Counter[str] = Counter()
-    for module in product:
-        importers.update(imported(module))
     documented = [docstring for module in product for docstring in docstrings(module)]
     short = [docstring for docstring in documented if len(docstring.text.split()) <= SHORT_DOCSTRING_WORDS]
     repeated = {name: where for name, where in class_names(product).items() if len(where) > 1}
@@ -155,9 +165,7 @@ def measure() -> dict[str, int | float]:
         "docstring_lines": sum(map(docstring_lines, product)),
         "comment_lines": sum(comment_lines(module.path) for module in product),
         "median_module_lines": statistics.median(module.lines for module in product),
-        "small_modules_with_one_importer": sum(
-            module.lines < SMALL_MODULE_LINES and importers[module.name] == 1 for module in product
-        ),
+        "small_modules_with_one_importer": len(small_modules(product)),
         "docstrings": sum(not docstring.attribute for docstring in documented),
         "docstrings_of_six_words_or_fewer": sum(not docstring.attribute for docstring in short),
         "attribute_docstrings": sum(docstring.attribute for docstring in documented),
@@ -196,6 +204,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeated", action="store_true", help="list class names that are defined more than once")
+    parser.add_argument("--small", action="store_true", help="list small modules that a single module imports")
     arguments = parser.parse_args()
     product = modules(*PRODUCT)
     if arguments.docstrings:
@@ -208,6 +217,9 @@ def main() -> int:
         for name, where in sorted(class_names(product).items()):
             if len(where) > 1:
                 print(f"{name}: {', '.join(where)}")
+    if arguments.small:
+        for module, importer in small_modules(product):
+            print(f"{module.lines:>4} {module.path.relative_to(ROOT)} <- {importer}")
     figures = measure()
     width = max(map(len, figures))
     for name, figure in figures.items():
