@@ -9,6 +9,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+from libs.telemetry.fleet_loads import COLUMNS
+
 MAX_REPEATED = 4
 MAX_DEPTH = 4
 
@@ -113,6 +115,7 @@ def _scalar(field: Any) -> st.SearchStrategy[Any]:
 MANY: Final = 2_000
 """Elements of a list that is much longer than any of ours."""
 LONG_CHARS: Final = 100_000
+_HOUR_NS: Final = 3_600 * 10**9
 
 
 def plain(kind: type[M], known: Mapping[str, Any] | None = None) -> M:
@@ -219,3 +222,26 @@ def _scalar_ends(kind: int) -> list[Any]:
             return [b"", b"\xff" * 7, b"\xff" * 8, b"\xff" * 80_000]
         case _:
             return [False, True]
+
+
+def plausible_fields(now_ns: int) -> dict[str, Any]:
+    """Return field values for `plain` that make a message recent enough for a consumer to act on it."""
+    moments = ("covered_to_unix_ns", "arrival_unix_ns", "told_unix_ns", "decided_unix_ns", "made_unix_ns",
+               "changed_unix_ns", "at_unix_ns", "started_unix_ns", "end_unix_ns")  # fmt: skip
+    return {
+        **dict.fromkeys(moments, now_ns),
+        "start_unix_ns": now_ns // 10**8 * 10**8,
+        "covered_from_unix_ns": now_ns - 10**8,
+        "until_unix_ns": now_ns + _HOUR_NS,
+        "expires_unix_ns": now_ns + _HOUR_NS,
+        "incarnation": now_ns,
+        "output_tokens": 3,
+        "endpoint": "/v1/completions",
+        "note": "1/0",
+        **{
+            f"fulcrum.telemetry.v1.FleetLoads.{name}": (now_ns if name in moments else 1).to_bytes(8, "little")
+            for name in COLUMNS
+        },
+        "fulcrum.telemetry.v1.StepColumns.start_unix_ns": (now_ns - 10**7).to_bytes(8, "little"),
+        "fulcrum.telemetry.v1.StepColumns.end_unix_ns": now_ns.to_bytes(8, "little"),
+    }

@@ -26,7 +26,7 @@ import msgspec
 from libs.filestore.port import FileInfo
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
-from load.gateway.inside_attacks import Inside, Saw, forged_frames, redis_values, topic_values
+from load.gateway.inside_attacks import Inside, Saw, forged_frames, redis_values, topic_extremes, topic_values
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
 RATE_RPS: Final = 5.0
@@ -296,6 +296,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "guessed keys": guesses,
     "forged frames and handles": from_inside(forged_frames),
     "values in topics": from_inside(topic_values),
+    "extremes in topics": from_inside(topic_extremes),
     "values in Redis": from_inside(redis_values),
     "16 slow uploads": slow_uploads,
     "10,000 files": many_files,

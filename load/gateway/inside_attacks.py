@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc.aio
+from aiokafka.errors import MessageSizeTooLargeError
 
 from libs.bus.clients import open_producer
 from libs.bus.codec import SCHEMA_HEADER
@@ -17,6 +18,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.topics import ALL
 from libs.runtime.redis import make_redis
+from libs.testing.messages import extremes, plain, plausible_fields
 
 PAUSE_S: Final = 0.005
 """After each value and each call: whoever fills a disk or a network needs no nonsense for it."""
@@ -98,6 +100,24 @@ async def topic_values(inside: Inside, saw: Saw) -> None:
                 await producer.send_and_wait(topic.name(inside.cluster), nonsense(chance), key=b"k", headers=headers)
                 saw("value")
                 await asyncio.sleep(PAUSE_S)
+
+
+async def topic_extremes(inside: Inside, saw: Saw) -> None:
+    """Publish well-formed records to every topic, each with one field at an end of its type."""
+    async with open_producer(inside.kafka, "attacker") as producer:
+        while True:
+            for topic in ALL:
+                headers = [(SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode())]
+                for _, message in extremes(plain(topic.value, plausible_fields(time.time_ns()))):
+                    try:
+                        await producer.send_and_wait(
+                            topic.name(inside.cluster), message.SerializeToString(), key=b"k", headers=headers
+                        )
+                    except MessageSizeTooLargeError:
+                        saw("too large")
+                    else:
+                        saw("value")
+                    await asyncio.sleep(PAUSE_S)
 
 
 async def redis_values(inside: Inside, saw: Saw) -> None:

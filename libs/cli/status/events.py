@@ -1,5 +1,6 @@
 """What `fulcrum events` does: moves, decisions, workers that came or died, and alerts, as one list over time."""
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -61,7 +62,7 @@ def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: b
                 continue
             shown.append(each.key)
             if as_json:
-                print(msgspec.json.encode(each).decode(), flush=True)
+                print(json.dumps(msgspec.to_builtins(each)), flush=True)  # escapes control characters
             else:
                 console.print(line(each), soft_wrap=True)
 

@@ -6,6 +6,7 @@ some: by then their sequences decode, or have ended. The range spans what comes 
 against the lab, and what came of an advice that was taken stands beside it.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -138,8 +139,8 @@ def _add(
     )
     low, high = _relief(engine, work, now, best, spread)
     what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
-    return Advice(AdviceKind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
-                  "pressure", low, high)  # fmt: skip
+    command = f"fulcrum planner limits --model {shlex.quote(model)} workers_min={workers + more}"
+    return Advice(AdviceKind.ADD_WORKERS, what, command, "pressure", low, high)
 
 
 def advise_links(links: Sequence[KvSpeed]) -> Advice | None:

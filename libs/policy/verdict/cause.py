@@ -1,5 +1,6 @@
 """What a verdict says: its code, the figures in a sentence, and what to do. Pure."""
 
+import shlex
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -42,9 +43,9 @@ class Action:
 
     @property
     def command(self) -> str:
-        """As it is typed."""
+        """The command line, quoted for a shell: a worker chooses its own id."""
         role = f"mixed:{self.budget_tokens}" if self.role == "mixed" else self.role
-        return f"fulcrum role {' '.join(self.workers)} {role}"
+        return shlex.join(("fulcrum", "role", *self.workers, role))
 
 
 @dataclass(frozen=True, slots=True)

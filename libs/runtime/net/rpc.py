@@ -88,9 +88,10 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         """Let the call through, or answer UNAUTHENTICATED."""
         if not self._needs_token(str(handler_call_details.method)):
             return await continuation(handler_call_details)
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        given = str(metadata.get(AUTHORIZATION, ""))
-        if self._expected and hmac.compare_digest(given.encode(), self._expected.encode()):
+        metadata = handler_call_details.invocation_metadata or ()
+        given = [str(value).encode() for key, value in metadata if key == AUTHORIZATION]
+        # Of two values a proxy may have checked the other one.
+        if self._expected and len(given) == 1 and hmac.compare_digest(given[0], self._expected.encode()):
             return await continuation(handler_call_details)
 
         async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

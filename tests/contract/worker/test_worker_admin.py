@@ -29,7 +29,8 @@ def to_decode(epoch: int) -> pb.SetRoleRequest:
 
 async def test_admin_verbs_need_the_token() -> None:
     async with local_worker("prefill-0", "prefill") as worker, admin(worker) as stub:
-        for metadata in ((), (("authorization", "Bearer wrong"),)):
+        wrong = (("authorization", "Bearer wrong"),)
+        for metadata in ((), wrong, wrong + AUTH, AUTH + AUTH):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Describe(pb.DescribeRequest(), metadata=metadata)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED

@@ -44,14 +44,13 @@ from libs.filestore.local import LocalFiles
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
-from libs.telemetry.fleet_loads import COLUMNS
 from libs.telemetry.gateways import ModelBacklog
 from libs.telemetry.windows.rollups import TIERS
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.memory.broker import Incoming, MemoryBroker, TooLarge
 from libs.testing.memory.bus import MemoryBus
-from libs.testing.messages import extremes, plain
+from libs.testing.messages import extremes, plain, plausible_fields
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
 from services.gateway.batch.api.replies import show_batch
@@ -69,7 +68,6 @@ from tests.unit.batch.test_batch_keeper import answer, keeper
 from tests.unit.batch.test_batch_runner import LINES, SHARES, a_runner, put_out
 
 CLUSTER: Final = "extreme"
-HOUR_NS: Final = 3_600 * 10**9
 MOST_CPU_S: Final = 15.0
 """Of a test, and it takes less than one: a single share took 19 s, a single record of demand 14."""
 METRICS_READS: Final = (STEPS, QUEUES, REQUESTS, DECISIONS, DEMAND, WINDOWS, SILENCES, AUDIT)
@@ -80,32 +78,9 @@ METRICS_PATHS: Final = (
 NO_SOCKET: Any = None
 
 
-def known(now_ns: int) -> dict[str, Any]:
-    """What makes a plain message one that a consumer takes."""
-    moments = ("covered_to_unix_ns", "arrival_unix_ns", "told_unix_ns", "decided_unix_ns", "made_unix_ns",
-               "changed_unix_ns", "at_unix_ns", "started_unix_ns", "end_unix_ns")  # fmt: skip
-    return {
-        **dict.fromkeys(moments, now_ns),
-        "start_unix_ns": now_ns // 10**8 * 10**8,
-        "covered_from_unix_ns": now_ns - 10**8,
-        "until_unix_ns": now_ns + HOUR_NS,
-        "expires_unix_ns": now_ns + HOUR_NS,
-        "incarnation": now_ns,
-        "output_tokens": 3,
-        "endpoint": "/v1/completions",
-        "note": "1/0",
-        **{
-            f"fulcrum.telemetry.v1.FleetLoads.{name}": (now_ns if name in moments else 1).to_bytes(8, "little")
-            for name in COLUMNS
-        },
-        "fulcrum.telemetry.v1.StepColumns.start_unix_ns": (now_ns - 10**7).to_bytes(8, "little"),
-        "fulcrum.telemetry.v1.StepColumns.end_unix_ns": now_ns.to_bytes(8, "little"),
-    }
-
-
 def records(topic: Topic, now_ns: int) -> Iterator[bytes]:
     """Each extreme of a topic on the wire; step batches follow one another, so that none is a repeated one."""
-    for number, (_, message) in enumerate(extremes(plain(topic.value, known(now_ns)))):
+    for number, (_, message) in enumerate(extremes(plain(topic.value, plausible_fields(now_ns)))):
         if isinstance(message, StepBatch) and message.sequence == 1:
             message.sequence += number
         yield message.SerializeToString()
@@ -302,7 +277,7 @@ def test_every_topic_takes_what_is_plain_and_every_entry_names_a_field() -> None
 
     for topic in ALL:
         walk(topic.value.DESCRIPTOR)
-        message = plain(topic.value, known(time.time_ns()))
+        message = plain(topic.value, plausible_fields(time.time_ns()))
         assert fault_of(message, message.ByteSize()) == "", topic.stem
     walk(Worker.DESCRIPTOR)
     for name, entries in (*RANGES.items(), *READ_RARELY.items()):

@@ -8,7 +8,7 @@ from libs.policy.pressure.pools import RoleCounts, pressures
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.cause import CauseCode
+from libs.policy.verdict.cause import Action, CauseCode
 from libs.policy.verdict.causes import causes
 from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState, WorkerState
@@ -48,6 +48,11 @@ def state(*, prompts=0.0, decodes=0, context=500, prefill=3, mixed=5, healthy=No
 
 def codes(subject):
     return [each.code for each in causes(subject, LIMITS) if each.grade.name == "FIRE"]
+
+
+def test_a_workers_id_cannot_end_the_command_that_advice_names() -> None:
+    action = Action(("decode-0", "x; reboot"), "mixed", 256, 0.5)
+    assert action.command == "fulcrum role decode-0 'x; reboot' mixed:256"
 
 
 def test_prompts_that_press_on_few_workers_are_prefill_bound_and_the_command_relieves_them():
