@@ -30,7 +30,8 @@ RIDGES: Final = (30.0, 300.0)
 """Rows, one bin ahead, at which a regression is half way from the present to least squares."""
 LAGS: Final = 12
 LEARNED: Final = ("regression", "regression, cautious", "median of all", "autoregression")
-LEAST_ROWS: Final = 24
+LEAST_ROWS: Final = 144
+"""Outcomes that a regression needs: with half a day of them it does more harm than good."""
 _STEP: Final = 1.12
 """Between checkpoints, at least; in a short history it is a day."""
 _BLOCK: Final = 64

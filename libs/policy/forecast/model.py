@@ -15,7 +15,7 @@ from libs.policy.forecast.targets import DAY_S, LENGTH_HALF_LIVES_S, WEEK_S, Tar
 MOST_BINS: Final = 8064
 """That a fit looks at, the latest: 8 weeks of 10 minutes."""
 _OFFSET: Final = 0.01
-_OFFSET_OF_MOVES: Final = 0.3
+_OFFSET_OF_MOVES: Final = 0.6
 """Added before logarithms are taken: at least this share of the median that is not zero, and this of the mean move from
 bin to bin, at most the median. With less, the logarithm of a sparse series is all zeros' noise."""
 
@@ -234,7 +234,9 @@ class _Driver:
         self._points = points
         came, _ = _logs(history, "requests", arrivals.first, arrivals.offset)
         half_lives = np.array([max(each / history.step_s, 0.5) for each in LENGTH_HALF_LIVES_S])
-        self._lengths = running_means(log - self._aligned(came), half_lives)
+        lengths = log - self._aligned(came)
+        self._lengths = running_means(lengths, half_lives)
+        self._least, self._most = np.minimum.accumulate(lengths), np.maximum.accumulate(lengths)
 
     def _aligned(self, values: Floats) -> Floats:
         lead = max(-self._shift, 0)  # tokens are known before arrivals are: the first of these stand in
@@ -247,9 +249,8 @@ class _Driver:
 
     def within(self, horizon: int, tokens: Floats) -> Floats:
         """The forecast of tokens, with lengths that have been seen so far."""
-        arrivals, hour = self._aligned(self._points[horizon]), self._lengths[0]
-        low, high = np.minimum.accumulate(hour), np.maximum.accumulate(hour)
-        return np.asarray(np.clip(tokens, arrivals + low, arrivals + high))
+        arrivals = self._aligned(self._points[horizon])
+        return np.asarray(np.clip(tokens, arrivals + self._least, arrivals + self._most))
 
 
 def _within_lengths(driver: _Driver | None, ahead: Sequence[tuple[int, Floats]]) -> Floats:
