@@ -8,6 +8,7 @@ from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from rich.table import Table
 
 from libs.cli.console import make_console, plain_table
@@ -18,11 +19,14 @@ from libs.contracts.errors import InvalidRequest
 from libs.forecast.backtest import BacktestForecasts, BacktestPlan, make_plan, run, score
 from libs.forecast.baselines import Baseline, light_baselines
 from libs.forecast.demand_file import read_demand
-from libs.policy.forecast.history import DemandHistory
+from libs.policy.forecast.bands import LEVELS
+from libs.policy.forecast.history import DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 MOST_HORIZONS: Final = 16
+PICTURE_COLUMNS: Final = 96
+BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 def backtest_all(
@@ -58,9 +62,11 @@ def backtest_all(
         print(json.dumps(records))
         return
     console = make_console()
-    for name, _, found_records in tested:
+    for name, found, found_records in tested:
         console.print(f"\n{name}")
         console.print(_table(found_records))
+        for line in picture(found):
+            console.print(line)
         for line in summary(found_records):
             console.print(line)
     if report is not None:
@@ -132,17 +138,47 @@ def _clean(value: Any) -> Any:
 
 
 def _table(records: Sequence[dict[str, Any]]) -> Table:
-    titles = ("ahead", "WAPE", "MASE", "WIS", "90 % band holds", "best baseline", "its WAPE", "ratio", "WIS ratio")
+    titles = ("ahead", "WAPE", "MASE", "WIS", "90 % band holds", "best baseline", "its WAPE", "ratio", "in hindsight")
     table = plain_table("series", *titles, left=("series",))
     for each in records:
         best = each["baselines"].get(each["best_baseline"], {})
+        hindsight = each["best_in_hindsight"]
+        least = each["baselines"].get(hindsight, {}).get("wape")
         table.add_row(
             each["series"], spell(each["horizon_s"]), _percent(each["wape"]), _shown(each["mase"]),
             f"{each['wis']:.4g}", f"{each['coverage90']:.0%} ± {1.96 * (each['coverage90_error'] or 0):.0%}",
             each["best_baseline"] or "–", _percent(best.get("wape")), _shown(ratio(each["wape"], best.get("wape"))),
-            _shown(ratio(each["wis"], best.get("wis"))),
+            f"{hindsight or '–'} {_shown(ratio(each['wape'], least))}",
         )  # fmt: skip
     return table
+
+
+def picture(found: BacktestForecasts) -> list[str]:
+    """Scored requests as they came, and as an hour before predicted, in bars; * where some were outside the 90 %."""
+    history, plan = found.history, found.plan
+    place = min(range(len(plan.horizons)), key=lambda at: abs(plan.horizons[at] * history.step_s - 3600))
+    came = history.requests[plan.test_from :]
+    origins = np.arange(plan.test_from, len(history)) - plan.horizons[place]
+    said = found.ours["requests"][origins, place]
+    groups = np.array_split(np.arange(len(came)), min(PICTURE_COLUMNS, len(came)))
+    outside = (came < said[:, 0]) | (came > said[:, -1])
+    rows = [np.array([_mean(row[group]) for group in groups]) for row in (came, said[:, LEVELS.index(0.5)])]
+    most = max([float(np.nanmax(row)) for row in rows if np.isfinite(row).any()], default=0.0)
+    if most <= 0:
+        return []
+    ahead = spell(plan.horizons[place] * history.step_s)
+    bars = ["".join(_bar(value / most) for value in row.tolist()) for row in rows]
+    missed = "".join("*" if outside[group].any() else " " for group in groups)
+    titles = ("requests that came", f"predicted {ahead} before", "outside of 90 %")
+    return [f"{title:24}{row}" for title, row in zip(titles, (*bars, missed), strict=True)]
+
+
+def _mean(values: Floats) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _bar(share: float) -> str:
+    return " " if share != share else BARS[min(int(share * len(BARS)), len(BARS) - 1)]  # noqa: PLR0124 (nan)
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
@@ -170,10 +206,19 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
         wapes = {n: mean_ratio(ratio(e["wape"], e["baselines"].get(n, {}).get("wape")) for e in some) for n in names}
         scores = {n: mean_ratio(ratio(e["wis"], e["baselines"].get(n, {}).get("wis")) for e in some) for n in names}
         if chosen is not None:
-            lines.append(f"{title}: WAPE is {chosen:.3f} times that of the best baseline, chosen on the training days")
+            least = mean_ratio(ratio(each["wape"], _least_wape(each)) for each in some)
+            lines.append(
+                f"{title}: WAPE is {chosen:.3f} times that of the best baseline, chosen on the training days, "
+                f"{_shown(least)} times that of the best in hindsight"
+            )
             each_one = [f"{name} {_shown(wapes[name])} and {_shown(scores[name])}" for name in names]
             lines.append(f"  WAPE and WIS as multiples of each one's: {', '.join(each_one)}")
     return lines
+
+
+def _least_wape(record: dict[str, Any]) -> float | None:
+    best: float | None = record["baselines"].get(record["best_in_hindsight"], {}).get("wape")
+    return best
 
 
 def mean_ratio(ratios: Any) -> float | None:

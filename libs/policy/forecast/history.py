@@ -80,6 +80,8 @@ def history_from_rates(times_s: ArrayLike, rates: Mapping[str, ArrayLike], step_
     grid = {name: np.full(size, np.nan) for name in columns}
     for name, column in columns.items():
         grid[name][places[kept]] = np.where(np.isfinite(column) & (column >= 0), column, np.nan)[kept]
+        if (column < 0).any():
+            notes.append(f"{int((column < 0).sum())} rates of {name} are negative: they count as not known")
     unseen = size - len(np.unique(places[kept]))
     if unseen:
         notes.append(f"{unseen} of {size} bins have no sample")

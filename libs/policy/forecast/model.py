@@ -151,6 +151,10 @@ class DemandModel:
             return ("no demand so far: none is predicted",)
         span_s = (len(values) - int(np.isfinite(values).argmax())) * history.step_s
         notes = []
+        if np.nanmin(values) == np.nanmax(values):
+            notes.append(
+                f"{name}: the same in all {known} known bins: its band is narrow only as nothing has changed yet"
+            )
         if span_s < 2 * DAY_S:
             notes.append(f"little history ({_age(span_s)}): no daily season is known yet, bands are wide")
         elif span_s < 2 * WEEK_S:

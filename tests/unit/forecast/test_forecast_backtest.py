@@ -146,6 +146,7 @@ def test_the_command_prints_a_list_of_records(tmp_path: Path) -> None:
     assert {each["horizon_s"] for each in records} == {600, 3600}
     table = CliRunner().invoke(app, [each for each in arguments if each != "--json"])
     assert "1 h and more: WAPE is" in table.stdout
+    assert "requests that came" in table.stdout and "predicted 1 h before" in table.stdout
 
 
 @pytest.mark.system  # on a fresh machine matplotlib asks fc-list for its fonts

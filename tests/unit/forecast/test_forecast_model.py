@@ -109,6 +109,31 @@ def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
     assert "nothing is predicted" in DemandForecaster().fit(empty, HORIZONS).forecast(empty)["decode"].notes[0]
 
 
+def test_a_constant_series_says_why_its_band_is_narrow() -> None:
+    history = _demand(np.full(600, 5.0))
+    found = DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"]
+    assert "the same in all 600 known bins" in found.notes[0]
+
+
+def test_negative_rates_and_a_clock_that_was_set_back_are_said() -> None:
+    assert "300 rates of requests are negative" in " ".join(_demand(np.full(300, -5.0)).notes)
+    times_s = np.concatenate([np.arange(200), np.arange(100)]) * 600.0
+    rates = {name: np.full(300, 5.0) for name in ("requests", "known_requests", "prefill", "decode")}
+    history = history_from_rates(times_s, rates, 600.0)
+    assert "the clock was set back 1 times" in history.notes[0]
+    assert np.isfinite(DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"].quantiles).all()
+
+
+def test_regressions_say_as_now_until_half_a_day_and_more_of_outcomes_is_known() -> None:
+    climbing = _demand(100 * np.exp(np.cumsum(np.random.default_rng(1).normal(0.01, 0.02, 400))))
+    for bins, waits in ((110, True), (400, False)):
+        model = DemandForecaster().fit(climbing.before(bins), (1,)).models["requests"]
+        assert model is not None
+        values = model.blends[0].pending[-1]
+        said = dict(zip(model.names, values.tolist(), strict=True))
+        assert (said["regression"] == said["now"]) == waits
+
+
 def test_lengths_that_stay_while_arrivals_go_back_are_predicted_together() -> None:
     requests = 100 * _noise(1500, 0.03)
     requests[np.arange(40, 1460, 40)] *= 4  # a burst lasts one bin, with the lengths of always
