@@ -1,4 +1,4 @@
-"""How commands print: as wide as the terminal, tables without lines, and text of others as text."""
+"""Consoles and tables as all commands print them. Text from elsewhere is never taken as markup."""
 
 import sys
 from collections.abc import Collection, Iterable
@@ -10,15 +10,15 @@ from rich.table import Table
 
 from libs.contracts.foreign_text import plain
 
+# The width of output that goes to no terminal.
 PIPE_COLUMNS: Final = 200
-"""Where there is no terminal to fit into."""
 
 
 class PlainConsole(Console):
-    """A console that obeys nothing it is given as text: no markup, no emoji codes, no escape codes."""
+    """A console that takes text literally: no markup, no emoji codes, no escape codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render, and escape control characters that are not rich's own."""
+        """Render, and escape control characters other than rich's own."""
         for each in super().render(renderable, options):
             if each.control is None and not each.text.isprintable():
                 yield Segment(plain(each.text, lines=True), each.style)
@@ -27,7 +27,7 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """As wide as the terminal, and `PIPE_COLUMNS` where there is none. Styles are given by Text and `style`."""
+    """Return a console as wide as the terminal, or `PIPE_COLUMNS` without one. Only Text and `style` set styles."""
     console = PlainConsole(
         file=sys.stderr if stderr else None, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap
     )
@@ -37,8 +37,10 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 def plain_table(*titles: str, left: Collection[str] = (), wraps: Collection[str] = (), gap: int = 2) -> Table:
-    """Columns `gap` cells apart; those named in `left` begin at the left, others end at the right, and only those named
-    in `wraps` break into lines."""
+    """Return a table without lines whose columns stand `gap` cells apart.
+
+    Columns named in `left` are aligned left, others right; only those named in `wraps` break into lines.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for title in titles:
         table.add_column(title, justify="left" if title in left else "right", no_wrap=title not in wraps)

@@ -1,4 +1,4 @@
-"""`fulcrum doctor`: whether this machine can run a suite, and what to do where it cannot."""
+"""The command `fulcrum doctor`: checks whether this machine can run a suite and says what to do if not."""
 
 from typing import Annotated
 
@@ -15,8 +15,9 @@ def doctor(
     *,
     json: Json = False,
 ) -> None:
-    """Look at this machine: driver, CUDA, compilers, shared memory, RDMA, packages. Exit code 1 where the engine would
-    not start."""
+    """Check this machine: driver, CUDA, compilers, shared memory, RDMA, packages. Exit code 1 if the engine would not
+    start.
+    """
     import os  # noqa: PLC0415 (what only this command needs)
 
     import msgspec  # noqa: PLC0415

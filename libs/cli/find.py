@@ -1,6 +1,6 @@
-"""Where the suite is that a command talks to, what its services answer, and how to say that there is none.
+"""Finding the suite that a command talks to, calling its services, and saying so when there is none.
 
-Plain `http.client`: importing httpx alone takes 0.2 s, which commands that print a table would make people wait for.
+It uses plain `http.client`: importing httpx takes 0.2 s, for which people would wait at every printed table.
 """
 
 import json
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 10.0
 CALL_VARIABLES: Final = ("FULCRUM_TLS_", "FULCRUM_TOKEN", "FULCRUM_ALLOW_PLAINTEXT_TOKEN")
-"""Beginnings of the names of what calls to workers are secured by."""
+"""The prefixes of the variables that secure calls to workers."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 OK: Final = range(200, 300)
 KEY_VARIABLE: Final = "FULCRUM_API_KEY"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _TOKENS: Final[dict[str, str]] = {}
-"""Tokens of the suite that this command has found, by its services' addresses: what is asked later needs no key."""
+"""The token of the suite that this command has found, by the addresses of its services. Later calls need no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _NoToken:
 
 @dataclass(frozen=True, slots=True)
 class _Unset:
-    """As `CommonSettings` is where the environment says nothing of it."""
+    """The call settings of `CommonSettings` when the environment sets none of them."""
 
     cluster: str = "local"
     token: _NoToken = field(default_factory=_NoToken)
@@ -51,8 +51,11 @@ class _Unset:
 
 
 def call_settings() -> "CallSettings":
-    """What calls to workers are secured by. The settings class takes longer to import than all else of a command, so it
-    is asked only where the environment says any of this. Raises StartupError."""
+    """Return how calls to workers are secured. Raises StartupError.
+
+    The settings class is loaded only if the environment sets any of this: importing it takes longer than all else
+    that a command does.
+    """
     if not any(name.startswith(CALL_VARIABLES) for name in os.environ):
         return _Unset()
     from libs.runtime.settings import CommonSettings, load_settings  # noqa: PLC0415
@@ -61,7 +64,7 @@ def call_settings() -> "CallSettings":
 
 
 def find_suite(ready_file: Path | None) -> Ready:
-    """From the file that is named, else the default suite's file, else the default addresses."""
+    """Return the suite of the named file, else of the default file, else the default addresses."""
     if ready_file is not None:
         ready = read_ready(ready_file)
         if ready is None:
@@ -73,7 +76,7 @@ def find_suite(ready_file: Path | None) -> Ready:
 
 
 def find_one_suite(ready_file: Path | None) -> Ready:
-    """For commands that change something: a suite that is named, or the only one there is."""
+    """Return a suite for a command that changes something: the named one, or the only one there is."""
     if ready_file is None:
         files = sorted(default_ready_file(DEFAULT_GATEWAY_PORT).parent.glob("*.json"))
         running = [(file, ready) for file in files if (ready := read_ready(file)) is not None]
@@ -88,8 +91,10 @@ def find_one_suite(ready_file: Path | None) -> Ready:
 
 
 def key_headers(url: str) -> dict[str, str]:
-    """Who asks a service at `url`: the key of FULCRUM_API_KEY, else the token of a suite that runs on this machine,
-    which travels no further."""
+    """Return the headers that identify the caller to the service at `url`.
+
+    They hold FULCRUM_API_KEY if it is set, else the token of a suite on this machine, which is sent nowhere else.
+    """
     address = urlsplit(url)
     token = _TOKENS.get(f"{address.scheme}://{address.netloc}", "") if address.hostname in _LOOPBACK else ""
     key = os.environ.get(KEY_VARIABLE, "") or token
@@ -97,36 +102,36 @@ def key_headers(url: str) -> dict[str, str]:
 
 
 def remember(ready: Ready) -> Ready:
-    """The suite, whose token its services get from now on."""
+    """Remember a suite's token for later calls to its services, and return the suite."""
     _TOKENS.update(dict.fromkeys((*ready.gateways, ready.gateway, ready.planner, ready.metrics), ready.token))
     return ready
 
 
 def no_suite(url: str) -> StartupError:
-    """For a suite that does not answer."""
+    """Return the error for a suite that does not answer."""
     return StartupError(
         f"no suite answers at {url}: start one with `fulcrum up`, or name its ready file in FULCRUM_READY"
     )
 
 
 def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:
-    """Return a service's answer, its text escaped for people. Raises StartupError that says what to do.
+    """Return a service's answer with its text escaped for people. Raises StartupError that says what to do.
 
-    `exact` leaves the text as it is: for programs, and for what is sent back.
+    `exact` leaves the text as it is, for programs and for values that are sent back.
     """
     found = _answer(base_url, "GET", f"{path}?{urlencode(params)}" if params else path, {}, None)
     return found if exact else plain_values(found)
 
 
 def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str, exact: bool = False) -> Any:
-    """What a service answers to an admin verb; raises StartupError that says what to do."""
+    """Return the answer to a PUT on an admin route. Raises StartupError that says what to do."""
     return ask_json(base_url, "PUT", path, body, token=token, exact=exact)
 
 
 def ask_json(
     base_url: str, method: str, path: str, body: dict[str, Any] | None, *, token: str, exact: bool = False
 ) -> Any:
-    """The same, of any method."""
+    """Return the answer to a call of any method. Raises StartupError that says what to do."""
     own = {"authorization": f"Bearer {token}"} if token else {}
     headers = {"content-type": "application/json", **own}
     found = _answer(base_url, method, path, headers, None if body is None else json.dumps(body).encode())
@@ -153,7 +158,7 @@ def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body
 
 
 def checked(answer: "httpx.Response") -> dict[str, Any]:
-    """What the gateway answers; raises StartupError where it refused."""
+    """Return the gateway's JSON answer. Raises StartupError if it refused."""
     if not answer.is_success:
         raise StartupError(f"the gateway refused: {error_text(answer)}")
     found: dict[str, Any] = answer.json()
@@ -161,7 +166,7 @@ def checked(answer: "httpx.Response") -> dict[str, Any]:
 
 
 def error_text(answer: "httpx.Response") -> str:
-    """The message of an error in OpenAI's or FastAPI's shape, else its status."""
+    """Return the message of an error in OpenAI's or FastAPI's shape, else its status."""
     return _message(answer.status_code, answer.content)
 
 
@@ -183,7 +188,7 @@ def _default() -> Ready:
 
 
 def local_user() -> str:
-    """Who sits here, as far as the machine knows."""
+    """Return the name of this machine's user, as far as it is known."""
     import getpass  # noqa: PLC0415 (what few commands need)
 
     try:

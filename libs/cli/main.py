@@ -1,5 +1,8 @@
-"""The `fulcrum` command: one module a command, each of which imports what it needs only when it runs; typer itself only
-where a command line is not plain (see `quick`)."""
+"""The `fulcrum` command, with one module for each subcommand.
+
+A subcommand imports what it needs only when it runs. Typer itself is imported only if a command line is not plain
+(see `quick`).
+"""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,12 +16,11 @@ if TYPE_CHECKING:
 
 
 class _Command(NamedTuple):
-    """Where a command is, or a group of them."""
+    """The module of a command or of a command group."""
 
     module: str
-    """Below `libs.cli`."""
+    # None for a group, or for a command that has its own.
     epilog: str | None = None
-    """None: a group, or one that brings its own."""
 
 
 COMMANDS: Final[Mapping[str, _Command]] = {
@@ -50,11 +52,11 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "keys": _Command("keys.commands"),
     "tls": _Command("tls.commands"),
 }
-"""By name, in the order of the help."""
+"""The commands by name, in the order of the help."""
 
 
 def make_app(names: Iterable[str] = COMMANDS) -> "typer.Typer":
-    """With these commands: each costs what its module imports, and typer reads the signatures of all."""
+    """Return the app of these commands. Each costs the import of its module, and typer reads all signatures."""
     import typer  # noqa: PLC0415 (start-up time)
 
     from libs.cli.options import options  # noqa: PLC0415
@@ -79,14 +81,14 @@ def make_app(names: Iterable[str] = COMMANDS) -> "typer.Typer":
 
 
 def __getattr__(name: str) -> "typer.Typer":
-    """`app`: all commands, made when it is asked for."""
+    """Return `app` with all commands, which is built on first use."""
     if name != "app":
         raise AttributeError(name)
     return make_app()
 
 
 def main() -> None:
-    """Run the command line; what can go wrong for a person is one line on stderr and exit code 1."""
+    """Run the command line. An expected error is one line on stderr and exit code 1."""
     named = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         direct = plain_call(sys.argv[1:])

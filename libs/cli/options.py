@@ -1,5 +1,4 @@
-"""Options that several commands share, those of `fulcrum` itself, and what a shell completes: workers and logs of the
-running suite."""
+"""Options that several commands share, those of `fulcrum` itself, and shell completion from the running suite."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ ROLES = ("prefill", "decode", "mixed", "standby")
 
 
 def complete_worker(incomplete: str) -> list[str]:
-    """Ids of workers that begin so."""
+    """Return the ids of workers that begin with the typed text."""
     from libs.cli.find import find_suite, get_json  # noqa: PLC0415 (only when a shell asks)
     from libs.contracts.errors import FulcrumError  # noqa: PLC0415
 
@@ -27,12 +26,12 @@ def complete_worker(incomplete: str) -> list[str]:
 
 
 def complete_role(incomplete: str) -> list[str]:
-    """Ids of workers, and roles, which come last."""
+    """Return matching ids of workers, followed by the roles."""
     return [*complete_worker(incomplete), *(role for role in ROLES if role.startswith(incomplete))]
 
 
 def complete_log(incomplete: str) -> list[str]:
-    """Processes of the suite that log on this machine."""
+    """Return the names of the suite's processes that log on this machine."""
     from libs.cli.find import find_suite  # noqa: PLC0415 (only when a shell asks)
     from libs.launch.ready import logs_folder  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`fulcrum profile`: ready descriptions of models on GPU machines."""
+"""The command `fulcrum profile`: ready descriptions of models on GPU machines."""
 
 from typing import Annotated
 
@@ -6,8 +6,8 @@ import typer
 
 from libs.cli.options import Json
 
+# Stands for the folder in which a machine has its models.
 MODELS = "/models"
-"""Folder that stands for where the models of a machine are."""
 
 
 def profile(
@@ -15,7 +15,7 @@ def profile(
     *,
     json: Json = False,
 ) -> None:
-    """List deployment profiles, or print one: the settings of its workers, what is predicted, what nobody has tried."""
+    """List deployment profiles, or print one: its workers' settings, what is predicted, and what has never been run."""
     import msgspec  # noqa: PLC0415 (what only this command needs)
 
     from libs.launch.profile import load_profile, profile_names  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""Commands that people run many times an hour, called without typer where their command line is plain.
+"""Calls to frequent commands without typer, if the command line is plain.
 
-Typer and pydantic, which it reads arguments by, take longer to import than such a command takes. Whatever is not
-understood here (help, abbreviations, mistakes) is left to typer, whose signatures a test holds these to.
+Typer and pydantic take longer to import than such a command takes to run. Help, abbreviations and mistakes are left
+to typer; a test checks that both have the same signatures.
 """
 
 import os
@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 READY_VARIABLE: Final = "FULCRUM_READY"
+# A move names at least a worker and its role.
 MOVE_WORDS: Final = 2
-"""Of a move: a worker, and its role."""
 
 
 class Quick(NamedTuple):
-    """A function below `libs.cli`, which takes a ready file and keywords."""
+    """A function below `libs.cli` that takes a ready file and keyword arguments."""
 
     module: str
     function: str
     flags: Mapping[str, str] = {}
-    """Keyword that each sets, beside `--json` and `--ready`."""
+    """The keyword that each flag sets, beside `--json` and `--ready`."""
     more: Mapping[str, Any] = {}
-    """Keywords that stay as they are by default."""
+    """The keyword arguments that keep their default."""
     words: int = 0
-    """Arguments that it has at least, as the keyword `words`; 0: none at all."""
+    """The least number of arguments, passed as the keyword `words`; 0 means that none are taken."""
 
 
 QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
@@ -48,7 +48,7 @@ QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
 
 
 def plain_call(arguments: Sequence[str]) -> Callable[[], None] | None:
-    """What the command line asks for; None where it is not plain."""
+    """Return the call that a command line stands for, or None if it is not plain."""
     named_by = next((count for count in (2, 1) if " ".join(arguments[:count]) in QUICK), 0)
     quick = QUICK[" ".join(arguments[:named_by])] if named_by else None
     if quick is None or any(name.startswith("_FULCRUM_COMPLETE") for name in os.environ):

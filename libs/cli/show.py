@@ -1,4 +1,4 @@
-"""`fulcrum workers` and `fulcrum occupancy`: who is there, and how the GPUs' time went, by phase."""
+"""The commands `fulcrum workers` and `fulcrum occupancy`: the workers, and their GPU time by phase."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What `fulcrum workers` and `fulcrum occupancy` print."""
+"""The output of `fulcrum workers` and `fulcrum occupancy`."""
 
 import json
 import time
@@ -15,15 +15,15 @@ from libs.cli.find import find_suite, get_json
 from libs.cli.status.gauge import span
 
 BAR_CELLS = 24
+# Older data are shown with their age.
 BEHIND_MS = 2_000
-"""Data that are older are not shown without saying so."""
 ROLE_STYLES = {"prefill": "cyan", "decode": "green", "mixed": "yellow", "standby": "dim"}
 PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("▒", "yellow"), "idle": ("·", "grey37")}
-"""Cell and style of each; the cells differ, since not every output has colours."""
+"""The cell and style of each phase. The cells differ because not every output has colours."""
 
 
 def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print the planner's list. Raises StartupError when there is no suite."""
+    """Print the planner's list of workers. Raises StartupError if there is no suite."""
     workers: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/workers", exact=as_json)
     if as_json:
         print(json.dumps(workers))
@@ -57,7 +57,7 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:
-    """Print the metrics service's figures. Raises StartupError when there is no suite, or no such window."""
+    """Print the metrics service's figures. Raises StartupError if there is no suite or no such window."""
     found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/occupancy", exact=as_json, window=window)
     if as_json:
         print(json.dumps(found))
@@ -66,7 +66,6 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
 
 
 def show_occupancy_of(found: dict[str, Any]) -> None:
-    """Print what `/v1/occupancy` answered."""
     window = f"last {found['window_ms'] / 1000:g} s"
     dummies = any(worker.get("dummy_steps") for worker in found["workers"])
     columns = [*map(_title, PHASES), *(["of it dummy"] if dummies else []), "P:D", "covered"]
@@ -78,8 +77,10 @@ def show_occupancy_of(found: dict[str, Any]) -> None:
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:
-    """The cluster, and by name its workers and data-parallel groups, each above its ranks. An older service has no
-    groups."""
+    """Yield the cluster, then workers and data-parallel groups by name, each group above its ranks.
+
+    The answer of an older service has no groups.
+    """
     yield Text("all", style="bold"), found
     workers = {worker["id"]: worker for worker in found["workers"]}
     rows = [(worker["id"], worker) for worker in found["workers"] if not worker.get("group")]
@@ -91,14 +92,14 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:
 
 
 def _age(age_ms: int | None) -> Iterator[Text]:
-    """How old the data are; nothing without any worker."""
+    """Yield how old the data are; nothing without any worker."""
     if age_ms is not None:
         behind = age_ms > BEHIND_MS
         yield Text(f"{age_ms / 1000:.1f} s {'behind' if behind else 'old'}", style="bold red" if behind else "dim")
 
 
 def last_move(worker: dict[str, Any], now_ns: int) -> Text:
-    """How long ago a worker took its role, and who gave it."""
+    """Return how long ago a worker took its role, and who gave it."""
     if not worker["moved_unix_ns"]:
         return Text("–", style="dim")
     return Text(f"{span((now_ns - worker['moved_unix_ns']) / 1e6)} ago, {worker['moved_by'] or 'unnamed'}")
@@ -118,7 +119,7 @@ def _cells(figures: dict[str, Any], *, dummies: bool = False) -> list[Text | str
 
 
 def phase_bar(figures: dict[str, Any]) -> Text:
-    """The phases side by side; cells are dealt by largest remainder, so that they always fill the bar."""
+    """Return the phases side by side. Cells are dealt by largest remainder, so they always fill the bar."""
     if figures["idle"] is None:
         return Text("no telemetry".ljust(BAR_CELLS), style="dim")
     exact = {phase: figures[phase] * BAR_CELLS for phase in PHASES}

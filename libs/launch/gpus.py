@@ -1,4 +1,4 @@
-"""Which GPUs each worker of `fulcrum up` computes on."""
+"""The assignment of this machine's GPUs to the workers of `fulcrum up`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ SHARE_ARGUMENT: Final = "gpu_memory_utilization"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of this machine that may be used, as CUDA_VISIBLE_DEVICES names them; none without NVIDIA's driver."""
+    """Return the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; none without NVIDIA's driver."""
     if (named := environ.get(DEVICES_VARIABLE)) is not None:
         return tuple(name for part in named.split(",") if (name := part.strip()) and name != "-1")
     counters = open_nvml()
@@ -27,10 +27,10 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 def deal(
     gpus: Sequence[str], workers: int, *, engine: str, device: str, arguments: Mapping[str, Any]
 ) -> list[Mapping[str, str]]:
-    """The settings by which each of `workers` sees its own GPUs only; empty where nothing is to be dealt. Pure.
+    """Return the settings by which each of `workers` sees only its own GPUs; empty if there are none. Pure.
 
-    Workers share GPUs where there are too few: torch's take the memory in their settings, vLLM's as much as there is
-    unless `gpu_memory_utilization` is among its `arguments`. Raises StartupError where they could not.
+    Workers share GPUs if there are too few. Torch's take the memory in their settings, vLLM's an equal part unless
+    `gpu_memory_utilization` is among its `arguments`. Raises StartupError if they do not fit.
     """
     if engine == "sim" or not gpus or device not in ("auto", "cuda"):
         return [{}] * workers

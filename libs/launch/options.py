@@ -1,5 +1,3 @@
-"""What `fulcrum up` was asked for."""
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,36 +19,36 @@ class SuiteOptions:
     decode: int = 1
     mixed: int = 0
     spare: int = 0
-    """Workers that may be started beside, on standby, as the planner wishes."""
+    """Workers on standby, which the planner may start."""
     pool: int = 0
-    """Workers that models are loaded on when they are asked for, in place of those above; 0: none."""
+    """Workers onto which models are loaded on demand, in place of those above; 0 means none."""
     workers_per_gpu: int = 1
-    """Of a pool: workers that share a GPU, each with an equal part of its memory and a model of its own."""
+    """Workers of a pool that share a GPU, each with an equal part of its memory and a model of its own."""
     models: tuple[str, ...] = ()
-    """Models of the pool, as `--model` names them."""
+    """The models of the pool, as `--model` names them."""
     workers_per_process: int = 1
-    """Engine sim: workers of a role that share a process."""
+    """The workers of one role that share a process, with engine sim."""
     gateways: int = 1
+    # 0 picks a free port.
     gateway_port: int = 8000
-    """0 picks one."""
     kafka: str | None = None
     """HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
     redis: str | None = None
-    """URL; None starts the embedded Redis."""
+    """The URL of a Redis; None starts the embedded one."""
     sim_profile: str | None = None
-    """Step-time profile of the sim engine's workers; None leaves it to their settings."""
+    """The step-time profile of the sim engine's workers; None leaves it to their settings."""
     profile: str | None = None
-    """Deployment profile (libs/launch/profile.py) that the workers come from, in place of their numbers."""
+    """The deployment profile (libs/launch/profile.py) that defines the workers, in place of their numbers."""
     engine_args: tuple[str, ...] = ()
-    """Arguments of vLLM's engine, as KEY=VALUE; they come before those of settings and profiles."""
+    """The arguments of vLLM's engine, as KEY=VALUE; they override those of settings and profiles."""
     restart: bool = True
     history: Path | None = None
-    """Where the metrics service keeps occupancy and demand over restarts; None: in memory."""
+    """The folder that keeps occupancy and demand over restarts of the metrics service; None keeps them in memory."""
     json_ready: Path | None = None
 
     @property
     def workers(self) -> int:
-        """Workers of all roles, without spare ones."""
+        """The number of workers of all roles, without spare ones."""
         if self.profile is not None:
             return len(load_profile(self.profile).workers)
         if self.pool:
@@ -59,7 +57,9 @@ class SuiteOptions:
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
-        """Raises StartupError for what is none, or not a person's to choose."""
+        """Return the arguments of vLLM's engine. Raises StartupError for one that is malformed or not the user's to
+        choose.
+        """
         try:
             return parse_arguments(self.engine_args)
         except ValueError as error:
@@ -74,7 +74,7 @@ class SuiteOptions:
             raise StartupError("--workers-per-gpu puts the workers of a GPU into one process: no --workers-per-process")
 
     def check(self) -> None:
-        """Raises StartupError for what makes no suite."""
+        """Raise StartupError if the options describe no suite."""
         if self.engine_arguments and self.engine != "vllm":
             raise StartupError("--engine-arg is for --engine vllm")
         self._check_shared()

@@ -1,4 +1,4 @@
-"""The processes of a suite and their settings: a pure function of the options."""
+"""The processes of a suite and their settings, as a pure function of the options."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,16 @@ _REDIS_READY = "eady to accept connections"
 
 @dataclass(frozen=True, slots=True)
 class SuitePlace:
-    """Where the suite runs."""
+    """The folder, stores, ports and GPUs of the machine that a suite runs on."""
 
     folder: Path
-    """For the embedded stores; gone with the suite."""
+    """The folder of the embedded stores, deleted with the suite."""
     broker: tuple[str, ...]
-    """Command of the embedded broker; empty when one is given."""
+    """The command of the embedded broker; empty if a broker is given."""
     kafka: str
-    """HOST:PORT of the embedded broker; empty likewise."""
+    """HOST:PORT of the embedded broker; empty if a broker is given."""
     redis_server: str
-    """Program of the embedded Redis; empty when one is given."""
+    """The program of the embedded Redis; empty if a Redis is given."""
     planner_port: int
     metrics_port: int
     worker_threads: int
@@ -45,22 +45,22 @@ class SuitePlace:
     token: str
     cluster: str
     spares_url: str = ""
-    """Address of the launcher, where the planner wishes for spare workers."""
+    """The launcher's URL, where the planner requests spare workers."""
     batch_topics: str = ""
-    """That batch jobs may read and write."""
+    """The topics that batch jobs may read and write."""
     keys: str = ""
-    """The place of the hashes of API keys."""
+    """The location of the hashes of API keys."""
     gpus: tuple[str, ...] = ()
-    """GPUs of this machine, for workers."""
+    """The GPUs of this machine that workers may use."""
     worker_device: str = "auto"
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     names_by_role: bool = False
-    """Workers are called by the role that they start in, not gpu-0, gpu-1, ..., which stay true after a move."""
+    """Whether workers are named by their first role, in place of gpu-0, gpu-1, ..., which stay true after a move."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolModel:
-    """One of those that share a pool."""
+    """One of the models that share a pool."""
 
     name: str
     path: str
@@ -69,15 +69,15 @@ class PoolModel:
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """Stores start first and stop last, so that logs stay quiet; services would take any order."""
+    """The processes by kind. Stores start first and stop last to keep logs quiet; any order works."""
 
     stores: tuple[ChildSpec, ...]
     gateways: tuple[ChildSpec, ...]
     workers: tuple[ChildSpec, ...]
     spares: tuple[ChildSpec, ...]
-    """Workers that are started as the planner wishes."""
+    """Workers that are started when the planner requests them."""
     observers: tuple[ChildSpec, ...]
-    """Planner and metrics."""
+    """The planner and the metrics service."""
     kafka: str
     """The broker's address in the services' settings."""
     redis: str
@@ -85,7 +85,7 @@ class SuitePlan:
 
 
 def make_plan(options: SuiteOptions, model: Model, place: SuitePlace, models: Sequence[PoolModel] = ()) -> SuitePlan:
-    """Every process with its name, program and settings. `models`: of a pool, where there is one."""
+    """Return every process with its name, program and settings. `models`: those of a pool, if there is one."""
     kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
     shared = {
@@ -117,7 +117,7 @@ def make_plan(options: SuiteOptions, model: Model, place: SuitePlace, models: Se
 
 
 def _metrics(options: SuiteOptions, place: SuitePlace) -> dict[str, str]:
-    """Settings of the metrics service alone. The page knows the planner's address unless that picks its own port."""
+    """Return the metrics service's own settings. The page knows the planner's address unless that picks a port."""
     planner = f"http://127.0.0.1:{place.planner_port}" if place.planner_port else ""
     history = str(options.history) if options.history else ""
     own = {"FULCRUM_METRICS_PLANNER_URL": planner, "FULCRUM_METRICS_HISTORY_FILE": history}
@@ -140,7 +140,7 @@ def _stores(options: SuiteOptions, place: SuitePlace) -> tuple[ChildSpec, ...]:
 def _gateways(
     options: SuiteOptions, model: Model, place: SuitePlace, shared: Mapping[str, str]
 ) -> tuple[ChildSpec, ...]:
-    """The first has the port that was asked for, the others any."""
+    """Return the gateways: the first on the requested port, the others on any."""
     own = {
         **shared,
         "FULCRUM_GATEWAY_DRAIN_S": str(place.gateway_drain_s),
@@ -158,7 +158,7 @@ def _gateways(
 
 
 def _catalogue(models: Sequence[PoolModel]) -> dict[str, str]:
-    """What the planner learns of a pool's models."""
+    """Return the planner's settings about a pool's models."""
     if not models:
         return {}
     entries = [{"name": each.name, "source": each.path, "size_bytes": each.size_bytes} for each in models]
@@ -190,7 +190,7 @@ def _worker_settings(
 
 
 def _names(kinds: Mapping[str, Sequence[Mapping[str, str]]], *, by_role: bool) -> dict[str, list[str]]:
-    """By role, in which spare ones come last."""
+    """Return the workers' names by role, spare ones last."""
     numbers = count()
     return {
         role: [f"{role}-{number}" for number in range(1, len(kind) + 1)]
@@ -218,7 +218,7 @@ def _workers(
 
 
 def _worker(own: Mapping[str, str], role: str, names: Sequence[str], settings: Mapping[str, str]) -> ChildSpec:
-    """A process with one worker, or with several that have the same settings."""
+    """Return a process with one worker, or with several that have the same settings."""
     first, *others = names
     companions = {"FULCRUM_WORKER_COMPANIONS": json.dumps(others)} if others else {}
     env = {**own, **role_settings(role), **settings, **companions, "FULCRUM_WORKER_ID": first}
@@ -226,14 +226,14 @@ def _worker(own: Mapping[str, str], role: str, names: Sequence[str], settings: M
 
 
 def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteOptions) -> Mapping[str, str]:
-    """Settings of a worker of a deployment profile, or of a simulated one in its place."""
+    """Return the settings of a deployment profile's worker, or of a simulated one in its place."""
     if options.engine == "sim":
         return worker.rehearsed(profile.rehearsal)
     return worker.settings(options.engine_arguments)
 
 
 def _kinds(options: SuiteOptions, place: SuitePlace) -> dict[str, Sequence[Mapping[str, str]]]:
-    """By role, the settings of each worker that not all have. Raises StartupError where GPUs do not go round."""
+    """Return by role the settings in which workers differ. Raises StartupError if there are too few GPUs."""
     if options.profile is not None:
         profile = load_profile(options.profile)
         return {
@@ -261,7 +261,7 @@ def _kinds(options: SuiteOptions, place: SuitePlace) -> dict[str, Sequence[Mappi
 
 
 def _sharing(dealt: Sequence[Mapping[str, str]], options: SuiteOptions) -> Sequence[Mapping[str, str]]:
-    """The settings of a pool's workers, which take turns on the GPUs."""
+    """Return the settings of a pool's workers, which take turns on the GPUs."""
     each = options.workers_per_gpu
     share = {"FULCRUM_WORKER_GPU_SHARE": f"{1 / each:.6f}"}
     found = []

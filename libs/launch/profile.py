@@ -1,5 +1,4 @@
-"""Ready descriptions of models on GPU machines: which workers, in which first roles, on which GPUs, with which of
-vLLM's arguments."""
+"""Ready descriptions of models on GPU machines: workers, their first roles, their GPUs and vLLM's arguments."""
 
 import json
 from collections import Counter
@@ -16,20 +15,20 @@ from libs.engine.parallel import Parallel, parallel_of
 
 ROLES: Final = ("prefill", "decode", "mixed")
 SPARE: Final = "spare"
-"""A worker that stands by until a planner gives it a role."""
+"""The role of a worker on standby, until a planner gives it another."""
 POOL: Final = "pool"
-"""In place of a role, of workers that are given models by the planner."""
+"""The role of workers to which the planner assigns models."""
 MIXED_BUDGET_TOKENS: Final = 256
 """Prompt tokens that one step of a mixed worker computes beside its decodes, until a planner sets it."""
 
 
 def service_of(role: str) -> str:
-    """The service that it starts as."""
+    """Return the service that a worker of this role starts as."""
     return "prefill" if role == "prefill" else "decode"
 
 
 def role_settings(role: str) -> Mapping[str, str]:
-    """What it knows of its role."""
+    """Return the settings that give a worker this role."""
     if role == POOL:
         return {"FULCRUM_WORKER_ROLE": "standby", "FULCRUM_WORKER_POOL": "1"}
     budget = {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)} if role == "mixed" else {}
@@ -44,27 +43,24 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Literal["prefill", "decode", "mixed"]
     devices: tuple[int, ...]
-    """GPUs of its node, by index."""
+    """The indices of its GPUs on its node."""
     arguments: dict[str, Any]
-    """Arguments of vLLM's engine."""
     node: int = 0
     max_sequences: int = 64
+    # 0: measured at the start.
     prefill_chunk_tokens: int = 0
-    """0: measured at the start."""
     block_size_tokens: int = 64
 
     @property
     def gpus(self) -> int:
-        """How many it has."""
         return len(self.devices)
 
     @property
     def service(self) -> str:
-        """Service that it starts as."""
         return service_of(self.role)
 
     def settings(self, arguments: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, str]:
-        """Environment variables of its process, beside those of every worker; `arguments` come before its own."""
+        """Return the variables of its process beside those of every worker; `arguments` override its own."""
         return {
             "FULCRUM_WORKER_ENGINE": "vllm",
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
@@ -74,7 +70,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def rehearsed(self, step_times: str) -> Mapping[str, str]:
-        """The same of a simulated worker whose steps last as long as the step-time profile says."""
+        """Return the variables of a simulated worker whose steps last as long as the step-time profile says."""
         return {**self._shared(), "FULCRUM_WORKER_SIM_PROFILE": step_times}
 
     def _shared(self) -> Mapping[str, str]:
@@ -88,16 +84,16 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HardwarePrediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model of the hardware says of one worker; nobody has measured it."""
+    """A hardware model's prediction for one worker, which nobody has measured."""
 
     source: str
-    """Package and version, its system and backend."""
+    """The package and version that predicted it, with its system and backend."""
     model: str
-    """Of whose shape, in which types."""
+    """The model whose shape was used, and its types."""
     prefill_ms: dict[int, float]
-    """Of one prompt, by its tokens."""
+    """Milliseconds of one prompt, by its number of tokens."""
     decode_ms: dict[int, float]
-    """Of a step, by its sequences of `decode_context_tokens`."""
+    """Milliseconds of a step, by its number of sequences of `decode_context_tokens` each."""
     decode_context_tokens: int
 
 
@@ -105,31 +101,33 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """One model on one kind of machine."""
 
     model: str
-    """On the hub."""
+    """The name of the model on the hub."""
     machine: str
     not_run: str
-    """What nobody has tried."""
+    """What nobody has tried, in words."""
     rehearsal: str
-    """Step-time profile (libs/perfmodel/profiles.py) that one of its workers has under `--engine sim`."""
+    """The step-time profile (libs/perfmodel/profiles.py) of its workers under `--engine sim`."""
     workers: tuple[ProfileWorker, ...]
     predicted: HardwarePrediction
-    """GPUs of each of its workers: they are alike."""
+    """The prediction for each worker; all have the same number of GPUs."""
 
     @property
     def nodes(self) -> int:
-        """Machines that it takes."""
+        """The number of machines that it takes."""
         return max(worker.node for worker in self.workers) + 1
 
     def of(self, role: str) -> list[ProfileWorker]:
-        """Its workers of a role, in order."""
+        """Return the workers of a role, in order."""
         return [worker for worker in self.workers if worker.role == role]
 
     def model_settings(self, folder: str) -> Mapping[str, str]:
-        """Its workers' settings of the model that `python -m libs.model.prepare` has put below `folder`."""
+        """Return the settings of the model that `python -m libs.model.prepare` has put below `folder`."""
         return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:
-        """Raises StartupError for what cannot serve: a GPU in two workers, widths that differ from GPUs, no pair."""
+        """Raise StartupError for a profile that cannot serve: a GPU in two workers, a width that differs from its
+        GPUs, or a missing role.
+        """
         used = Counter((worker.node, device) for worker in self.workers for device in worker.devices)
         twice = [place for place, count in used.items() if count > 1]
         if twice:
@@ -146,7 +144,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def load_profile(name: str) -> DeploymentProfile:
-    """The shipped profile of that name, checked. Raises StartupError that lists names."""
+    """Return the shipped profile of that name, checked. Raises StartupError that lists the names."""
     file = FOLDER / f"{name}.json"
     names = profile_names()
     if name not in names:
@@ -158,7 +156,6 @@ def load_profile(name: str) -> DeploymentProfile:
 
 
 def profile_names() -> list[str]:
-    """Names of all shipped profiles."""
     return sorted(file.stem for file in FOLDER.glob("*.json"))
 
 

@@ -1,4 +1,4 @@
-"""The ready file: where a running suite is. Other commands find it by name or by the gateway's port."""
+"""The ready file, by whose name or gateway port other commands find a running suite."""
 
 import os
 import secrets
@@ -14,43 +14,43 @@ DEFAULT_GATEWAY_PORT = 8000
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """One running suite."""
+    """The addresses and credentials of one running suite."""
 
     gateway: str
-    """Base URL of the first gateway."""
+    """The base URL of the first gateway."""
     gateways: tuple[str, ...]
     planner: str
     metrics: str
     pid: int
-    """Process id of `fulcrum up`."""
+    """The process id of `fulcrum up`."""
     token: str
-    """Bearer token of admin verbs; new with every suite."""
+    """The bearer token of admin routes, new with every suite."""
     kafka: str
     redis: str
     cluster: str
     model: str
     engine: str
     keys: str = ""
-    """Where hashes of API keys are: a file, or `redis`."""
+    """The location of the hashes of API keys: a file, or `redis`."""
 
     @property
     def gateway_port(self) -> int:
-        """Port of the first gateway: it names the suite's own ready file and the folder of its logs."""
+        """The port of the first gateway, which names the suite's own ready file and log folder."""
         return urlsplit(self.gateway).port or 0
 
 
 def default_ready_file(gateway_port: int) -> Path:
-    """Written by every suite."""
+    """Return the file that the suite on this port writes."""
     return cache_dir() / "suites" / f"{gateway_port}.json"
 
 
 def logs_folder(gateway_port: int) -> Path:
-    """Where the processes of a suite log, a file each."""
+    """Return the folder with one log for each process of a suite."""
     return cache_dir() / "logs" / str(gateway_port)
 
 
 def write_ready(path: Path, ready: Ready) -> None:
-    """Readable by its owner alone, and whole whenever it is there. Raises StartupError."""
+    """Write the file atomically, readable by its owner alone. Raises StartupError."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write_ready(path: Path, ready: Ready) -> None:
 
 
 def read_ready(path: Path) -> Ready | None:
-    """None when no suite that still runs wrote it."""
+    """Read the file. Returns None if no suite that still runs wrote it."""
     try:
         ready = msgspec.json.decode(path.read_bytes(), type=Ready)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""What a suite reports to whoever starts it, from the status lines of its children (`libs.runtime.status`)."""
+"""What a suite reports to its starter, from the status lines of its children (`libs.runtime.status`)."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class StatusLine(msgspec.Struct, frozen=True):
     grpc: str = ""
     kafka: str = ""
     path: str = ""
-    """Folder of a model that was made ready."""
+    """The folder of a model that has been prepared."""
     error: str = ""
 
     @property
@@ -28,7 +28,7 @@ _decoder = msgspec.json.Decoder(StatusLine)
 
 
 def parse_status(line: bytes) -> StatusLine | None:
-    """None for a line that is something else: a library that prints, say."""
+    """Parse a status line. Returns None for anything else, such as a library's output."""
     try:
         return _decoder.decode(line)
     except msgspec.MsgspecError:
@@ -36,16 +36,16 @@ def parse_status(line: bytes) -> StatusLine | None:
 
 
 class Reporter(Protocol):
-    """Shows how far things are; the command line has one for terminals and one for plain output."""
+    """Shows progress; the command line has one for terminals and one for plain output."""
 
     def progress(self, name: str, stage: str, fraction: float) -> None:
-        """How much of a stage of `name` is done, 0..1."""
+        """Report the fraction (0..1) of a stage of `name` that is done."""
         ...
 
     def ready(self, name: str, address: str) -> None:
-        """`name` serves; at the first start and after each restart."""
+        """Report that `name` serves, at the first start and after each restart."""
         ...
 
     def note(self, text: str) -> None:
-        """One line about something that happened."""
+        """Report an event in one line."""
         ...

@@ -1,4 +1,4 @@
-"""What `fulcrum up` takes from the environment; everything in it goes on to the services."""
+"""The environment of `fulcrum up`, all of which is passed on to the services."""
 
 import os
 from typing import Any, Literal
@@ -12,8 +12,6 @@ LOOPBACK_BATCH_TOPICS = "batch.*"
 
 
 class LaunchSettings(CommonSettings):
-    """Read by `fulcrum up`."""
-
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
     """Threads of each worker's engine; 0 shares the machine's cores out."""
     worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")

@@ -1,4 +1,4 @@
-"""A suite's processes as one thing: up when all are, down in the order that lets requests finish."""
+"""A suite's processes as one unit: up when all are up, and stopped in the order that lets requests finish."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -12,17 +12,17 @@ from libs.launch.report import Reporter, StatusLine
 from libs.launch.spares.spares import Spares
 from libs.runtime.tasks import TaskOwner
 
+# A big model takes minutes to load; after this the start has failed.
 START_TIMEOUT_S = 900.0
-"""A big model takes minutes to load; past this nobody believes in it any more."""
 GATEWAY_GRACE_S = 3.0
 SERVICE_GRACE_S = 2.5
+# Together well under the 10 s in which a suite must be gone. Services have nothing to finish once the gateways are
+# gone: nobody needs a step that still runs.
 STORE_GRACE_S = 0.5
-"""Together well under the 10 s in which a suite must be gone. Services have nothing to finish once the gateways are
-gone; a step of theirs that still runs is of no use to anybody."""
+# For a spare worker to finish its sequences when fewer are requested, while the suite continues.
 SPARE_GRACE_S = 30.0
-"""For a spare worker to let its sequences go when fewer are wished, while the suite goes on."""
+# How often logs are checked against their bound.
 LOG_CHECK_S = 5.0
-"""How often logs are held to their bound."""
 
 T = TypeVar("T")
 
@@ -41,10 +41,10 @@ class Suite:
             plan.spares, self._supervise_spare, reporter, self._tasks, model=plan.model, grace_s=SPARE_GRACE_S
         )
         self._stages: list[tuple[float, list[Supervisor]]] = []
-        """Grace and children, in the order of stopping."""
+        """The grace and the children of each stage, in the order of stopping."""
 
     async def start(self) -> dict[str, StatusLine]:
-        """Status lines of all children by name, once they are ready. Raises StartupError from the first that fails."""
+        """Return all children's status lines by name once they are ready. Raises the first child's StartupError."""
         plan = self._plan
         self._tasks.spawn("logs", self._bound_logs())
         stores = await self._start_all((STORE_GRACE_S, plan.stores))
@@ -54,7 +54,7 @@ class Suite:
         return stores | services
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; raises StartupError as soon as the suite fails."""
+        """Return the result of `work`. Raises StartupError as soon as the suite fails."""
         task = asyncio.get_running_loop().create_task(work)
         try:
             both: set[asyncio.Future[Any]] = {task, self.failure}
@@ -68,7 +68,7 @@ class Suite:
                 await asyncio.wait({task})
 
     async def stop(self) -> None:
-        """Gateways first, so that requests finish; then what serves them; the stores last."""
+        """Stop the gateways first, so that requests finish, then what serves them, and the stores last."""
         for grace_s, supervisors in reversed(self._stages):
             stops = [supervisor.stop(grace_s) for supervisor in supervisors]
             if grace_s == SERVICE_GRACE_S:
@@ -77,7 +77,7 @@ class Suite:
         await self._tasks.close()
 
     def kill(self) -> None:
-        """End everything at once; a `stop` under way then returns."""
+        """Kill everything at once; a `stop` in progress then returns."""
         self.spares.kill()
         for _grace_s, supervisors in self._stages:
             for supervisor in supervisors:
@@ -103,12 +103,12 @@ class Suite:
         return Supervisor(self._launcher, spec, self._reporter, restart=self._restart, on_death=self._fail)
 
     def _supervise_spare(self, spec: ChildSpec) -> Supervisor:
-        """It is started again whatever becomes of it: the suite was whole without it."""
+        """Supervise a spare worker, which is always restarted: the suite is complete without it."""
         return Supervisor(self._launcher, spec, self._reporter, restart=True, on_death=self._fail)
 
     @property
     def tasks(self) -> TaskOwner:
-        """Tasks of the launcher."""
+        """The tasks of the launcher."""
         return self._tasks
 
     def _fail(self, error: StartupError) -> None:

@@ -1,4 +1,4 @@
-"""`fulcrum up` from checks to the last process gone, without the terminal."""
+"""`fulcrum up` from its checks to the end of the last process, without the terminal."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ class Up:
         self._suite: Suite | None = None
 
     async def run(self, on_ready: OnReady) -> None:
-        """Until cancelled; then, and when it raises StartupError, nothing of the suite is left."""
+        """Run until cancelled. On return, and when it raises StartupError, nothing of the suite is left."""
         with (
             preflight.gateway_port(self._options, self._settings.host) as port,
             preflight.broker_port(self._options) as broker_port,
@@ -87,7 +87,7 @@ class Up:
                 await suite.stop()
 
     async def _pool_models(self, options: SuiteOptions, helper: Helper) -> list[PoolModel]:
-        """Those that share the pool; none without one. Raises StartupError."""
+        """Return the models that share the pool, none without a pool. Raises StartupError."""
         if not options.pool:
             return []
         found = [
@@ -99,7 +99,7 @@ class Up:
         return [PoolModel(each.name, each.path, size_bytes(each)) for each in found]
 
     def kill(self) -> None:
-        """Do not wait for anything to drain."""
+        """Kill all processes without draining."""
         if self._suite is not None:
             self._suite.kill()
 
@@ -133,7 +133,7 @@ class Up:
         )
 
     def _neighbours(self, options: SuiteOptions) -> tuple[int, int]:
-        """The planner's port and that of metrics: the next two, for people to find. 0: the service picks one."""
+        """Return the ports of planner and metrics: the next two, for people to find; 0 lets the service pick one."""
         if self._options.gateway_port == 0:
             return 0, 0
         first = options.gateway_port + 1
@@ -141,7 +141,7 @@ class Up:
 
 
 def _spares_route(suite: Suite, sock: socket.socket, token: str) -> AbstractAsyncContextManager[str]:
-    """Serves the planner's wishes."""
+    """Serve the planner's requests for spare workers."""
     from libs.launch.spares.route import make_spares_app  # noqa: PLC0415 (half a second, for suites with spares alone)
     from libs.runtime.http import serve_http  # noqa: PLC0415
 
@@ -169,17 +169,17 @@ def _ready(
 
 
 def _reachable(url: str) -> str:
-    """A service that listens on every address is asked on this machine's own."""
+    """Return the URL at which this machine reaches a service that listens on every address."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
+# A shell that waits for the end of its input, which the launcher's death brings in any case, even `kill -9`.
 _SWEEP = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$@"'
-"""A shell that waits for the end of its input, which the launcher's death brings in any case, even `kill -9`."""
 
 
 @contextlib.asynccontextmanager
 async def suite_folder(*files: Path) -> AsyncIterator[Path]:
-    """A new folder; it and `files` are removed when the context closes or the process dies. Raises StartupError."""
+    """Yield a new folder. It and `files` are removed at the end, even if the process dies. Raises StartupError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="fulcrum-"))
     except OSError as error:
@@ -205,7 +205,7 @@ REQUEST_TIMEOUT_S = 2.0
 
 
 async def until_serving(ready: Ready, workers: Sequence[str]) -> None:
-    """Return once requests are answered and `workers` are listed; raises StartupError after SERVING_TIMEOUT_S."""
+    """Return once requests are answered and `workers` are listed. Raises StartupError after SERVING_TIMEOUT_S."""
     missing = "an answer"
     try:
         async with (
@@ -225,7 +225,7 @@ def _token(ready: Ready) -> dict[str, str]:
 
 
 async def _missing(client: httpx.AsyncClient, ready: Ready, workers: Sequence[str]) -> str:
-    """The first thing that is still missing, in words; empty once all serve."""
+    """Return in words the first thing that is still missing; empty once all serve."""
     try:
         for gateway in ready.gateways:
             if (await client.get(f"{gateway}/readyz")).status_code != httpx.codes.OK:
@@ -242,9 +242,9 @@ HELPER_GRACE_S = 2.0
 
 
 async def run_helper(launcher: Launcher, reporter: Reporter, name: str, command: tuple[str, ...]) -> str:
-    """Run a process that does one thing and ends, such as converting a model, and show its progress.
+    """Run a process that does one task and ends, such as converting a model, and show its progress.
 
-    Returns the path that it reports, or "". Raises StartupError with its own words when it fails.
+    Returns the path that it reports, or "". Raises StartupError with its own words if it fails.
     """
     reporter.progress(name, "starting", 0.0)
     child = await launcher.start(ChildSpec(name, command, {}))

@@ -1,4 +1,4 @@
-"""`fulcrum batch`: files of requests, run when there is room."""
+"""The command group `fulcrum batch`: files of requests that run when there is room."""
 
 import os
 from pathlib import Path
@@ -41,9 +41,9 @@ def submit(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Run a file that is uploaded, or a topic, of requests. --output and --errors wait for its end.
+    """Run the requests of a file, which is uploaded, or of a topic. --output and --errors wait for the end.
 
-    Who waits gets exit code 1 unless the job was completed and a line of it was answered.
+    With --wait the exit code is 1 unless the job was completed and at least one line of it was answered.
     """
     from libs.cli.batch.jobs import JobOptions, submit_job  # noqa: PLC0415 (start-up time)
 
@@ -67,7 +67,7 @@ def submit(
 
 @batch.command(epilog="Example: fulcrum batch status batch_0123 --json")
 def status(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
-    """Tell how far a job is."""
+    """Show how far a job has come."""
     from libs.cli.batch.jobs import show_status  # noqa: PLC0415
 
     show_status(ready, batch_id, as_json=json)
@@ -75,7 +75,7 @@ def status(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None
 
 @batch.command(epilog="Example: fulcrum batch cancel batch_0123")
 def cancel(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
-    """Answer no further lines of a job; what is answered can be had once it has ended."""
+    """Answer no further lines of a job. Lines already answered can be fetched once it has ended."""
     from libs.cli.batch.jobs import cancel_job  # noqa: PLC0415
 
     cancel_job(ready, batch_id, as_json=json)
@@ -98,7 +98,7 @@ def list_jobs(
 def results(
     batch_id: Id, *, output: Output = None, errors: Errors = None, ready: ReadyFile = None, json: Json = False
 ) -> None:
-    """Fetch what an ended job has answered: to files, or answers to stdout."""
+    """Fetch the answers of a finished job, into files or to stdout."""
     from libs.cli.batch.jobs import fetch_results  # noqa: PLC0415
 
     if json and output is None and errors is None:

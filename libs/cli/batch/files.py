@@ -1,4 +1,4 @@
-"""Files of `fulcrum batch`: those it sends, and those it writes answers to."""
+"""The files that `fulcrum batch` uploads and those it writes answers to."""
 
 import secrets
 import shutil
@@ -19,13 +19,13 @@ from libs.contracts.errors import StartupError
 
 STDIN = Path("-")
 STDIN_NAME = "stdin.jsonl"
+# How long a download may go without a new byte while its gateway is away.
 MAX_OUTAGE_S = 60.0
-"""How long a download may stay without a byte that is new, while its gateway is away."""
 RETRY_S = 0.2
 
 
 def check_targets(asked: Path | None, output: Path | None, errors: Path | None) -> None:
-    """Before anything is sent; raises StartupError where a file cannot be written, or would be written over another."""
+    """Raise StartupError if a file cannot be written or would overwrite another. Called before anything is sent."""
     for path in (output, errors):
         if path is not None and not path.parent.is_dir():
             raise StartupError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -39,7 +39,7 @@ def check_targets(asked: Path | None, output: Path | None, errors: Path | None) 
 
 
 def _same(one: Path | None, other: Path | None) -> bool:
-    """Whether it is one file, by any name; what is no file, like /dev/null, may be named twice."""
+    """Return whether two paths name one regular file. A device such as /dev/null may be named twice."""
     if one is None or other is None or (one.exists() and not one.is_file()):
         return False
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
@@ -47,7 +47,7 @@ def _same(one: Path | None, other: Path | None) -> bool:
 
 @contextmanager
 def requests_file(file: Path) -> Iterator[Path]:
-    """The file itself; of stdin, or of a pipe, a copy, as it is read more than once."""
+    """Yield the file itself, or a copy of stdin or of a pipe, because it is read more than once."""
     if file.is_file() and file != STDIN:
         yield file
         return
@@ -59,7 +59,7 @@ def requests_file(file: Path) -> Iterator[Path]:
 
 
 def upload(http: httpx.Client, file: Path) -> str:
-    """The id that the gateway gives it."""
+    """Upload a file and return the id that the gateway gives it."""
     console = make_console(stderr=True)
     opened = (
         rich.progress.open(file, "rb", description="uploading", console=console, transient=True)
@@ -72,8 +72,11 @@ def upload(http: httpx.Client, file: Path) -> str:
 
 
 def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
-    """Into the file once all of it is there, from its start again where the gateway went away; an empty one where there
-    is nothing to fetch. Raises StartupError, or what the gateway's being away for long raises."""
+    """Download a file to `path`, which appears once it is whole; an empty one if there is nothing to fetch.
+
+    Starts again from the first byte if the gateway went away. Raises StartupError, or httpx.TransportError after a
+    long outage.
+    """
     if path is None:
         return
     try:
@@ -85,7 +88,7 @@ def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """Beside it until it is whole, so that what was there stays until then. What is no file is written as it is."""
+    """Yield a temporary file that replaces `path` once it is whole. A device is written as it is."""
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
@@ -124,7 +127,7 @@ def _download(http: httpx.Client, file_id: str | None, file: BinaryIO) -> None:
 
 
 def content(http: httpx.Client, file_id: str) -> Iterator[bytes]:
-    """Parts of a file of the gateway's."""
+    """Yield the content of one of the gateway's files, part by part."""
     with http.stream("GET", f"/v1/files/{file_id}/content") as answer:
         if not answer.is_success:
             answer.read()

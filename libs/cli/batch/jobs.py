@@ -1,4 +1,4 @@
-"""What `fulcrum batch` does, over the gateway's Files and Batch API."""
+"""The commands of `fulcrum batch`, over the gateway's Files and Batch API."""
 
 import json
 import sys
@@ -25,17 +25,15 @@ DEFAULT_ENDPOINT = "/v1/chat/completions"
 TENANT_HEADER = "x-fulcrum-tenant"
 POLL_S = 0.2
 TIMEOUT_S = 60.0
+# The exit code that shells use for Ctrl-C.
 INTERRUPTED = 130
-"""Exit code, as shells have it for Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """A job as the command line has it."""
-
     file: Path | None
+    # Either a topic or a file is given.
     topic: str | None
-    """One of the two is there."""
     endpoint: str | None
     window: str
     priority: int
@@ -44,9 +42,9 @@ class JobOptions:
     error_topic: str
 
     def body(self, file: Path | None) -> dict[str, Any]:
-        """What POST /v1/batches is sent for the lines of `file`, without its id and what is not said.
+        """Return the body of POST /v1/batches without the file's id and without options that were not given.
 
-        Raises InvalidRequest where no gateway would take it.
+        Raises InvalidRequest if no gateway would accept it.
         """
         said = {
             "input_topic": self.topic,
@@ -63,8 +61,7 @@ class JobOptions:
 def submit_job(
     ready_file: Path | None, asked: JobOptions, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
-    """Upload and begin; with `wait` until the end, which leaves with exit code 1 unless the job was completed, and a
-    line of it was."""
+    """Upload the lines and begin the job. With `wait`, exit with 1 unless it was completed with an answered line."""
     check_targets(asked.file, output, errors)
     with _gateway(ready_file) as http:
         batch = _create(http, asked)
@@ -109,31 +106,30 @@ def _create(http: httpx.Client, asked: JobOptions) -> Batch:
 
 
 def _await_jobs(http: httpx.Client) -> None:
-    """Until the gateway knows which jobs there are. A creation that failed may have made one, so only this question is
-    asked again."""
+    """Wait until the gateway knows which jobs there are.
+
+    Only this question is asked again: a creation that failed may have made a job.
+    """
     _ask(http, "GET", "/v1/batches", params={"limit": 1})
 
 
 def _hint(command: str, does: str) -> None:
-    """For a person at a terminal."""
+    """Print a hint if stderr is a terminal."""
     if sys.stderr.isatty():
         make_console(stderr=True, soft_wrap=True).print(f"`{command}` {does}.", style="dim")
 
 
 def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
-    """Print one job."""
     with _gateway(ready_file) as http:
         tell(_ask(http, "GET", f"/v1/batches/{batch_id}"), as_json=as_json)
 
 
 def cancel_job(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
-    """Cancel one."""
     with _gateway(ready_file) as http:
         tell(_ask(http, "POST", f"/v1/batches/{batch_id}/cancel"), as_json=as_json)
 
 
 def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
-    """Print the youngest jobs."""
     with _gateway(ready_file) as http:
         batches = _ask(http, "GET", "/v1/batches", params={"limit": limit})["data"]
     if as_json:
@@ -145,7 +141,7 @@ def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
 def fetch_results(
     ready_file: Path | None, batch_id: str, *, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
-    """Fetch the files of an ended job; answers go to stdout where no file is named."""
+    """Fetch the files of an ended job; answers go to stdout if no file is named."""
     check_targets(None, output, errors)
     with _gateway(ready_file) as http:
         batch = _ask(http, "GET", f"/v1/batches/{batch_id}")
@@ -174,7 +170,7 @@ def _gateway(ready_file: Path | None) -> Iterator[httpx.Client]:
 
 
 def _endpoint_of(file: Path) -> str:
-    """The url of the first line that has one."""
+    """Return the url of the first line that has one."""
     with file.open("rb") as lines:
         for line in lines:
             try:
@@ -212,10 +208,10 @@ def _wait(http: httpx.Client, batch: Batch) -> Batch:
 def _ask(
     http: httpx.Client, method: str, url: str, params: dict[str, int] | None = None, *, survives: bool = False
 ) -> Batch:
-    """What the gateway answers, asked again for up to `MAX_OUTAGE_S` while it has just started or has no broker, and
-    with `survives` while it fails or is away altogether.
+    """Return the gateway's answer, asking for up to `MAX_OUTAGE_S` while it is starting or has no broker.
 
-    Raises StartupError where it refused, httpx.TransportError where it is away.
+    With `survives` it is also asked again while it fails or cannot be reached. Raises StartupError if it refused,
+    httpx.TransportError if it could not be reached.
     """
     deadline_s, waits = time.monotonic() + MAX_OUTAGE_S, False
     while True:
@@ -238,7 +234,7 @@ def _ask(
 
 
 def _retry_after_s(answer: httpx.Response) -> float:
-    """As the gateway says; `POLL_S` where it says nothing of use."""
+    """Return the gateway's Retry-After, or `POLL_S` without a usable one."""
     try:
         return max(float(answer.headers["retry-after"]), POLL_S)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Jobs of `fulcrum batch` as a person, or a program, hears of them."""
+"""How `fulcrum batch` prints jobs, for people and for programs."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ Batch = dict[str, Any]
 
 
 def figures(batch: Batch, took_s: float | None = None) -> dict[str, Any]:
-    """For a program. `took_s`: from its submission to its end, where that was waited for."""
+    """Return the JSON form of a job. `took_s`: from submission to end, if that was waited for."""
     counts = batch["request_counts"]
     found = {"id": batch["id"], "status": batch["status"], **counts}
     own = batch.get("fulcrum") or {}
@@ -34,7 +34,6 @@ def figures(batch: Batch, took_s: float | None = None) -> dict[str, Any]:
 
 
 def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
-    """Print how a job is."""
     found = figures(batch, took_s)
     if as_json:
         print(json.dumps(found))
@@ -50,7 +49,6 @@ def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
 
 
 def tell_list(batches: Sequence[Batch]) -> None:
-    """Print them as a table."""
     titles = ("job", "status", "lines", "completed", "failed", "created")
     table = plain_table(*titles, left=("job", "status", "created"), gap=1)
     for batch in plain_values(batches):
@@ -64,13 +62,12 @@ def tell_list(batches: Sequence[Batch]) -> None:
 
 
 def _reasons(batch: Batch) -> list[dict[str, Any]]:
-    """Why it has failed."""
     found: list[dict[str, Any]] = (batch["errors"] or {}).get("data", [])
     return found
 
 
 def _outlook(found: dict[str, Any]) -> str:
-    """When the job is expected to end, where that is predicted."""
+    """Return when the job is expected to end, if that is predicted."""
     if "late" not in found:
         return ""
     end_at = found["expected_end_at"]

@@ -1,4 +1,4 @@
-"""`fulcrum capacity`: how many GPUs, in which pool, at what hour, and how sure that is."""
+"""The command group `fulcrum capacity`: how many GPUs each pool needs, hour by hour."""
 
 from typing import Annotated, Final
 
@@ -13,7 +13,7 @@ capacity = typer.Typer(help="How many GPUs, in which pool, at what hour, and how
 
 @capacity.callback()
 def options() -> None:
-    """How many GPUs, in which pool, at what hour, and how sure that is."""
+    """How many GPUs each pool will need, hour by hour, and how sure that is."""
 
 
 @capacity.command(epilog="Example: fulcrum capacity plan --horizon 7d --slo ttft=2s,tpot=50ms --what-if traffic=1.3")
@@ -44,9 +44,10 @@ def plan(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """GPUs per pool and hour for a running suite's forecast, or for a trace; when those there run short; what it costs.
+    """Plan GPUs per pool and hour for a running suite's forecast or for a trace: when workers run short, and the cost.
 
-    Sample paths of demand, over tables that the lab measures once for workers, SLO and traffic (some seconds).
+    Demand is drawn as sample paths over tables that the lab measures once for workers, SLO and traffic (some
+    seconds).
     """
     from libs.cli.capacity.plan import PlanOptions, print_plan  # noqa: PLC0415 (what only this command needs)
 

@@ -1,4 +1,4 @@
-"""What `fulcrum capacity plan` prints."""
+"""The plan that `fulcrum capacity plan` makes and prints."""
 
 import json
 from dataclasses import dataclass, replace
@@ -33,8 +33,6 @@ FACTORS: Final = ("traffic", "isl", "osl")
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of the command."""
-
     horizon: str
     slo: str
     confidence: float
@@ -78,7 +76,7 @@ def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -
 
 
 def parse_what_if(text: str) -> tuple[dict[str, float], str]:
-    """({"traffic": 1.3}, device) of "traffic=1.3,device=b200". Raises InvalidRequest."""
+    """Return ({"traffic": 1.3}, device) from "traffic=1.3,device=b200". Raises InvalidRequest."""
     factors: dict[str, float] = {}
     device = ""
     for part in filter(None, (each.strip() for each in text.split(","))):
@@ -97,7 +95,7 @@ def parse_what_if(text: str) -> tuple[dict[str, float], str]:
 
 
 def parse_horizon(text: str) -> float:
-    """Seconds of "6h". Raises InvalidRequest."""
+    """Return the seconds of a time such as "6h". Raises InvalidRequest."""
     number, unit = text.strip()[:-1], text.strip()[-1:]
     plain = number.isascii() and number.replace(".", "", 1).isdigit()
     if unit in _UNITS and plain and 0 < float(number) * _UNITS[unit] <= 14 * 86_400:
@@ -142,7 +140,7 @@ def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
 
 
 def show_plan(row: dict[str, Any], *, relative: bool) -> None:
-    """As a table and sentences; relative: moments count from a trace's begin."""
+    """Print a plan as a table and sentences. `relative`: times count from a trace's beginning."""
     console = make_console()
 
     def moment(at_s: float) -> str:

@@ -1,4 +1,4 @@
-"""One chat request over HTTP, streamed: what the person sees word by word, and what is known at the end."""
+"""One streamed chat request over HTTP."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,22 +11,22 @@ from libs.cli.find import error_text, key_headers, no_suite
 from libs.contracts.errors import StartupError
 
 CONNECT_TIMEOUT_S = 5.0
+# A long prompt on a busy laptop takes its time.
 READ_TIMEOUT_S = 300.0
-"""A long prompt on a busy laptop takes its time."""
 
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """Filled while the stream runs, whole at its end."""
+    """The answer to a chat request: filled while the stream runs, complete at its end."""
 
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     served: dict[str, Any] = field(default_factory=dict)
-    """Workers and times, as the gateway tells them."""
+    """The workers and times of the request, as the gateway reports them."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `fulcrum chat --json` prints."""
+        """Return what `fulcrum chat --json` prints."""
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,
@@ -38,7 +38,7 @@ class ChatAnswer:
         }
 
     def served_by(self) -> str:
-        """One line for people: who did what, how fast."""
+        """Return one line for people: which workers served it, and how fast."""
         workers = [str(self.served[key]) for key in ("prefill_worker", "decode_worker") if self.served.get(key)]
         parts = [" → ".join(workers)] if workers else []
         ttft_s, tpot_s = self._seconds("ttft_ms"), self._seconds("tpot_ms")
@@ -56,7 +56,7 @@ class ChatAnswer:
 
 
 async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[str]:
-    """Pieces of text as they come; `answer` is filled on the way. Raises StartupError in one line."""
+    """Yield pieces of text as they arrive and fill `answer` on the way. Raises StartupError."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {"x-fulcrum-details": "1", **key_headers(gateway)}
@@ -79,7 +79,7 @@ async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIt
 
 
 def take_line(line: str, answer: ChatAnswer) -> str:
-    """The text in one line of server-sent events."""
+    """Return the text in one line of server-sent events."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return ""
     chunk = json.loads(line.removeprefix("data: "))

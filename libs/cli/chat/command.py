@@ -1,4 +1,4 @@
-"""`fulcrum chat`: one question, the answer as it comes, and who served it."""
+"""The command `fulcrum chat`: a question, its streamed answer, and the workers that served it."""
 
 from typing import Annotated
 

@@ -1,5 +1,3 @@
-"""What `fulcrum chat` does once it runs."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ async def answer_once(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask and print. Raises StartupError in one line."""
+    """Ask a question and print the answer. Raises StartupError."""
     suite = find_suite(ready_file)
     body: dict[str, Any] = {
         "model": model or suite.model or _first_model(suite.gateway),

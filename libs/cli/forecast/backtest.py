@@ -1,4 +1,4 @@
-"""`fulcrum forecast backtest`: forecasts held against what came, as a table, as JSON and as a page."""
+"""The command `fulcrum forecast backtest`: forecasts compared with what came, as table, JSON and page."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def backtest_all(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Print a record for each file, series and horizon. Raises InvalidRequest."""
+    """Print one record for each file, series and horizon. Raises InvalidRequest."""
     horizons_s = parse_horizons(horizons)
     rivals = chosen_baselines(baselines)
     if report is not None:
@@ -78,7 +78,7 @@ def _doing(notes: Notes, name: str, line: str) -> None:
 
 
 def parse_horizons(text: str) -> tuple[float, ...]:
-    """Seconds of "10m,1h". Raises InvalidRequest."""
+    """Return the seconds of horizons such as "10m,1h". Raises InvalidRequest."""
     found = [re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", each.strip()) for each in text.split(",")]
     seconds = tuple(float(each[1]) * _UNITS[each[2]] for each in found if each)
     if len(seconds) != len(found) or len(seconds) > MOST_HORIZONS or min(seconds) <= 0:
@@ -87,7 +87,10 @@ def parse_horizons(text: str) -> tuple[float, ...]:
 
 
 def chosen_baselines(text: str) -> list[Baseline]:
-    """By name; "light", "all". Raises InvalidRequest where one is not known or its library is not installed."""
+    """Return the baselines of the given names, or of "light" or "all".
+
+    Raises InvalidRequest if one is unknown or its library is not installed.
+    """
     light = light_baselines()
     if text == "light":
         return light
@@ -129,7 +132,7 @@ def _say(notes: Notes, path: Path, history: DemandHistory, plan: BacktestPlan, h
 
 
 def _clean(value: Any) -> Any:
-    """Six digits, and None for what is not finite: JSON has no nan."""
+    """Round to six digits and replace non-finite numbers by None, because JSON has no nan."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if isfinite(value) else None
     if isinstance(value, dict):
@@ -154,7 +157,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def picture(found: BacktestForecasts) -> list[str]:
-    """Scored requests as they came, and as an hour before predicted, in bars; * where some were outside the 90 %."""
+    """Return bars of the scored requests and of their forecast an hour before, with * where the 90 % band missed."""
     history, plan = found.history, found.plan
     place = min(range(len(plan.horizons)), key=lambda at: abs(plan.horizons[at] * history.step_s - 3600))
     came = history.requests[plan.test_from :]
@@ -182,7 +185,7 @@ def _bar(share: float) -> str:
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
-    """None where either is not there, or nothing to divide by."""
+    """Return the quotient, or None if either value is missing or the divisor is 0."""
     return ours / theirs if ours is not None and theirs else None
 
 
@@ -195,7 +198,7 @@ def _shown(value: float | None) -> str:
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Geometric means over series and horizons, in words."""
+    """Return sentences with the geometric means over series and horizons."""
     lines = []
     for title, some in (
         ("under 1 h ahead", [each for each in records if each["horizon_s"] < 3600]),
@@ -222,6 +225,6 @@ def _least_wape(record: dict[str, Any]) -> float | None:
 
 
 def mean_ratio(ratios: Any) -> float | None:
-    """Geometric mean of those that are there and above 0."""
+    """Return the geometric mean of the ratios that exist and are above 0."""
     found = [log(each) for each in ratios if each]
     return exp(sum(found) / len(found)) if found else None

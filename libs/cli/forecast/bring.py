@@ -1,4 +1,4 @@
-"""`fulcrum forecast import`: history of elsewhere, from a file or from Prometheus, into a running suite."""
+"""The command `fulcrum forecast import`: demand history from a file or from Prometheus, given to a running suite."""
 
 import json
 import time
@@ -16,10 +16,10 @@ from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rat
 
 TIMEOUT_S: Final = 60.0
 STEP_S: Final = 600.0
+# Points of one query_range; Prometheus returns at most 11,000.
 MOST_POINTS: Final = 10_000
-"""Of one query_range: Prometheus gives 11,000 at most."""
+# Times of a file from here on are Unix seconds; earlier ones count from the file's beginning.
 UNIX_S: Final = 1e9
-"""Moments of files from here on are Unix seconds, earlier ones count from their own begin."""
 QUERIES: Final = {
     "vllm": (
         "sum(rate(vllm:request_success_total[10m]))",
@@ -32,7 +32,9 @@ QUERIES: Final = {
         "sum(rate(fulcrum_request_output_tokens_total[10m]))",
     ),
 }
-"""Of requests, prompt and output tokens a second. Both count requests as they end: what was refused is not in it."""
+"""Queries for requests, prompt tokens and output tokens a second. Both kinds count requests as they end, so refused
+ones are missing.
+"""
 
 
 def bring_history(
@@ -46,7 +48,7 @@ def bring_history(
     queries: str,
     as_json: bool,
 ) -> None:
-    """Read it, give it to the suite, say what was taken. Raises InvalidRequest and StartupError."""
+    """Read a history, import it into the suite and print what was accepted. Raises InvalidRequest and StartupError."""
     if (file is None) == (not prometheus):
         raise InvalidRequest("name a FILE or --prometheus URL, one of them")
     suite = find_one_suite(ready_file)
@@ -75,14 +77,14 @@ def bring_history(
 
 
 def placed(history: DemandHistory, *, end_s: float, speed: float) -> float:
-    """When it began by the clock: as it says itself where it names moments, else so that it ends at `end_s`."""
+    """Return the Unix time at which a history began: its own if it has Unix times, else so that it ends at `end_s`."""
     if history.start_s >= UNIX_S and speed == 1:
         return history.start_s
     return end_s - len(history) * history.step_s / speed
 
 
 def parse_queries(text: str) -> tuple[str, str, str]:
-    """By name, or three of them. Raises InvalidRequest."""
+    """Return three queries, from the name of a kind or from three written ones. Raises InvalidRequest."""
     if text in QUERIES:
         return QUERIES[text]
     parts = [part.strip() for part in text.split(";")]
@@ -94,7 +96,7 @@ def parse_queries(text: str) -> tuple[str, str, str]:
 
 
 def parse_moment(text: str) -> float:
-    """Unix seconds of an ISO 8601 time, UTC where it names no zone. Raises InvalidRequest."""
+    """Return the Unix seconds of an ISO 8601 time, which is UTC without a zone. Raises InvalidRequest."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -103,7 +105,9 @@ def parse_moment(text: str) -> float:
 
 
 def ask_prometheus(url: str, queries: tuple[str, str, str], span_s: float) -> DemandHistory:
-    """By `query_range`, in bins of ten minutes, in pieces that Prometheus gives. Raises StartupError."""
+    """Read history by `query_range` in bins of ten minutes, as many points a call as Prometheus allows. Raises
+    StartupError.
+    """
     end_s = time.time() // STEP_S * STEP_S
     start_s = end_s - span_s // STEP_S * STEP_S
     found: list[dict[float, float]] = [{}, {}, {}]
@@ -118,7 +122,7 @@ def ask_prometheus(url: str, queries: tuple[str, str, str], span_s: float) -> De
 
 
 def series_history(found: list[dict[float, float]]) -> DemandHistory:
-    """From rates by the moment at which they were taken, which stand for the bin that ended there."""
+    """Return the history of rates, each of which stands for the bin that ended when it was sampled."""
     times = sorted(set().union(*found))
     if not times:
         raise InvalidRequest("Prometheus has no sample of these queries: name others with --queries")

@@ -1,4 +1,4 @@
-"""`fulcrum forecast`: demand ahead, with bands, and how good such forecasts were."""
+"""The command group `fulcrum forecast`: demand ahead, with bands, and how good such forecasts were."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def live(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """What a running suite will be asked for: requests, prefill and decode work with bands, and which way they went."""
+    """Show a running suite's demand ahead: requests, prefill and decode work with bands, and their trend."""
     if context.invoked_subcommand is None:
         from libs.cli.forecast.live import show_forecast  # noqa: PLC0415 (what only this command needs)
 
@@ -52,7 +52,7 @@ def bring(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Give a running suite a history, so that it has a forecast on its first day. What it has seen itself stays."""
+    """Import a history into a running suite, so that it has a forecast on its first day. Its own history stays."""
     from libs.cli.forecast.bring import bring_history  # noqa: PLC0415 (what only this command needs)
 
     bring_history(ready, file, prometheus, model=model, days=days, end=end, queries=queries, as_json=json)
@@ -71,7 +71,7 @@ def explain(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Which simple forecasts carry the forecast of each phase and horizon, how far each has been off, since when."""
+    """Show which simple forecasts carry each phase and horizon, how far each has been off, and since when."""
     from libs.cli.forecast.explain import show_explanation  # noqa: PLC0415 (what only this command needs)
 
     show_explanation(ready, file, model, horizon, as_json=json)
@@ -94,7 +94,7 @@ def backtest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Forecasts of days that are known, each from what was known before, beside simple forecasters.
+    """Forecast days that are already known, each from what was known before, and compare with simple forecasters.
 
     A forecast is made at each bin, and models are fitted anew each day, on earlier bins alone.
     """

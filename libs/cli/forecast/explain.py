@@ -1,4 +1,4 @@
-"""What `fulcrum forecast explain` prints: the candidates behind each forecast, of a suite or of a file."""
+"""The command `fulcrum forecast explain`: the candidates behind each forecast, of a suite or of a file."""
 
 import json
 from math import isnan
@@ -16,8 +16,8 @@ from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.history import SERIES
 
 MOST_CANDIDATES: Final = 4
+# Times from here on are Unix times; earlier ones count from a file's own beginning.
 UNIX_S: Final = 1e9
-"""Times from here on are Unix times; earlier ones count from a file's own beginning."""
 
 
 def show_explanation(ready_file: Path | None, file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def show_explanation(ready_file: Path | None, file: Path | None, model: str, hor
 
 
 def explain_file(file: Path, horizon: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows as of `/v1/forecast`, notes). Raises InvalidRequest."""
+    """Return (rows in the form of `/v1/forecast`, notes). Raises InvalidRequest."""
     (horizon_s,) = parse_horizons(horizon)[:1]
     history = read_demand(file)
     try:

@@ -1,4 +1,4 @@
-"""What `fulcrum forecast` prints of a running suite's demand to come."""
+"""The command `fulcrum forecast`: a running suite's demand ahead."""
 
 import json
 import time
@@ -16,7 +16,7 @@ UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decod
 
 
 def show_forecast(ready_file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
-    """Print the metrics service's forecast. Raises StartupError where there is no suite, or it refuses."""
+    """Print the metrics service's forecast. Raises StartupError if there is no suite or it refuses."""
     suite = find_suite(ready_file)
     found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", exact=as_json, model=model, horizon=horizon)
     if as_json:
@@ -60,7 +60,9 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 def trend_in_words(trend: dict[str, Any]) -> str:
-    """ "decode-heavy since Tue 14:00: outputs of acme grew from 240 to 610 tokens; prefill : decode 0.8 → 0.3"."""
+    """Return a trend as "decode-heavy since Tue 14:00: outputs of acme grew from 240 to 610 tokens; prefill : decode
+    0.8 → 0.3".
+    """
     before, after = trend["before"], trend["after"]
     ratio = f"{_short(before)} → {_short(after)}"
     if trend["what"] == "balance":
@@ -79,7 +81,7 @@ def _cause(cause: dict[str, Any]) -> str:
 
 
 def clock_time(unix_s: float) -> str:
-    """ "Tue 14:00", local; with seconds where they matter, and with the date where the weekday is not of this week."""
+    """Return local time as "Tue 14:00", with seconds if it has any and a date if it is not of this week."""
     local = time.localtime(unix_s)
     day = "%a" if abs(unix_s - time.time()) < WEEK_S else "%a %d %b"
     return time.strftime(f"{day} %H:%M:%S" if local.tm_sec else f"{day} %H:%M", local)

@@ -1,4 +1,4 @@
-"""The report of `fulcrum forecast backtest`: one HTML page that needs nothing beside itself."""
+"""The report of `fulcrum forecast backtest`: a self-contained HTML page."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,14 +15,14 @@ from libs.policy.forecast.history import SERIES, SeriesName
 
 OURS, THEIRS, CAME = "#0b6e4f", "#94a3b8", "#334155"
 BANDS: Final = ((0.05, 0.95, 0.15), (0.1, 0.9, 0.2), (0.25, 0.75, 0.3))
-"""Lower and upper quantile, and how dark."""
+"""The lower quantile, upper quantile and opacity of each drawn band."""
 UNITS: Final = {"requests": "requests/s", "prefill": "prompt tokens/s", "decode": "output tokens/s"}
 
 Tested = Sequence[tuple[str, BacktestForecasts, list[dict[str, Any]]]]
 
 
 def spell(seconds: float) -> str:
-    """ "10 min", "3 h"."""
+    """Return a length of time as "10 min" or "3 h"."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
@@ -30,7 +30,7 @@ def spell(seconds: float) -> str:
 
 
 def write_page(path: Path, tested: Tested) -> None:
-    """Table and plots of each file. Raises InvalidRequest without matplotlib."""
+    """Write a table and plots for each file. Raises InvalidRequest without matplotlib."""
     parts = [_part(name, found, records) for name, found, records in tested]
     path.write_text(
         html_page(

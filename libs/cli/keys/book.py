@@ -1,4 +1,4 @@
-"""What `fulcrum keys create|list|revoke` does: changes the store that the suite's services read."""
+"""The commands `fulcrum keys create`, `list` and `revoke`, which edit the store that the suite's services read."""
 
 import json
 import re
@@ -54,7 +54,6 @@ def create_key(
 
 
 def show_keys(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print all keys. Raises StoreUnavailable."""
     now_s = time.time()
     shown = [shown_key(key, now_s) for key in load_book(ready_file).keys]
     if as_json:
@@ -71,7 +70,7 @@ def show_keys(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
-    """Revoke it. Raises KeyNotFound, StoreUnavailable."""
+    """Revoke a key. Raises KeyNotFound if it does not exist, StoreUnavailable."""
     now_s = time.time()
 
     def edit(before: KeyBook) -> KeyBook:
@@ -88,7 +87,7 @@ def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
 
 
 def span_s(text: str, option: str = "--expires") -> int:
-    """Seconds of `90m`, `12h`, `30d`. Raises InvalidRequest."""
+    """Return the seconds of a span such as `90m`, `12h`, `30d`. Raises InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     if not found:
         raise InvalidRequest(f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")

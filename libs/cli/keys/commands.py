@@ -1,4 +1,4 @@
-"""`fulcrum keys`: who may call."""
+"""The command group `fulcrum keys`: who may call the suite, and how much they may use."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ keys = typer.Typer(
 
 @keys.callback()
 def options() -> None:
-    """API keys: make them, list them, revoke them. From the first one on every request needs one."""
+    """Create, list and revoke API keys. Once there is one, every request needs one."""
 
 
 @keys.command(
@@ -36,7 +36,7 @@ def create(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Make a key and show it, once: only its hash is stored."""
+    """Make a key and show it once: only its hash is stored."""
     from libs.cli.keys.book import create_key  # noqa: PLC0415 (what only this command needs)
 
     create_key(
@@ -47,7 +47,7 @@ def create(
 
 @keys.command(name="list", epilog="Example: fulcrum keys list --json")
 def list_keys(ready: ReadyFile = None, json: Json = False) -> None:
-    """All keys, ended ones included: tenant, role, models, expiry. Never the keys themselves."""
+    """List all keys, ended ones included: tenant, role, models, expiry. The keys themselves are never shown."""
     from libs.cli.keys.book import show_keys  # noqa: PLC0415
 
     show_keys(ready, as_json=json)
@@ -72,7 +72,7 @@ def limits(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Limit what a tenant may have, or show it; what is not named stays as it is."""
+    """Limit what a tenant may use, or show its limits. Options left out keep their value."""
     from libs.cli.keys.limits import set_limits, show_limits  # noqa: PLC0415
 
     if tenant is None:
@@ -94,7 +94,7 @@ def delete_tenant(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Delete a tenant: its keys, limits, files, batches and responses. Nothing of it can be brought back."""
+    """Delete a tenant: its keys, limits, files, batches and responses. This cannot be undone."""
     from libs.cli.keys.tenants import delete_tenant as delete  # noqa: PLC0415
 
     delete(tenant, yes=yes, ready_file=ready, as_json=json)
@@ -102,7 +102,7 @@ def delete_tenant(
 
 @keys.command(name="rotate-salt", epilog="Example: fulcrum keys rotate-salt")
 def rotate_salt(ready: ReadyFile = None, json: Json = False) -> None:
-    """Draw another secret for the salts that keep tenants' KV blocks apart: each prompt is computed once more."""
+    """Draw a new secret for the salts that separate tenants' KV blocks: each prompt is computed once more."""
     from libs.cli.keys.tenants import rotate_cache_secret  # noqa: PLC0415
 
     rotate_cache_secret(ready_file=ready, as_json=json)
@@ -114,7 +114,7 @@ def revoke(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Revoke a key: within two seconds it lets nobody in, and answers that run end."""
+    """Revoke a key: within two seconds it admits nobody, and running answers end."""
     from libs.cli.keys.book import revoke_key  # noqa: PLC0415
 
     revoke_key(key, ready_file=ready, as_json=json)

@@ -1,4 +1,4 @@
-"""What `fulcrum keys limits` does: shows and sets what tenants may have."""
+"""The command `fulcrum keys limits`, which shows and sets the limits of tenants."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from libs.keys.book import KeyBook, TenantLimits
 def set_limits(
     tenant: str, wanted: Mapping[str, int | None], *, off: bool, ready_file: Path | None, as_json: bool
 ) -> None:
-    """Change those that are named, or remove all. Raises InvalidRequest, StoreUnavailable."""
+    """Change the limits that are named, or remove all of them. Raises InvalidRequest, StoreUnavailable."""
     named = {name: value for name, value in wanted.items() if value is not None}
     if off and named:
         raise InvalidRequest("--off removes all limits: name none beside it")
@@ -31,7 +31,7 @@ def set_limits(
 
 
 def show_limits(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print those of all tenants that have some. Raises StoreUnavailable."""
+    """Print every tenant that has limits. Raises StoreUnavailable."""
     _show(load_book(ready_file).limits, as_json=as_json)
 
 

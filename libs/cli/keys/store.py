@@ -1,4 +1,4 @@
-"""The book of keys of the suite that a command talks to."""
+"""Access to the key store of the suite that a command talks to."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from libs.runtime.settings import load_settings
 
 
 def change_book(ready_file: Path | None, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
-    """Store what `edit` makes of it. Raises StoreUnavailable."""
+    """Store the key book as `edit` returns it. Raises StoreUnavailable."""
 
     async def change() -> KeyBook:
         store = _open(find_one_suite(ready_file))
@@ -28,13 +28,11 @@ def change_book(ready_file: Path | None, edit: Callable[[KeyBook], KeyBook]) -> 
 
 
 def change_by(action: str, subject: str, tenant: str, detail: str = "") -> KeyChange:
-    """A change made now, by the user of this machine."""
+    """Return the record of a change made now by this machine's user."""
     return KeyChange(time.time_ns(), local_user(), action, subject, tenant, detail)
 
 
 def load_book(ready_file: Path | None) -> KeyBook:
-    """As it is now. Raises StoreUnavailable."""
-
     async def load() -> KeyBook:
         store = _open(find_suite(ready_file))
         try:
@@ -48,7 +46,7 @@ def load_book(ready_file: Path | None) -> KeyBook:
 
 
 def _open(suite: Ready) -> KeyStore:
-    """Open the store of a suite that runs, else that of the environment."""
+    """Open the store of a running suite, else the one that the environment names."""
     settings = load_settings(LaunchSettings)
     place, redis = suite.keys or settings.keys, suite.redis or settings.redis
     return open_keys(place, redis=redis, cluster=suite.cluster or settings.cluster)

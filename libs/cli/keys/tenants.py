@@ -1,4 +1,4 @@
-"""What `fulcrum keys delete-tenant` and `rotate-salt` do."""
+"""The commands `fulcrum keys delete-tenant` and `fulcrum keys rotate-salt`."""
 
 import json
 import time
@@ -12,8 +12,10 @@ from libs.keys.book import KeyBook, check_tenant
 
 
 def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: bool) -> None:
-    """Revoke its keys, remove its limits and mark all that it has to be deleted. Raises InvalidRequest,
-    StoreUnavailable."""
+    """Revoke a tenant's keys, remove its limits and mark all of its data for deletion.
+
+    Raises InvalidRequest, StoreUnavailable.
+    """
     check_tenant(tenant)
     if not yes:
         if as_json:
@@ -36,7 +38,6 @@ def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: b
 
 
 def rotate_cache_secret(*, ready_file: Path | None, as_json: bool) -> None:
-    """Raises StoreUnavailable."""
     change_book(
         ready_file,
         lambda before: before.with_cache_secret(anew=True).noted(change_by("rotate-salt", "cache", "")),

@@ -1,4 +1,4 @@
-"""What the commands of `fulcrum lab` ask for, as an experiment."""
+"""The options of `fulcrum lab`, turned into an experiment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from libs.lab.traces.scaling import ScaleMethod, cut
 
+# The largest accepted time: further than any trace goes.
 MOST_S: Final = 1e9
-"""Of a time: further than any trace goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options that all runs share."""
+    """The options that all runs of the lab share."""
 
     trace: str
     workers: int
@@ -39,16 +39,15 @@ class RunOptions:
     seed: int
     interference: float
     profile: str = ""
-    """A file, or a profile's own name, in place of model, device and tp."""
+    """The file or name of a profile, in place of model, device and tp."""
     closed_loop: bool = False
     losses: Sequence[str] = ()
+    """Losses of workers, each written as AT:WORKER:BACK in seconds."""
     wrong: Sequence[str] = ()
-    """Each as AT:WORKER:BACK."""
     allowed_tokens: int = 0
-    """As `Experiment` has it."""
 
     def experiment(self) -> Experiment:
-        """Raises InvalidRequest that says what to do about whatever cannot be run."""
+        """Return the experiment. Raises InvalidRequest that says what to do about an option that cannot be run."""
         hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
         slo = parse_slo(self.slo)
         experiment = Experiment(
@@ -71,7 +70,7 @@ class RunOptions:
 
 
 def parse_loss(text: str) -> PlannedLoss:
-    """`120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raises InvalidRequest."""
+    """Return the loss of `120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raises InvalidRequest."""
     parts = text.split(":")
     try:
         at_s, worker, back_after_s = float(parts[0]), int(parts[1]), float(parts[2])
@@ -86,7 +85,7 @@ def parse_loss(text: str) -> PlannedLoss:
 
 
 def parse_wrong(texts: Sequence[str]) -> Wrong:
-    """`telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, together. Raises InvalidRequest."""
+    """Return the errors of `telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, combined. Raises InvalidRequest."""
     found = Wrong()
     for text in texts:
         try:
@@ -100,7 +99,7 @@ def parse_wrong(texts: Sequence[str]) -> Wrong:
 
 
 def _also_wrong(found: Wrong, name: str, value: str) -> Wrong:
-    """Raises ValueError."""
+    """Return the errors with one more added. Raises ValueError."""
     match name:
         case "telemetry":
             return replace(found, telemetry_ms=_between(value, 0.0, 60_000.0))
@@ -122,7 +121,7 @@ def _between(text: str, least: float, most: float) -> float:
 
 
 def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
-    """A file where there is one of that name, else what the text says to make."""
+    """Return the trace of the file with this name, else the made trace that the text describes."""
     path = Path(text)
     if path.exists():
         return read_trace(path, seed=seed, start_s=start_s, seconds=seconds or None)

@@ -1,4 +1,4 @@
-"""`fulcrum lab calibrate`: what the workers of a running suite have learned, as a profile for the lab."""
+"""The command `fulcrum lab calibrate`: writes what a running suite's workers have learned as a profile for the lab."""
 
 import asyncio
 import json
@@ -33,16 +33,16 @@ from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin.client import WorkerAdmin
 
+# KV transfers of this period show the speed of the link.
 LOOK_BACK_S: Final = 120.0
-"""KV transfers that take this long show the speed of the link."""
+# An idle worker reports about once a second; one that is silent for this long is left out.
 WAIT_S: Final = 10.0
-"""A worker at rest tells something every second or so; one that is silent for this long is left out."""
 ROUND_TRIPS: Final = 15
 
 
 @dataclass(slots=True)
 class Reported:
-    """What telemetry said of one incarnation of a worker."""
+    """The telemetry of one incarnation of a worker."""
 
     incarnation: int
     transfers: TransferSpeed
@@ -52,7 +52,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """What a worker answers."""
+    """The answer of a worker to a Describe call."""
 
     worker: Worker
     chunk_tokens: int
@@ -60,8 +60,10 @@ class WorkerDescription:
 
 
 def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, as_json: bool) -> None:
-    """Write the profile of a suite's workers, or of those that are like `worker`. Raises StartupError and
-    InvalidRequest."""
+    """Write the profile of a suite's workers, or of those of the same kind as `worker`.
+
+    Raises StartupError and InvalidRequest.
+    """
     suite = find_one_suite(ready_file)
     if not suite.kafka:
         raise StartupError("no suite runs here: start one with `fulcrum up`, or name its ready file with --ready")
@@ -87,7 +89,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
 
 
 def learned_of_suite(suite: Ready) -> list[Learned]:
-    """What each worker that answers has learned. Raises StartupError where none does."""
+    """Return what each worker that answers has learned. Raises StartupError if none does."""
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     return asyncio.run(_learned(suite, listed))
 
@@ -95,9 +97,9 @@ def learned_of_suite(suite: Ready) -> list[Learned]:
 async def read_reported(
     bus: Bus, incarnations: Mapping[str, int], block_tokens: Mapping[str, int], began_ns: int, wait_s: float = WAIT_S
 ) -> dict[str, Reported]:
-    """By worker, what the telemetry of the last `LOOK_BACK_S` tells, up to `began_ns`.
+    """Return by worker the telemetry of the `LOOK_BACK_S` up to `began_ns`.
 
-    Ends once all workers have reported what they knew by then, or after `wait_s`.
+    Ends once all workers have reported that far, or after `wait_s`.
     """
     found = {
         worker_id: Reported(incarnation, TransferSpeed(block_tokens[worker_id]))
@@ -128,7 +130,7 @@ def _take(found: dict[str, Reported], batch: StepBatch) -> None:
 
 
 async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Learned]:
-    """What workers have learned that answer and whose telemetry comes; both say little by themselves."""
+    """Return what workers have learned that both answer and send telemetry; neither suffices alone."""
     from libs.bus.kafka import KafkaBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
     quiet_client_log()
@@ -155,7 +157,7 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
 
 
 def learned_of(described: WorkerDescription, reported: Reported) -> Learned:
-    """One worker's, of its own answer and its telemetry."""
+    """Combine one worker's own answer with its telemetry."""
     worker, can = described.worker, described.worker.capabilities
     assert reported.fitted is not None
     return Learned(

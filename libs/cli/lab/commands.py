@@ -1,4 +1,4 @@
-"""`fulcrum lab`: traces replayed through the live system's decisions, in virtual time."""
+"""The command group `fulcrum lab`: traces replayed through the live system's decisions in virtual time."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -66,7 +66,7 @@ MODEL, DEVICE = "llama-3.1-8b", "h100"
 
 @lab.callback()
 def options() -> None:
-    """Replay traces through Fulcrum's own decisions, and those of others, on a simulated cluster."""
+    """Replay traces on a simulated cluster, through Fulcrum's own decisions and those of other systems."""
 
 
 @lab.command(epilog="Example: fulcrum lab run --trace flipflop:rate=8 --policy fulcrum:5:3 --workers 8")
@@ -92,7 +92,7 @@ def run(
     wrong: WrongOption = None,
     json: Json = False,
 ) -> None:
-    """One policy on one trace: how many requests were served in time, and where GPU time went."""
+    """Run one policy on one trace: how many requests were served in time, and where GPU time went."""
     from libs.cli.lab.asked import RunOptions  # noqa: PLC0415 (what only this command needs)
     from libs.cli.lab.runs import run_one  # noqa: PLC0415
 
@@ -132,7 +132,7 @@ def compare(
     jobs: Jobs = 0,
     json: Json = False,
 ) -> None:
-    """Several policies on one trace, side by side."""
+    """Run several policies on one trace, side by side."""
     from libs.cli.lab.asked import RunOptions  # noqa: PLC0415
     from libs.cli.lab.compare import compare_all  # noqa: PLC0415
 
@@ -168,7 +168,7 @@ def search(
     every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
     json: Json = False,
 ) -> None:
-    """The highest rate, as a multiple of the trace's, at which 90 % of requests and of work are served in time."""
+    """Find the highest rate, as a multiple of the trace's, at which 90 % of requests and of work are in time."""
     from libs.cli.lab.asked import RunOptions  # noqa: PLC0415
     from libs.cli.lab.runs import search_all  # noqa: PLC0415
 
@@ -190,7 +190,7 @@ def traces(
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep it in our own format.")] = None,
     json: Json = False,
 ) -> None:
-    """What is in a trace; without one, which formats are read and which can be made."""
+    """Describe a trace, or list the formats that can be read and the kinds that can be made."""
     from libs.cli.lab.traces import show_traces  # noqa: PLC0415
 
     show_traces(trace, start_s=start, seconds=seconds, seed=seed, write=write, as_json=json)
@@ -208,9 +208,9 @@ def record(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Make a trace of what a running suite has served, or serves from now on. Ctrl-C keeps what was read.
+    """Record a trace of what a running suite has served, or serves from now on. Ctrl-C keeps what was read.
 
-    Requests count as they end: lengths and arrivals are in it, prompts, prefixes and conversations are not.
+    Requests count as they end: the trace has lengths and arrivals, not prompts, prefixes or conversations.
     """
     from libs.cli.lab.record import record as record_trace  # noqa: PLC0415
 
@@ -230,7 +230,7 @@ def calibrate(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Write a profile of one's own workers, for --profile: step times, KV, its link, and what a hop takes."""
+    """Write a profile of your own workers for --profile: step times, KV, link speed, and network delays."""
     from libs.cli.lab.calibrate import calibrate as calibrate_profile  # noqa: PLC0415
     from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`fulcrum lab compare`: policies side by side on one trace, as a table and as a page."""
+"""The command `fulcrum lab compare`: policies side by side on one trace, as a table and as a page."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from libs.lab.study import count_gpus, quiet, run_all
 
 Result = TypeVar("Result")
 Needs = dict[str, int | None]
-"""Workers that a policy needs; None: more than were tried."""
+"""The workers that each policy needs; None means more than were tried."""
 
 
 def compare_all(
     asked: RunOptions, policies: str, *, count: bool, report: Path | None, jobs: int, as_json: bool
 ) -> None:
-    """Print how each fares; what was found before Ctrl-C is printed, and written, too."""
+    """Print each policy's figures. Results found before Ctrl-C are printed and written too."""
     names = list(ALL) if policies == "all" else policies.split(",")
     reports: dict[str, LabReport] = {}
     needs: Needs = {}
@@ -68,9 +68,9 @@ def compare_all(
 
 
 def unless_interrupted(found: Iterable[Result]) -> Iterator[Result]:
-    """As they come, until Ctrl-C: KeyboardInterrupt at the next one at the latest.
+    """Yield results as they arrive, and raise KeyboardInterrupt at the next one at the latest after Ctrl-C.
 
-    Python raises it wherever it is just then, and drops it where that is a finalizer or a callback.
+    Python raises it wherever it happens to be, and drops it inside a finalizer or a callback.
     """
     asked = False
 

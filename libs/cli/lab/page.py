@@ -1,4 +1,4 @@
-"""The report of `fulcrum lab compare`: one HTML page that needs nothing beside itself."""
+"""The report of `fulcrum lab compare`: a self-contained HTML page."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,7 +13,7 @@ COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514"
 
 
 def write_page(path: Path, experiment: Experiment, ranked: Sequence[LabReport], needs: dict[str, int | None]) -> None:
-    """Table and plots, the best policy first. Raises InvalidRequest without matplotlib."""
+    """Write a table and plots, the best policy first. Raises InvalidRequest without matplotlib."""
     found = describe(experiment.trace)
     gpus = experiment.hardware.profile.gpus
     notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in experiment.trace.notes)

@@ -1,4 +1,4 @@
-"""Progress on stderr: a line that is rewritten on a terminal, lines now and then elsewhere."""
+"""Progress on stderr: one rewritten line on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -11,20 +11,16 @@ from rich.text import Text
 
 from libs.cli.console import make_console
 
+# The pause between two progress lines if stderr is no terminal.
 QUIET_S: Final = 2.0
-"""Between two lines about what goes on, where stderr is no terminal."""
 
 
 class Notes(Protocol):
-    """What is being done, and what has been."""
+    """A display of what is being done and what has been done."""
 
-    def doing(self, text: str) -> None:
-        """Something goes on."""
-        ...
+    def doing(self, text: str) -> None: ...
 
-    def done(self, text: str) -> None:
-        """Something has come to its end."""
-        ...
+    def done(self, text: str) -> None: ...
 
 
 class _Lines:
@@ -54,7 +50,7 @@ class _Spinner:
 
 @contextmanager
 def noting() -> Iterator[Notes]:
-    """By what stderr is."""
+    """Yield the display that suits stderr, and clear it at the end."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield _Lines()

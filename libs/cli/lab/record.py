@@ -1,4 +1,4 @@
-"""`fulcrum lab record`: what a running suite has served, or serves from now on, as a trace."""
+"""The command `fulcrum lab record`: writes what a running suite serves as a trace."""
 
 import asyncio
 import json
@@ -23,34 +23,32 @@ from libs.lab.traces.recorded import recorded_trace
 from libs.lab.traces.recording import write_trace
 from libs.lab.traces.request import Trace
 
+# Events between two lines of progress.
 NOTE_EVERY: Final = 1000
-"""Events between two lines of progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventBroker:
-    """Where events are."""
-
     address: str
     cluster: str
 
 
 @dataclass(slots=True)
 class Recording:
-    """What has been read so far; whole at any moment, so that whoever breaks off keeps it."""
+    """The events read so far, consistent at any moment so that an interrupted recording can be kept."""
 
     events: list[RequestEvent] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
-        """Whether no trace takes more."""
+        """Return whether the trace has reached its largest size."""
         return len(self.events) >= MAX_REQUESTS
 
 
 def record(
     *, ready_file: Path | None, kafka: str, cluster: str, seconds: float, out: Path | None, as_json: bool
 ) -> None:
-    """Write what was served; what was read before Ctrl-C is written too. Raises StartupError and InvalidRequest."""
+    """Write what was served, also what was read before Ctrl-C. Raises StartupError and InvalidRequest."""
     broker = find_broker(ready_file, kafka, cluster)
     path = out or Path(time.strftime("recorded-%Y%m%d-%H%M%S.jsonl"))
     _check_writable(path)
@@ -72,7 +70,7 @@ def record(
 
 
 def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> EventBroker:
-    """The one that is named, else that of the suite that runs here. Raises StartupError."""
+    """Return the named broker, else that of the suite on this machine. Raises StartupError."""
     if kafka:
         return EventBroker(kafka, cluster or "local")
     suite = find_one_suite(ready_file)
@@ -85,9 +83,9 @@ def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> EventBroke
 
 
 async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note) -> None:
-    """Read events that come within `seconds`, or with 0 all that the broker holds now.
+    """Read events for `seconds`, or with 0 all that the broker holds now.
 
-    Raises one of CONNECTION_ERRORS where the broker does not answer at first; later outages of a live recording are
+    Raises one of CONNECTION_ERRORS if the broker does not answer at first. Later outages of a live recording are
     waited out.
     """
     async with bus.back_reader() as reader:
@@ -114,7 +112,7 @@ async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note
 
 
 async def read_all(broker: EventBroker, recording: Recording) -> None:
-    """All that the broker holds now. Raises StartupError where it does not answer."""
+    """Read all events that the broker holds now. Raises StartupError if it does not answer."""
     await _read(broker, recording, 0.0, lambda line: None)
 
 
@@ -151,7 +149,7 @@ def _trace(recording: Recording, broker: EventBroker, path: Path) -> Trace:
 
 
 def _check_writable(path: Path) -> None:
-    """Before anybody waits for a recording that cannot be kept."""
+    """Raise InvalidRequest if the file cannot be written, before anybody waits for the recording."""
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise InvalidRequest(f"{path} cannot be written: name another file with --out")
 

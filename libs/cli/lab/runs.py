@@ -1,4 +1,4 @@
-"""`fulcrum lab run` and `search`."""
+"""The commands `fulcrum lab run` and `fulcrum lab search`."""
 
 import json
 import sys
@@ -17,12 +17,12 @@ from libs.lab.study import quiet, run_named, search_named
 from libs.lab.traces.describe import describe
 from libs.lab.traces.request import Trace
 
+# The columns that all figures of a run take.
 WIDE: Final = 120
-"""Columns for all figures of a run."""
 
 
 def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
-    """Print what one policy brings. Raises InvalidRequest."""
+    """Run one policy and print its figures. Raises InvalidRequest."""
     quiet()
     with noting() as notes:
         experiment = asked.experiment()
@@ -43,7 +43,7 @@ def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
 
 
 def search_all(asked: RunOptions, policies: str, *, seeds: int, every_step: bool, as_json: bool) -> None:
-    """Print the highest rate of each policy; what was found before Ctrl-C is printed too."""
+    """Print the highest rate of each policy. Rates found before Ctrl-C are printed too."""
     found: dict[str, Found] = {}
     interrupted = False
     quiet()
@@ -90,7 +90,7 @@ def _show_edges(found: dict[str, Found], base_rps: float) -> None:
 
 
 def about(trace: Trace) -> Text:
-    """A trace in a few words, with its burstiness."""
+    """Return a short description of a trace, with its burstiness."""
     found = describe(trace)
     dispersion = ", ".join(f"{value:.1f} at {window}" for window, value in found["dispersion"].items() if value)
     rate = found["rate_per_s"] or 0.0
@@ -103,7 +103,7 @@ def about(trace: Trace) -> Text:
 
 
 def table(reports: list[LabReport], gpus_needed: dict[str, int | None] | None = None, *, wide: bool = True) -> Table:
-    """A row a report, with the GPUs that its policy would need where that was looked for; less where it is narrow."""
+    """Return a table of reports with the GPUs that each policy needs, if known; fewer columns unless `wide`."""
     titles = [
         "policy",
         "roles",
@@ -143,7 +143,7 @@ def _cells(report: LabReport) -> list[str]:
 
 
 def times(report: LabReport) -> str:
-    """Where GPU time went, in a line."""
+    """Return one line that says where GPU time went."""
     spent = report.gpu_seconds
     whole = sum(spent[name] for name in ("prefill", "decode", "kv_wait", "idle")) or 1.0
     parts = ", ".join(
@@ -158,7 +158,7 @@ def _plain_table(*titles: str) -> Table:
 
 
 def rounded(figures: Any) -> Any:
-    """Six digits are as many as a simulation means."""
+    """Round all numbers to six digits, the precision of a simulation."""
     if isinstance(figures, float):
         return float(f"{figures:.6g}")
     if isinstance(figures, dict):

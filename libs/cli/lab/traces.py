@@ -1,4 +1,4 @@
-"""`fulcrum lab traces`: what a trace holds, and which there can be."""
+"""The command `fulcrum lab traces`: what a trace holds, and which kinds there are."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from libs.lab.traces.recording import write_trace
 def show_traces(
     text: str | None, *, start_s: float, seconds: float, seed: int, write: Path | None, as_json: bool
 ) -> None:
-    """Describe one, or list formats and kinds. Raises InvalidRequest."""
+    """Describe one trace, or list formats and kinds. Raises InvalidRequest."""
     if text is None:
         _list(as_json=as_json)
         return

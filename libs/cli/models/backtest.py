@@ -1,4 +1,4 @@
-"""`fulcrum models backtest`: what a log's reservations would have been worth, as a table, JSON and a page."""
+"""The command `fulcrum models backtest`: what a log's reservations would have been worth, as table, JSON and page."""
 
 import json
 import re
@@ -21,7 +21,7 @@ LEAST_S, MOST_S = 0.01, 7 * 86_400.0
 
 
 def seconds_of(text: str, name: str) -> float:
-    """Seconds of `500ms`, `60s`, `5m`, `1h`, `1d`. Raises InvalidRequest."""
+    """Return the seconds of `500ms`, `60s`, `5m`, `1h`, `1d`. Raises InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not LEAST_S <= seconds <= MOST_S:
@@ -32,7 +32,7 @@ def seconds_of(text: str, name: str) -> float:
 def run_backtest(
     file: Path, *, window: str, confidence: float, period: str, report: Path | None, as_json: bool
 ) -> None:
-    """Print it, and write the report where one is wanted. Raises InvalidRequest."""
+    """Run the backtest, print it, and write the report if a folder is given. Raises InvalidRequest."""
     settings = BacktestSettings(
         window_s=seconds_of(window, "window"), confidence=confidence, period_s=seconds_of(period, "period")
     )

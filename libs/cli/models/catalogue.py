@@ -1,4 +1,4 @@
-"""What `fulcrum models list|add|remove|pin|reserve|forecast` does: asks the planner, which keeps the catalogue."""
+"""The commands `fulcrum models list`, `add`, `remove`, `pin`, `reserve` and `forecast`, which call the planner."""
 
 import json
 import re
@@ -22,7 +22,7 @@ BUILTIN: Final = "builtin:sim"
 
 
 def size_of(text: str) -> int:
-    """Bytes of `16GB`, `141 GB`, `500MB`. Raises InvalidRequest."""
+    """Return the bytes of `16GB`, `141 GB`, `500MB`. Raises InvalidRequest."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise InvalidRequest(f"--size is {quoted(text)}: it has to be a number of bytes such as 16GB")
@@ -30,7 +30,6 @@ def size_of(text: str) -> int:
 
 
 def show_list(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print the catalogue."""
     found = _catalogue(ready_file, exact=as_json)
     if as_json:
         print(json.dumps(found["models"]))
@@ -57,7 +56,7 @@ def show_list(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print how many models are active and will be, and what would be evicted next."""
+    """Print how many models are and will be active, and what would be evicted next."""
     found = _catalogue(ready_file, exact=as_json)
     models = found.pop("models")
     found["next_uses"] = {each["name"]: each["next_use_s"] for each in models}
@@ -93,7 +92,7 @@ def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
 def add(
     name: str, *, source: str | None, size: str | None, ready_file: Path | None, as_json: bool, **fields: Any
 ) -> None:
-    """Add a model, or change what is named of it."""
+    """Add a model, or change the given fields of one that exists."""
     body = {key: value for key, value in fields.items() if value is not None}
     if source is not None:
         is_sim = source == BUILTIN
@@ -104,13 +103,12 @@ def add(
 
 
 def remove(name: str, *, ready_file: Path | None, as_json: bool) -> None:
-    """Remove a model."""
     found = _send("DELETE", f"/v1/models/{quote(name)}", None, ready_file)
     print(json.dumps(found) if as_json else f"{plain(name)} is removed: what runs ends, who waits is answered 404")
 
 
 def reserve(name: str, gpus: int, *, start: str, end: str, ready_file: Path | None, as_json: bool) -> None:
-    """Keep GPUs at a time of the day; 0 GPUs give its reservations up."""
+    """Reserve GPUs at a time of the day. 0 GPUs end the model's reservations."""
     body = {"gpus": gpus, "from_time": start, "to_time": end}
     _show_model(_send("PUT", f"/v1/models/{quote(name)}/reservations", body, ready_file), as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""`fulcrum models`: which models are in use when, and how many GPUs to reserve for them."""
+"""The command group `fulcrum models`: which models are in use when, and how many GPUs to reserve for them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +36,7 @@ def backtest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """How well a log's use was predicted window by window, from what came before alone, and what that would have cost.
+    """Predict a log's use window by window, from what came before alone, and show what that would have cost.
 
     The first third is learned from and not scored. Ctrl-C scores what was replayed until then.
     """
@@ -53,7 +53,7 @@ def generate(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; else its figures are shown only.")] = None,
     json: Json = False,
 ) -> None:
-    """Make a log of many models, after Aegaeon's recipe; without a SPEC, which there can be."""
+    """Make a log of many models after Aegaeon's recipe. Without a SPEC, list the kinds."""
     from libs.cli.models.generate import run_generate  # noqa: PLC0415
 
     run_generate(spec, seed=seed, out=out, as_json=json)
@@ -66,7 +66,7 @@ Priority = Annotated[int | None, typer.Option(min=-100, max=100, metavar="N", he
 
 @models.command(name="list", epilog="Example: fulcrum models list --json")
 def list_models(ready: ReadyFile = None, json: Json = False) -> None:
-    """Each model of the catalogue: its state, load time, last use, and when it is likely to be used next."""
+    """List the models of the catalogue: state, load time, last use, and likely next use."""
     from libs.cli.models.catalogue import show_list  # noqa: PLC0415
 
     show_list(ready, as_json=json)
@@ -90,7 +90,7 @@ def add(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Add a model to the catalogue, or change what is named of one that is there."""
+    """Add a model to the catalogue, or change the given fields of one that exists."""
     from libs.cli.models import catalogue  # noqa: PLC0415
 
     catalogue.add(
@@ -101,7 +101,7 @@ def add(
 
 @models.command(epilog="Example: fulcrum models remove org/chat-70b")
 def remove(name: Name, ready: ReadyFile = None, json: Json = False) -> None:
-    """Remove a model: requests that run end, those that wait for it are answered 404."""
+    """Remove a model: running requests end normally, waiting ones are answered 404."""
     from libs.cli.models import catalogue  # noqa: PLC0415
 
     catalogue.remove(name, ready_file=ready, as_json=json)
@@ -131,7 +131,7 @@ def reserve(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Keep GPUs for a model at a time of the day, or say what would have to go."""
+    """Reserve GPUs for a model at a time of the day, or say what would have to go."""
     from libs.cli.models import catalogue  # noqa: PLC0415
 
     catalogue.reserve(name, gpus, start=start, end=end, ready_file=ready, as_json=json)
@@ -139,7 +139,7 @@ def reserve(
 
 @models.command(epilog="Example: fulcrum models forecast")
 def forecast(ready: ReadyFile = None, json: Json = False) -> None:
-    """How many models are active, how many will be, what to reserve, and what would be evicted next."""
+    """Show how many models are and will be active, what to reserve, and what would be evicted next."""
     from libs.cli.models.catalogue import show_forecast  # noqa: PLC0415
 
     show_forecast(ready, as_json=json)

@@ -1,4 +1,4 @@
-"""`fulcrum models generate`: a made log of many models, as CSV."""
+"""The command `fulcrum models generate`: a made log of many models, as CSV."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ MINUTE_S = 60.0
 
 
 def run_generate(spec: str | None, *, seed: int, out: Path | None, as_json: bool) -> None:
-    """Write it and print what is in it, or list the kinds. Raises InvalidRequest."""
+    """Write a log and print what is in it, or list the kinds. Raises InvalidRequest."""
     if spec is None:
         _list(as_json=as_json)
         return
@@ -38,7 +38,7 @@ def run_generate(spec: str | None, *, seed: int, out: Path | None, as_json: bool
 
 
 def figures(log: UsageLog) -> dict[str, Any]:
-    """What is in a log: its size, how many models are in use, and how far they go together."""
+    """Return a log's size, the number of models in use, and how correlated they are."""
     use = use_by_window(log, MINUTE_S)
     return {
         "requests": len(log.t_s),
@@ -53,7 +53,7 @@ def figures(log: UsageLog) -> dict[str, Any]:
 
 
 def pairwise_correlation(log: UsageLog) -> float | None:
-    """Mean over pairs of models of the correlation of their numbers of requests in a minute."""
+    """Return the mean correlation of requests per minute over pairs of models."""
     minutes, models = int(log.end_s / MINUTE_S), len(log.models)
     if minutes < 2 or models < 2:
         return None

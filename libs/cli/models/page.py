@@ -1,4 +1,4 @@
-"""The report of `fulcrum models backtest`: a page that needs nothing beside itself, its figures, every window."""
+"""The report of `fulcrum models backtest`: a self-contained page, its figures, and every window."""
 
 import csv
 import json
@@ -14,13 +14,13 @@ from libs.lab.models.backtest import Backtest
 from libs.lab.models.usage import Floats
 
 WIDTH, HEIGHT, LEFT = 1000, 300, 40
+# Points of a line. A longer one shows the largest value of each stretch of windows.
 MOST_POINTS: Final = 1200
-"""Of a line; beyond it, stretches of windows are shown by their largest value."""
 COLORS: Final = {"needed": "#8a94a6", "reserved": "#2a9fbc", "in hindsight": "#d9a514"}
 
 
 def write_report(folder: Path, found: Backtest, figures: dict[str, Any]) -> None:
-    """index.html, backtest.json and windows.csv. Raises InvalidRequest."""
+    """Write index.html, backtest.json and windows.csv. Raises InvalidRequest."""
     try:
         (folder / "backtest.json").write_text(json.dumps(figures, indent=1) + "\n")
         (folder / "index.html").write_text(_page(found))

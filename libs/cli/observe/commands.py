@@ -1,4 +1,4 @@
-"""`fulcrum observe`: prefill and decode shares of servers that Fulcrum does not run."""
+"""The command `fulcrum observe`: prefill and decode shares of servers that Fulcrum does not run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ def observe(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Estimate how servers' GPU time goes, from their /metrics alone: nothing is replaced, no request is touched."""
+    """Estimate how servers spend GPU time, from their /metrics alone: nothing is replaced, no request is touched."""
     from libs.cli.observe.show import replay_file, watch_servers  # noqa: PLC0415 (what only this command needs)
 
     if (replay is None) == (not vllm):

@@ -1,4 +1,4 @@
-"""Print shares of observed servers, one line a second of each."""
+"""The output of `fulcrum observe`: a line a second for each observed server."""
 
 import asyncio
 import gzip
@@ -27,8 +27,8 @@ DIGITS: Final = 4
 def replay_file(file: Path, *, as_json: bool) -> None:
     """Print a line for each second of a recording. Raises InvalidRequest.
 
-    A recording has one JSON object a line: `t` (Unix seconds) and `m` (lines of the exposition); an object without `m`
-    stands for a scrape that failed.
+    A recording has one JSON object a line: `t` (Unix seconds) and `m` (lines of the exposition). An object without
+    `m` stands for a scrape that failed.
     """
     server = ObservedServer()
     due_s: float | None = None
@@ -83,7 +83,7 @@ async def _watch(urls: Sequence[str], lines: int | None, *, as_json: bool) -> No
 
 
 async def _scrape(client: httpx.AsyncClient, url: str, server: ObservedServer) -> str:
-    """Return what went wrong, or nothing."""
+    """Scrape a server and return what went wrong, or ""."""
     try:
         text = bytearray()
         async with client.stream("GET", f"{url.rstrip('/')}/metrics") as answer:

@@ -1,4 +1,4 @@
-"""`fulcrum planner`: what the planner decides, why, and what it may do."""
+"""The command group `fulcrum planner`: what the planner decides, why, and what it may do."""
 
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ def mode(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Set the planner's mode, which outlives its restart; without one, print it."""
+    """Set the planner's mode, which survives its restart. Without an argument, print it."""
     from libs.cli.planner.limits import planner_mode  # noqa: PLC0415 (what only this command needs)
 
     planner_mode(mode, ready_file=ready, as_json=json)
@@ -30,7 +30,7 @@ def mode(
 
 @planner.command(epilog="Example: fulcrum planner status")
 def status(ready: ReadyFile = None, json: Json = False) -> None:
-    """How hard work presses on each model's workers, and what was decided last."""
+    """Show the pressure on each model's workers, and the last decision."""
     from libs.cli.planner.decisions import planner_status  # noqa: PLC0415 (what only this command needs)
 
     planner_status(ready_file=ready, as_json=json)
@@ -53,7 +53,7 @@ def decisions(
         bool, typer.Option("--json", metavar="", help="A line for each decision, one JSON value on it, keeps included.")
     ] = False,
 ) -> None:
-    """What was decided, the oldest first, a line each."""
+    """List decisions, the oldest first, a line each."""
     from libs.cli.planner.decisions import planner_decisions  # noqa: PLC0415 (what only this command needs)
 
     planner_decisions(limit, follow=follow, keeps=keeps or json, ready_file=ready, as_json=json)
@@ -69,7 +69,7 @@ def explain(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """One decision: why, what was weighed, what was predicted, and what was seen afterwards."""
+    """Explain one decision: its reason, the alternatives, what was predicted, and what was measured afterwards."""
     from libs.cli.planner.decisions import planner_explain  # noqa: PLC0415 (what only this command needs)
 
     planner_explain(decision, lab=lab, ready_file=ready, as_json=json)
@@ -77,7 +77,7 @@ def explain(
 
 @planner.command(epilog="Example: fulcrum planner advice")
 def advice(ready: ReadyFile = None, json: Json = False) -> None:
-    """What the planner advises and may not do itself, with what it expects, and what came of it."""
+    """Show advice on what the planner may not do itself, its expected effect, and what came of it."""
     from libs.cli.planner.hindsight import planner_advice  # noqa: PLC0415 (what only this command needs)
 
     planner_advice(ready_file=ready, as_json=json)
@@ -91,7 +91,7 @@ def regret(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """GPU-hours lost against the splits that would have been best, known afterwards, by cause."""
+    """Show the GPU-hours lost against the splits that were best in hindsight, by cause."""
     from libs.cli.planner.hindsight import planner_regret  # noqa: PLC0415 (what only this command needs)
 
     planner_regret(window, ready_file=ready, as_json=json)
@@ -122,7 +122,7 @@ def limits(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Set what the planner may do, at once and beyond its restart; without a setting, print it."""
+    """Set what the planner may do, at once and beyond its restart. Without arguments, print the limits."""
     from libs.cli.planner.limits import planner_limits  # noqa: PLC0415 (what only this command needs)
 
     planner_limits(settings or [], model=model, pin=pin or [], unpin=unpin or [], ready_file=ready, as_json=json)

@@ -1,4 +1,4 @@
-"""What `fulcrum planner status`, `decisions` and `explain` do."""
+"""The commands `fulcrum planner status`, `decisions` and `explain`."""
 
 import json
 import time
@@ -16,12 +16,12 @@ from libs.cli.find import find_suite, get_json
 from libs.contracts.errors import StartupError
 
 POLL_S: Final = 0.25
+# Decisions requested at first: as many as the planner keeps.
 MOST: Final = 1_000
-"""Decisions asked for at first: as many as the planner keeps."""
+# Decisions requested at each poll while following: more than are made between two.
 AT_ONCE: Final = 50
-"""And at each look while following: more than come between two."""
+# The kinds whose measured effect is published later.
 MEASURED: Final = ("set_role", "set_budget")
-"""Of these the measured effect is published later."""
 PRESSES: Final = 1.0
 STYLES: Final = {
     "set_role": "bold cyan",
@@ -35,7 +35,7 @@ STYLES: Final = {
 
 
 def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
-    """Print the planner as it is. Raises StartupError when there is no suite."""
+    """Print the planner's state. Raises StartupError if there is no suite."""
     base_url = find_suite(ready_file).planner
     found: dict[str, Any] = get_json(base_url, "/v1/planner", exact=as_json)
     if as_json:
@@ -59,7 +59,7 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
 
 
 def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path | None, as_json: bool) -> None:
-    """Print the last decisions, and with `follow` those that come, until interrupted."""
+    """Print the last decisions, and with `follow` new ones until interrupted."""
     base_url, console = find_suite(ready_file).planner, make_console()
     first = _wanted(get_json(base_url, "/v1/decisions", exact=as_json, limit=str(MOST)), keeps=keeps)[:limit]
     shown = _Shown(as_json=as_json)
@@ -80,7 +80,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
 
 
 class _Shown:
-    """Which decisions were printed: the newest, and those to which what was seen afterwards may still come."""
+    """The decisions already printed: the newest one, and those whose measured effect is still to come."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._newest = (0, 0)
@@ -88,7 +88,7 @@ class _Shown:
         self._unmeasured: set[str] = set()
 
     def is_news(self, decision: dict[str, Any]) -> bool:
-        """Whether it is to be printed; then it counts as printed."""
+        """Return whether a decision has not been printed yet, and mark it as printed."""
         place = decision["decided_unix_ns"], decision["sequence"]
         newer = place > self._newest
         measured = decision["measured"] is not None
@@ -109,7 +109,7 @@ def _print(console: Console, decision: dict[str, Any], *, as_json: bool) -> None
 
 
 def planner_explain(decision: str, *, lab: bool, ready_file: Path | None, as_json: bool) -> None:
-    """Print one decision, with `lab` beside what the lab makes of it. Raises StartupError where it is not kept."""
+    """Print one decision, with `lab` beside its replay. Raises StartupError if the planner no longer has it."""
     path = f"/v1/decisions/{quote(decision, safe='')}"
     found: dict[str, Any] = get_json(find_suite(ready_file).planner, path, exact=as_json)
     replayed = None
@@ -144,7 +144,7 @@ def _wanted(decisions: Iterable[dict[str, Any]], *, keeps: bool) -> list[dict[st
 
 
 def _seen_of_its_own(decision: dict[str, Any]) -> bool:
-    """Whether it only says that a worker has done what this planner had decided."""
+    """Return whether the record only says that a worker has carried out this planner's own decision."""
     return bool(decision["action"] == "role_moved" and decision["actor"] == decision["planner_id"])
 
 

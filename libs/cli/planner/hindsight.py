@@ -1,4 +1,4 @@
-"""What `fulcrum planner advice` and `regret` do."""
+"""The commands `fulcrum planner advice` and `fulcrum planner regret`."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from rich.table import Table
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 
+# Decisions requested: as many as the planner keeps.
 MOST: Final = 1_000
-"""Decisions asked for: as many as the planner keeps."""
 CAUSES: Final = {
     "late": "roles followed the work",
     "held": "workers rested, were pinned, or it was quiet",
@@ -22,7 +22,7 @@ CAUSES: Final = {
 
 
 def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
-    """Print it, the newest first. Raises StartupError when there is no suite."""
+    """Print the advice, the newest first. Raises StartupError if there is no suite."""
     found: list[dict[str, Any]] = get_json(
         find_suite(ready_file).planner, "/v1/decisions", exact=as_json, limit=str(MOST)
     )
@@ -43,7 +43,7 @@ def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
 
 
 def planner_regret(window: str, *, ready_file: Path | None, as_json: bool) -> None:
-    """Print it. Raises StartupError when there is no suite."""
+    """Print the regret by cause. Raises StartupError if there is no suite."""
     found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/regret", exact=as_json, window=window)
     if as_json:
         print(json.dumps(found))

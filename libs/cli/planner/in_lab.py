@@ -1,4 +1,4 @@
-"""`fulcrum planner explain --lab`: the demand around a decision, in the lab with it and without it."""
+"""The command `fulcrum planner explain --lab`: replays the demand around a decision with and without it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,15 +18,17 @@ from libs.lab.slo import parse_slo
 from libs.lab.traces.recorded import recorded_trace
 from libs.policy.roles import Role
 
+# The gateways' defaults.
 SLO: Final = "ttft=5s,tpot=100ms"
-"""The gateways' own."""
+# As many decisions as the planner keeps.
 MOST: Final = 1_000
-"""Decisions that a planner keeps."""
 
 
 def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dict[str, Any]:
-    """`without`, `with_it` and `useful` of a decision that changed workers. Raises StartupError where workers or broker
-    do not answer, and InvalidRequest where nothing is to be replayed."""
+    """Return `without`, `with_it` and `useful` for a decision that changed workers.
+
+    Raises StartupError if workers or broker do not answer, InvalidRequest if there is nothing to replay.
+    """
     if not decision["changes"] or not decision["changes"][0]["epoch"]:
         raise InvalidRequest(f"decision {decision['id']} changed no worker: there is nothing to leave out")
     suite = find_suite(ready_file)
@@ -69,8 +71,10 @@ def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dic
 def standing_before(
     decision: Mapping[str, Any], workers: list[dict[str, Any]], decisions: list[dict[str, Any]]
 ) -> dict[str, Standing]:
-    """Each worker's role when it was decided: that of now, and back through every later decision. Raises StartupError
-    where a changed worker is gone."""
+    """Return each worker's role before the decision, by undoing every later decision from the present roles.
+
+    Raises StartupError if a changed worker is gone.
+    """
     standing = {
         each["id"]: _standing(each["role"], each["budget_tokens"])
         for each in workers

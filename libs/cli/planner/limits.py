@@ -1,4 +1,4 @@
-"""What `fulcrum planner limits` and `fulcrum planner mode` do."""
+"""The commands `fulcrum planner limits` and `fulcrum planner mode`."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ OF_MODELS: Final = {
     "prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "workers_min": int,
     "workers_max": int, "gpu_hours_day": float, "tpot_ms": float,
 }  # fmt: skip
+# The value that `none` stands for, if it is not null.
 WITHOUT: Final = {"prefill_min": 1, "decode_min": 1, "workers_min": 0}
-"""What `none` stands for where it is not null."""
 
 
 def planner_limits(
@@ -28,7 +28,7 @@ def planner_limits(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the limits, after setting those that are named. Raises StartupError that says what to do."""
+    """Set the limits that are named, and print all of them. Raises StartupError that says what to do."""
     changes = bool(settings or pin or unpin)
     suite = find_one_suite(ready_file) if changes else find_suite(ready_file)
     found: dict[str, Any] = get_json(suite.planner, "/v1/limits", exact=True)
@@ -49,7 +49,7 @@ def planner_limits(
 
 
 def set_limit(limits: dict[str, Any], setting: str, model: str) -> None:
-    """One setting, of a model or of all. Raises StartupError that says what is wrong with it."""
+    """Apply one NAME=VALUE, to one model or to all. Raises StartupError that says what is wrong with it."""
     if model and setting.lower() == "none":  # its own limits go, those of every model hold again
         limits["models"].pop(model, None)
         return
@@ -104,7 +104,7 @@ def _of_model(each: dict[str, Any]) -> str:
 
 
 def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
-    """Print the mode, after setting it where one is named. Raises StartupError that says what to do."""
+    """Set the mode if one is given, and print it. Raises StartupError that says what to do."""
     if mode is None:
         found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode", exact=as_json)
     else:

@@ -1,4 +1,4 @@
-"""What reports have in common: a folder, one HTML page that needs nothing beside itself, and plots in it."""
+"""What all reports share: a folder, a self-contained HTML page, and plots in it."""
 
 import io
 import re
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
 
+# matplotlib draws black on white, so the page has no dark theme.
 STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430;background:#fff}
 h1{font-size:1.5em;margin:0 0 .2em}h2{font-size:1.1em;margin:2em 0 .4em}p{margin:.3em 0}.dim{color:#667}
@@ -19,11 +20,10 @@ th:first-child,td:first-child{text-align:left}tr.best td{font-weight:600;backgro
 @media(prefers-color-scheme:dark){body{background:#12161c;color:#e4e9f0}th,td{border-color:#2a323d}.dim{color:#99a}
 tr.best td{background:#16291b}.plot svg{background:#fff;border-radius:6px}}
 """
-"""Plots of matplotlib are black on white, in the dark too."""
 
 
 def make_folder(folder: Path) -> None:
-    """Raises InvalidRequest where there can be none."""
+    """Make the report's folder. Raises InvalidRequest if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -31,7 +31,7 @@ def make_folder(folder: Path) -> None:
 
 
 def html_page(title: str, body: str) -> str:
-    """A whole page. `title` is text, `body` HTML."""
+    """Return a whole page. `title` is text, `body` is HTML."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>{escape(title)}</title><style>{STYLE}</style></head><body>
@@ -41,7 +41,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def check_plots(option: str = "--report") -> None:
-    """Raises InvalidRequest without matplotlib: before minutes of computing, not after."""
+    """Raise InvalidRequest if matplotlib is missing: before minutes of computing, not after."""
     try:
         import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
     except ImportError:
@@ -50,7 +50,7 @@ def check_plots(option: str = "--report") -> None:
 
 
 def draw_svg(draw: Callable[[Any], None]) -> str:
-    """An HTML element with what `draw` puts on matplotlib's axes. Raises InvalidRequest without matplotlib."""
+    """Return an HTML element with what `draw` puts on matplotlib's axes. Raises InvalidRequest without matplotlib."""
     check_plots()
     from matplotlib import pyplot  # noqa: PLC0415 (only where a report is asked for)
 

@@ -1,4 +1,4 @@
-"""What `fulcrum role` does: finds the workers, asks them, tells how soon that held."""
+"""The command `fulcrum role`: finds workers, changes their roles, and reports how soon each change held."""
 
 import asyncio
 import json
@@ -17,20 +17,20 @@ from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
 from libs.worker.admin.client import RoleMove, WorkerAdmin
 
+# The budget of role mixed if none is given.
 DEFAULT_BUDGET_TOKENS = 256
-"""Of role mixed where none is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMove:
-    """What came of asking one worker; `move` None: it had the role already, and was not asked."""
+    """The outcome of one worker's move; `move` is None if it had the role already."""
 
     worker: str
     assignment: Assignment
     move: RoleMove | None = None
     first_step_s: float | None = None
     there: int = 0
-    """Sequences at the worker when its first step was waited for no more."""
+    """The number of sequences on the worker when waiting for its first step ended."""
 
 
 def change(
@@ -43,7 +43,10 @@ def change(
     first_step_s: float,
     as_json: bool,
 ) -> None:
-    """Of `words` the last is the role, the others are workers. Raises StartupError."""
+    """Change roles as the command line says: the last of `words` is the role, the others are workers.
+
+    Raises StartupError.
+    """
     *workers, wanted = words
     asyncio.run(
         change_roles(
@@ -70,9 +73,9 @@ async def change_roles(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Change them side by side, and print each move in the order of `workers`.
+    """Change the roles concurrently, and print each move in the order of `workers`.
 
-    Raises StartupError that says what to do, or what workers refused it for, once all have been asked.
+    Raises StartupError that says what to do, or, once all were called, why workers refused.
     """
     role, budget_tokens = parse_role(wanted)
     suite, settings = find_one_suite(ready_file), call_settings()
@@ -117,7 +120,7 @@ async def change_roles(
 
 
 def _check_others(movers: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], wanted: Assignment) -> None:
-    """Raise Conflict where a phase of a model ends with the move; a worker alone may take any role."""
+    """Raise Conflict if a phase of a model would lose its last worker. A single worker may take any role."""
     named = {each["id"] for each in movers}
     for model in dict.fromkeys(each["model"] for each in movers):
         serving = [each for each in known if each["model"] == model and each["state"] == "ready"]
@@ -131,14 +134,14 @@ def _check_others(movers: Sequence[dict[str, Any]], known: Sequence[dict[str, An
 
 
 def _assignment(worker: dict[str, Any]) -> Assignment:
-    """As the planner lists it: a decode worker with a budget lends it."""
+    """Return the assignment of a listed worker: a decode worker with a budget is one that lends it to prefill."""
     budget_tokens = worker["budget_tokens"]
     role, _ = role_from_name("mixed" if budget_tokens else worker["role"], budget_tokens)
     return Assignment(role=role, budget_tokens=budget_tokens)
 
 
 def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:
-    """What workers refused it for, in one error; anything that is no refusal as it is."""
+    """Raise one error for all refusals. Any other exception is raised as it is."""
     failed = [each for each in done if isinstance(each, BaseException)]
     for error in failed:
         if len(failed) == 1 or not isinstance(error, FulcrumError):
@@ -148,7 +151,9 @@ def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:
 
 
 def parse_role(text: str) -> tuple[Any, int]:
-    """The wire's role and budget of "mixed:256" and the like; raises StartupError naming what is allowed."""
+    """Return the protobuf role and budget of a text such as "mixed:256". Raises StartupError that lists what is
+    allowed.
+    """
     name, colon, budget = text.partition(":")
     if (colon and name != "mixed") or (colon and not budget.isdecimal()) or name not in ROLE_NAMES:
         allowed = "prefill, decode, mixed, mixed:BUDGET (prompt tokens a step) or standby"
@@ -160,7 +165,7 @@ def parse_role(text: str) -> tuple[Any, int]:
 
 
 def answer(moved: WorkerMove) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return what `--json` prints."""
     move = moved.move
     return {
         "worker": moved.worker,
@@ -184,7 +189,7 @@ def _find(worker_id: str, workers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def with_groups(found: list[dict[str, Any]], workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """And all other ranks of their data-parallel groups, which have one role."""
+    """Add the other ranks of the workers' data-parallel groups, which share one role."""
     named = {each["id"] for each in found}
     groups = {(each.get("model"), each["group"]) for each in found if each.get("group")}
     return found + [
@@ -193,7 +198,7 @@ def with_groups(found: list[dict[str, Any]], workers: list[dict[str, Any]]) -> l
 
 
 def reported(moved: WorkerMove, waited_s: float) -> str:
-    """What is printed else; the first step was waited for `waited_s`."""
+    """Return the line for people; the first step was waited for `waited_s` seconds."""
     move, assignment = moved.move, moved.assignment
     role = role_name(assignment)
     budget = f" with a budget of {assignment.budget_tokens} tokens" if assignment.budget_tokens else ""

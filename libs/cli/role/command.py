@@ -1,4 +1,4 @@
-"""`fulcrum role`: have workers do something else, at once and without losing anything.
+"""The command `fulcrum role`, which gives workers another role without losing anything.
 
 It calls each worker itself; the planner's `PUT /v1/workers/ID/role` is for the page.
 """
@@ -35,7 +35,7 @@ def role(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Give workers another role. What runs there moves on with its KV, or ends there: nothing is aborted."""
+    """Give workers another role. Running requests move on with their KV or finish there: none is aborted."""
     from libs.cli.role.change import change  # noqa: PLC0415 (what only this command needs)
 
     if len(words) < 2:

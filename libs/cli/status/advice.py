@@ -1,4 +1,4 @@
-"""What `fulcrum advice` does: prints the commands that the verdict advises, or runs the first once it is confirmed."""
+"""The command `fulcrum advice`: prints the commands that the verdict advises, or runs the first after confirmation."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ MIXED = "mixed"
 
 
 def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: bool) -> None:
-    """Print the advice. Raises StartupError when there is no suite, or the data are too old to act on."""
+    """Print the advice. Raises StartupError if there is no suite or the data are too old to act on."""
     suite = find_one_suite(ready_file) if apply else find_suite(ready_file)
     status = parse_status(get_json(suite.metrics, STATUS_PATH))
     verdict, advised = status.verdict, commands(status.verdict)
@@ -52,5 +52,5 @@ def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes
 
 
 def role_text(action: ActionAnswer) -> str:
-    """As `fulcrum role` takes it."""
+    """Return the role in the form that `fulcrum role` accepts."""
     return f"{MIXED}:{action.budget_tokens}" if action.role == MIXED and action.budget_tokens else action.role

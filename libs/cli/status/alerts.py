@@ -1,4 +1,4 @@
-"""What `fulcrum alerts` does: those that fire, and with `--all` those that are over."""
+"""The command `fulcrum alerts`: firing alerts, and with `--all` those that are over."""
 
 import json
 import time
@@ -11,13 +11,13 @@ from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 from libs.cli.status.gauge import span
 
+# Changes that `--all` shows.
 RECENT: Final = 50
-"""Changes that `--all` shows."""
 STYLES: Final = {"critical": "bold red", "warning": "yellow"}
 
 
 def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
-    """Print them, the worst first. Raises StartupError when there is no suite."""
+    """Print the alerts, the worst first. Raises StartupError if there is no suite."""
     found: dict[str, Any] = get_json(
         find_suite(ready_file).metrics, "/v1/alerts", exact=as_json, limit=str(RECENT if over else 0)
     )
@@ -49,13 +49,13 @@ def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
 
 
 def about(silence: dict[str, Any]) -> str:
-    """What a silence is of: "FulcrumWorkerStuck worker=gpu-3"."""
+    """Return what a silence covers, such as "FulcrumWorkerStuck worker=gpu-3"."""
     labels = " ".join(f"{name}={value}" for name, value in silence["labels"].items())
     return " ".join(filter(None, (silence["alert_name"], labels))) or silence["alert_id"]
 
 
 def silence_line(silence: dict[str, Any], now_ms: int) -> str:
-    """How long, by whom, why, and its id."""
+    """Return a silence's remaining time, author, reason and id."""
     why = f": {silence['reason']}" if silence["reason"] else ""
     if silence["alert_id"]:
         return f"looked after by {silence['actor']} for {span(now_ms - silence['made_unix_ms'])}{why} ({silence['id']})"
@@ -64,13 +64,13 @@ def silence_line(silence: dict[str, Any], now_ms: int) -> str:
 
 
 def _reason(alert: dict[str, Any]) -> str:
-    """How it is now; of what is gone and not yet over, that too."""
+    """Return the present reason of an alert, and say so if its condition is gone but the alert is not yet over."""
     now = str(alert.get("now") or alert["reason"])  # a service of before says neither
     return f"clearing: {now}; when it fired: {alert['reason']}" if alert.get("clearing") else now
 
 
 def alert_line(alert: dict[str, Any], now_ms: int, *, silent: bool = False) -> Text:
-    """Name, what it is about, since when, and why."""
+    """Return an alert's name, labels, age and reason."""
     over = alert["ended_unix_ms"] is not None
     style = "dim" if over or silent else STYLES.get(alert["severity"], "")
     subject = " ".join(alert["labels"].values())

@@ -1,4 +1,4 @@
-"""What `GET /v1/status` of the metrics service answers, typed; fields that a newer service adds are left out."""
+"""The metrics service's answer to `GET /v1/status`, typed. Fields that a newer service adds are ignored."""
 
 from typing import Any, Final, Literal
 
@@ -7,14 +7,13 @@ import msgspec
 from libs.contracts.errors import StartupError
 
 STATUS_PATH: Final = "/v1/status"
+# Verdicts that call for no action.
 CALM_CODES: Final = frozenset(("balanced", "idle"))
-"""Verdicts with nothing to do."""
 UNKNOWN_CODE: Final = "unknown"
 
 
 class ActionAnswer(msgspec.Struct, frozen=True):
-    """What to do: a command to paste, and the pressure that it is predicted to leave on the worse-off phase: between
-    the last two."""
+    """A command to paste, and the range of pressure that it should leave on the worse-off phase."""
 
     command: str
     workers: list[str]
@@ -26,7 +25,7 @@ class ActionAnswer(msgspec.Struct, frozen=True):
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):
-    """One thing that is wrong; `workers` are those that are to blame."""
+    """One cause of delay, with the workers that are responsible."""
 
     code: str
     sentence: str
@@ -37,7 +36,7 @@ class CauseAnswer(msgspec.Struct, frozen=True):
 
 
 class VerdictAnswer(msgspec.Struct, frozen=True):
-    """The sentence to show first."""
+    """The verdict, whose sentence is shown first."""
 
     code: str
     sentence: str
@@ -48,7 +47,7 @@ class VerdictAnswer(msgspec.Struct, frozen=True):
 
 
 class LastMoveAnswer(msgspec.Struct, frozen=True):
-    """The last worker that was seen in another role, whoever moved it."""
+    """The last change of a worker's role, whoever made it."""
 
     worker: str
     from_role: str
@@ -59,7 +58,7 @@ class LastMoveAnswer(msgspec.Struct, frozen=True):
 
 
 class PlannerStateAnswer(msgspec.Struct, frozen=True):
-    """What the planner decided last; `heard`: of late."""
+    """The planner's last decision; `heard` is False if it has been silent."""
 
     heard: bool
     mode: str | None
@@ -73,7 +72,7 @@ class PlannerStateAnswer(msgspec.Struct, frozen=True):
 
 
 class PrefillPool(msgspec.Struct, frozen=True):
-    """Shares are 0..1; null is not known."""
+    """The prefill pool of a model. Shares are 0..1; null means unknown."""
 
     pressure: float | None
     workers: int
@@ -86,7 +85,7 @@ class PrefillPool(msgspec.Struct, frozen=True):
 
 
 class DecodePool(msgspec.Struct, frozen=True):
-    """`largest_batch`: of all decode workers, within the TPOT target; `slots`: by setting."""
+    """The decode pool of a model. `largest_batch`: over all workers within the TPOT target; `slots`: by setting."""
 
     pressure: float | None
     workers: int
@@ -104,20 +103,16 @@ class DecodePool(msgspec.Struct, frozen=True):
 
 
 class Mixed(msgspec.Struct, frozen=True):
-    """Decode workers that compute prompts too."""
-
     workers: int = 0
 
 
 class SplitAnswer(msgspec.Struct, frozen=True):
-    """Workers by phase."""
-
     prefill: int
     decode: int
 
 
 class ModelStatusAnswer(msgspec.Struct, frozen=True):
-    """One model; `cluster_pressure` is the least over all splits of its workers."""
+    """The state of one model; `cluster_pressure` is the least over all splits of its workers."""
 
     model: str
     verdict: str
@@ -131,7 +126,7 @@ class ModelStatusAnswer(msgspec.Struct, frozen=True):
 
 
 class TrafficAnswer(msgspec.Struct, frozen=True):
-    """Of all models, a second, over `window_ms`."""
+    """The traffic of all models per second, over `window_ms`."""
 
     window_ms: int
     requests_per_s: float | None = None
@@ -151,8 +146,6 @@ class TrafficAnswer(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The whole answer."""
-
     as_of_unix_ms: int
     age_ms: int | None
     live: bool
@@ -168,7 +161,7 @@ Phase = Literal["prefill", "decode"]
 
 
 def parse_status(answer: Any) -> Status:
-    """Raises StartupError where the service answers something else."""
+    """Parse an answer of `/v1/status`. Raises StartupError if it is something else."""
     try:
         return msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:

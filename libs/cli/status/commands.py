@@ -1,4 +1,4 @@
-"""`fulcrum status`, `advice`, `alerts` and `events`: is the cluster balanced, what is to be done, what has happened."""
+"""The commands `fulcrum status`, `advice`, `alerts` and `events`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ def advice(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Print the commands that would bring the cluster into balance, a line each; nothing where there are none."""
+    """Print the commands that would bring the cluster into balance, one a line; nothing if it is balanced."""
     from libs.cli.status.advice import show_advice  # noqa: PLC0415 (what only this command needs)
 
     show_advice(ready, apply=apply, yes=yes, as_json=json)
@@ -50,7 +50,7 @@ def alerts_that_fire(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show the alerts that fire, since when, why, and where it says what to do; keep some silent for a while."""
+    """Show firing alerts: since when, why, and the runbook. Subcommands silence them for a while."""
     if context.invoked_subcommand is None:
         _list_alerts(over, ready, json)
 
@@ -61,7 +61,7 @@ def list_alerts(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show the alerts that fire, what is silent until when, and who looks after what."""
+    """Show firing alerts, silences with their end, and who has acknowledged what."""
     _list_alerts(over, ready, json)
 
 
@@ -86,7 +86,7 @@ def silence(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Keep alerts silent for a while: they still fire, and neither webhooks nor Prometheus' rule call anybody."""
+    """Silence alerts for a while: they still fire, but neither webhooks nor Prometheus' rule notify anybody."""
     from libs.cli.status.silences import make_silence  # noqa: PLC0415 (what only this command needs)
 
     make_silence(ready, name, label or [], length, reason=reason, as_json=json)
@@ -99,7 +99,7 @@ def ack(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Say that somebody looks after an alert, until it is over."""
+    """Acknowledge an alert until it is over."""
     from libs.cli.status.silences import acknowledge  # noqa: PLC0415 (what only this command needs)
 
     acknowledge(ready, alert, reason=reason, as_json=json)
@@ -111,7 +111,7 @@ def unsilence(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """End a silence, or an acknowledgement, before its time."""
+    """End a silence or an acknowledgement early."""
     from libs.cli.status.silences import end_silence  # noqa: PLC0415 (what only this command needs)
 
     end_silence(ready, silence_id, as_json=json)

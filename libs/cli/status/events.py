@@ -1,4 +1,4 @@
-"""What `fulcrum events` does: moves, decisions, workers that came or died, and alerts, as one list over time."""
+"""The command `fulcrum events`: role moves, decisions, workers that came or died, and alerts in order of time."""
 
 import json
 import time
@@ -14,10 +14,10 @@ from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 
 POLL_S: Final = 0.5
+# Requested at each poll while following: more than happen between two.
 AT_ONCE: Final = 200
-"""Asked for at each look while following: more than come between two."""
+# Keys of printed events to remember; far more than one poll can repeat.
 MAX_SHOWN: Final = 5_000
-"""Keys of events that were printed; far more than one look can bring again."""
 STYLES: Final = {
     "role_moved": "green",
     "set_role": "bold cyan",
@@ -34,11 +34,11 @@ STYLES: Final = {
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """One line of the list; `worker` and `role` are empty where it is about none."""
+    """One line of the list; `worker` and `role` are empty if it concerns none."""
 
     unix_ms: int
     kind: str
-    """What `/v1/events` calls it, or alert and alert_over."""
+    """The kind as `/v1/events` names it, or alert and alert_over."""
     subject: str
     text: str
     worker: str = ""
@@ -47,12 +47,12 @@ class Happened(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """The same whenever it is read again."""
+        """A key that is the same at every poll."""
         return self.unix_ms, self.kind, self.subject
 
 
 def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: bool) -> None:
-    """Print the last ones, the oldest first, and with `follow` those that come. Raises StartupError."""
+    """Print the last events, the oldest first, and with `follow` new ones. Raises StartupError."""
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[tuple[int, str, str]] = deque(maxlen=MAX_SHOWN)
 
@@ -83,7 +83,7 @@ def _ask(url: str, limit: int, *, exact: bool) -> list[Happened]:
 
 
 def merged(events: Iterable[dict[str, Any]], alerts: Iterable[dict[str, Any]]) -> list[Happened]:
-    """Both as one list, the oldest first."""
+    """Return events and alerts as one list, the oldest first."""
     return sorted((*map(_of_event, events), *map(_of_alert, alerts)), key=lambda each: each.unix_ms)
 
 
@@ -112,7 +112,7 @@ def _of_alert(alert: dict[str, Any]) -> Happened:
 
 
 def line(happened: Happened) -> Text:
-    """When, what, about whom, why, and who did it."""
+    """Return time, kind, subject, reason and author of an event."""
     at = time.strftime("%H:%M:%S", time.localtime(happened.unix_ms / 1e3))
     return Text.assemble(
         (f"{at}.{happened.unix_ms % 1000 // 100}  ", "dim"),

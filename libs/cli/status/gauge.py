@@ -1,4 +1,4 @@
-"""Pressure and ages as coloured text. Pure."""
+"""Pressures and ages as coloured text. This module is pure."""
 
 import math
 from typing import Final
@@ -7,8 +7,8 @@ from rich.text import Text
 
 from libs.cli.status.answer import CALM_CODES, UNKNOWN_CODE
 
+# Above this pressure work accumulates in a queue.
 FULL: Final = 1.0
-"""Above it, work grows into a queue."""
 TIGHT: Final = 0.85
 SCALE: Final = 2.0
 """The pressure at which a bar is full."""
@@ -18,26 +18,28 @@ CALM, NEAR, OVER = "#3fae6b", "#d9a514", "bold #ff5c6c"
 
 
 def verdict_style(code: str) -> str:
-    """Green where nothing is to be done, dim where nothing is known, else what stands out."""
+    """Return green if nothing is to be done, dim if nothing is known, else a striking style."""
     return CALM if code in CALM_CODES else "dim" if code == UNKNOWN_CODE else OVER
 
 
 def pressure_style(pressure: float | None) -> str:
-    """By how near it is to `FULL`."""
+    """Return a style by how near a pressure is to `FULL`."""
     if pressure is None:
         return "dim"
     return OVER if pressure > FULL else NEAR if pressure > TIGHT else CALM
 
 
 def pressure_text(pressure: float | None) -> Text:
-    """ "0.42"; a question mark where it is not known."""
+    """Return a pressure as "0.42", or a question mark if it is unknown."""
     shown = "?" if pressure is None else f"{pressure:.2f}" if pressure < 10 else f"{pressure:.0f}"
     return Text(shown, pressure_style(pressure))
 
 
 def pressure_bar(pressure: float | None, cells: int) -> Text:
-    """A bar of `cells` from 0 to `SCALE`, in eighths of a cell, with a line at `FULL`; higher pressures end in an
-    arrow."""
+    """Return a bar of `cells` from 0 to `SCALE` in eighths of a cell, with a line at `FULL`.
+
+    Higher pressures end in an arrow.
+    """
     if pressure is None:
         return Text("░" * cells, "dim")
     eighths = round(min(max(pressure, 0.0) / SCALE, 1.0) * cells * 8)
@@ -53,7 +55,7 @@ def pressure_bar(pressure: float | None, cells: int) -> Text:
 
 
 def span(ms: float) -> str:
-    """ "0.4 s", "12 s", "3 min", "2 h", "4 d": a length of time, coarser the longer it is, never more than it is."""
+    """Return a length of time as "0.4 s", "12 s", "3 min", "2 h" or "4 d", rounded down."""
     seconds = max(ms, 0) / 1000
     if seconds < 10:
         return f"{math.floor(seconds * 10) / 10:.1f} s"

@@ -1,4 +1,4 @@
-"""What `fulcrum status --links` does: how fast KV comes from one worker to another."""
+"""The command `fulcrum status --links`: the speed of KV transfers between workers."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ LINKS_PATH: Final = "/v1/links"
 
 
 class Link(msgspec.Struct, frozen=True):
-    """One pair of the metrics service's answer."""
+    """One pair of workers in the metrics service's answer."""
 
     source: str
     target: str
@@ -30,7 +30,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def show_links(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print each pair, the slowest first. Raises StartupError when there is no suite."""
+    """Print each pair, the slowest first. Raises StartupError if there is no suite."""
     answer = get_json(find_suite(ready_file).metrics, LINKS_PATH, exact=as_json)
     if as_json:
         print(json.dumps(answer))
@@ -40,7 +40,6 @@ def show_links(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def links_table(links: Sequence[Link]) -> Table:
-    """A row a pair."""
     table = Table("from", "to", "way", "transfers", "GB", "GB/s", "of the fastest", box=None)
     for each in links:
         slow = each.of_fastest is not None and each.of_fastest < SLOW_LINK

@@ -1,4 +1,4 @@
-"""What `fulcrum status` prints of an answer: the verdict first, then the figures behind it. Pure."""
+"""The text of `fulcrum status`: the verdict first, then the figures behind it. This module is pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,14 +10,14 @@ from libs.cli.status.gauge import pressure_bar, pressure_text, span, verdict_sty
 
 BAR_CELLS: Final = 16
 INDENT: Final = 10
+# The least gain in pressure for which another split is mentioned: less is within the error.
 WORTH_SAYING: Final = 0.1
-"""Of pressure that another split would take away: less is unknown."""
+# Older data are marked.
 OLD_MS: Final = 2_000
-"""Data that are older are marked."""
 
 
 def lines(status: Status) -> Iterator[Text]:
-    """Made for 80 cells; longer sentences break."""
+    """Yield lines made for 80 columns; longer sentences wrap."""
     verdict, now_ms = status.verdict, status.as_of_unix_ms
     yield Text(verdict.sentence, f"bold {verdict_style(verdict.code)}" if status.live else "dim")
     if not status.live:
@@ -40,18 +40,18 @@ def lines(status: Status) -> Iterator[Text]:
 
 
 def other_causes(verdict: VerdictAnswer) -> list[CauseAnswer]:
-    """What is wrong beside the verdict itself."""
+    """Return the causes beside the one in the verdict."""
     return verdict.causes[1:]
 
 
 def commands(verdict: VerdictAnswer) -> list[str]:
-    """What the advice is to run, the verdict's own first, each once."""
+    """Return the advised commands without repetition, the verdict's own first."""
     actions = (verdict.action, *(cause.action for cause in verdict.causes))
     return list(dict.fromkeys(action.command for action in actions if action is not None))
 
 
 def age_line(status: Status) -> Text:
-    """How old the data are."""
+    """Return how old the data are."""
     if status.age_ms is None:
         return Text("No worker is heard of.", "yellow")
     old = status.age_ms > OLD_MS
@@ -59,7 +59,7 @@ def age_line(status: Status) -> Text:
 
 
 def _model(model: ModelStatusAnswer) -> Iterator[Text]:
-    """Its pools, two lines each: the pressure, and what stands behind it."""
+    """Yield two lines for each pool: its pressure, and the figures behind it."""
     yield Text(model.model, "bold")
     if not model.known:
         yield Text(f"  {model.unknown_because or 'too little is known'}", "yellow")
@@ -81,7 +81,7 @@ def _model(model: ModelStatusAnswer) -> Iterator[Text]:
 
 
 def prefill_facts(model: ModelStatusAnswer) -> list[str]:
-    """What stands behind the pressure of prompts, in words."""
+    """Return the figures behind the pressure of prompts, in words."""
     pool = model.prefill
     facts = []
     if pool.waiting_prompt_tokens is not None:
@@ -97,7 +97,7 @@ def prefill_facts(model: ModelStatusAnswer) -> list[str]:
 
 
 def decode_facts(model: ModelStatusAnswer) -> list[str]:
-    """The same of decode: sequences, KV, and TPOT against its target."""
+    """Return the figures behind the pressure of decode: sequences, KV, and TPOT against its target."""
     pool = model.decode
     facts = []
     if pool.running is not None and pool.largest_batch is not None:
@@ -114,7 +114,7 @@ def decode_facts(model: ModelStatusAnswer) -> list[str]:
 
 
 def _best(model: ModelStatusAnswer) -> str:
-    """What the best split of the workers would bring, where it is not the present one."""
+    """Return what the best split of the workers would bring if it is not the present one."""
     split, least = model.best_split, model.cluster_pressure
     now = max(model.prefill.pressure or 0.0, model.decode.pressure or 0.0)
     if split is None or least is None or now - least < WORTH_SAYING:
@@ -123,7 +123,7 @@ def _best(model: ModelStatusAnswer) -> str:
 
 
 def split_words(split: SplitAnswer) -> str:
-    """3 prefill + 5 decode; 8 workers that do both."""
+    """Return a split as "3 prefill + 5 decode" or "8 workers that do both"."""
     if split.prefill:
         return f"{split.prefill} prefill + {split.decode} decode"
     return f"{split.decode} workers that do both" if split.decode > 1 else "a worker that does both"
@@ -180,7 +180,6 @@ def _planner(status: Status) -> Iterator[Text]:
 
 
 def percent(share: float | None) -> str:
-    """Whole percents."""
     return "–" if share is None else f"{share:.0%}"
 
 

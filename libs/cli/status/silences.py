@@ -1,4 +1,4 @@
-"""What `fulcrum alerts silence|ack|unsilence` do: ask the metrics service, and print what holds then."""
+"""The commands `fulcrum alerts silence`, `ack` and `unsilence`, which print what holds afterwards."""
 
 import json
 import re
@@ -15,14 +15,14 @@ from libs.runtime.settings import CommonSettings, load_settings
 
 _LENGTH: Final = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhd])", re.ASCII)
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+# Every alert's name begins with this; it may be left out.
 PREFIX: Final = "Fulcrum"
-"""Of every alert's name; it may be left out."""
 
 
 def make_silence(
     ready_file: Path | None, name: str, labels: list[str], length: str, *, reason: str, as_json: bool
 ) -> None:
-    """Raises InvalidRequest and StartupError that say what is allowed."""
+    """Silence alerts. Raises InvalidRequest and StartupError that say what is allowed."""
     body = {"alert_name": _full(name), "labels": dict(map(_label, labels)), "for_s": seconds_of(length)}
     _print(
         [_ask(find_one_suite(ready_file), "POST", "/v1/alerts/silences", body, reason, exact=as_json)], as_json=as_json
@@ -30,7 +30,7 @@ def make_silence(
 
 
 def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bool) -> None:
-    """All of a name, or the one of an id. Raises StartupError where none such fires."""
+    """Acknowledge all alerts of a name, or the one with an id. Raises StartupError if no such alert fires."""
     suite = find_one_suite(ready_file)
     firing = get_json(suite.metrics, "/v1/alerts", exact=True, limit="0")["firing"]
     found = [each["id"] for each in firing if alert in (each["id"], each["name"]) or _full(alert) == each["name"]]
@@ -43,7 +43,7 @@ def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bo
 
 
 def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> None:
-    """Raises StartupError where none has this id."""
+    """End a silence. Raises StartupError if none has this id."""
     if re.fullmatch(r"[0-9a-f]{1,32}", silence_id) is None:
         raise InvalidRequest(f"{quoted(silence_id)} is no silence's id: `fulcrum alerts` names those that hold")
     suite = find_one_suite(ready_file)
@@ -57,7 +57,7 @@ def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> N
 
 
 def seconds_of(length: str) -> float:
-    """Seconds of "90m". Raises InvalidRequest."""
+    """Return the seconds of a time such as "90m". Raises InvalidRequest."""
     found = _LENGTH.fullmatch(length.strip())
     if found is None:
         raise InvalidRequest(f"--for is {quoted(length)}: it has to be a number and s, m, h or d, such as 2h")

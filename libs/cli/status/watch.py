@@ -1,4 +1,4 @@
-"""What `fulcrum status` does: asks once, or once a second until Ctrl-C."""
+"""The command `fulcrum status`, once or once a second until Ctrl-C."""
 
 import json
 import time
@@ -20,7 +20,7 @@ PERIOD_S: Final = 1.0
 
 
 def show_status(ready_file: Path | None, *, watch: bool, as_json: bool) -> None:
-    """Print it. Raises StartupError when there is no suite."""
+    """Print the status. Raises StartupError if there is no suite."""
     url, console = find_suite(ready_file).metrics, make_console()
     if not watch or as_json:
         while True:

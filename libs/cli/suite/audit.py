@@ -1,4 +1,4 @@
-"""What `fulcrum audit` does: asks the metrics service who changed what, and prints it, the oldest first."""
+"""The command `fulcrum audit`: prints who changed what, the oldest first."""
 
 import sys
 import time
@@ -16,32 +16,30 @@ from libs.cli.find import find_suite, get_json
 from libs.cli.keys.book import span_s
 
 POLL_S: Final = 1.0
+# Events that one answer holds at most.
 AT_ONCE: Final = 1_000
-"""Events that one answer holds at most."""
+# Pages of the topic that one command reads at most.
 MAX_PAGES: Final = 1_000
-"""Of the topic, for one command."""
+# Ids of printed events to remember; far more than one poll can repeat.
 MAX_SHOWN: Final = 5_000
-"""Ids of events that were printed; far more than one look can bring again."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditQuery:
-    """Which events are asked for."""
-
     limit: int = 30
     since: str | None = None
-    """How far the topic is read back; None: what the service has in memory."""
+    """How far the topic is read back; None means only what the service has in memory."""
     actor: str = ""
     tenant: str = ""
     refused: bool = False
 
     def params(self) -> dict[str, str]:
-        """For the request, without a limit."""
+        """Return the query parameters, without a limit."""
         return {"actor": self.actor, "tenant": self.tenant, "refused": str(self.refused).lower()}
 
 
 def show_audit(ready_file: Path | None, wanted: AuditQuery, *, follow: bool, as_json: bool) -> None:
-    """Print the last events, and with `follow` those that come. Raises InvalidRequest, StartupError."""
+    """Print the last events, and with `follow` new ones. Raises InvalidRequest, StartupError."""
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[str] = deque(maxlen=MAX_SHOWN)
 
@@ -79,7 +77,7 @@ def show_audit(ready_file: Path | None, wanted: AuditQuery, *, follow: bool, as_
 
 
 def _read_back(url: str, wanted: AuditQuery, *, exact: bool) -> dict[str, Any]:
-    """Read page after page, until there are enough or the time is reached."""
+    """Read page after page until there are enough events or the time is reached."""
     since_ms = 0 if wanted.since is None else int((time.time() - span_s(wanted.since, "--since")) * 1e3)
     events: list[dict[str, Any]] = []
     params = {"since": str(since_ms), **wanted.params()}
@@ -94,7 +92,7 @@ def _read_back(url: str, wanted: AuditQuery, *, exact: bool) -> dict[str, Any]:
 
 
 def _tell_of_older(page: dict[str, Any], *, as_json: bool) -> None:
-    """Say that there may be others, on stderr where stdout is a program's."""
+    """Print that there may be older events, on stderr if stdout goes to a program."""
     since_ms = page["complete_since_unix_ms"]
     if as_json:
         print(dumps({"older": True, "complete_since_unix_ms": since_ms}), file=sys.stderr, flush=True)
@@ -106,7 +104,7 @@ def _tell_of_older(page: dict[str, Any], *, as_json: bool) -> None:
 
 
 def line(event: dict[str, Any]) -> Text:
-    """When, who, what, and what came of it."""
+    """Return time, actor, change and outcome of an event."""
     who = f"{event['actor']} of {event['tenant']}" if event["tenant"] else event["actor"]
     refused = f" refused: {event['status']}" if event["status"] >= 400 else ""
     repeats = event.get("repeats", 0)

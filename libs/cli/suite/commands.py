@@ -1,4 +1,4 @@
-"""`fulcrum logs`, `audit` and `down`: what a suite has logged, who changed it, and its end."""
+"""The commands `fulcrum logs`, `audit` and `down`."""
 
 from typing import Annotated
 
@@ -58,7 +58,7 @@ def down(
     now: Annotated[bool, typer.Option("--now", metavar="", help="Do not wait for requests to finish.")] = False,
     json: Json = False,
 ) -> None:
-    """Stop the suite that `fulcrum up` started on this machine; requests that run may finish first."""
+    """Stop the suite that `fulcrum up` started on this machine. Running requests may finish first."""
     from libs.cli.suite.down import stop_suite  # noqa: PLC0415 (what only this command needs)
 
     stop_suite(ready, now=now, as_json=json)

@@ -1,4 +1,4 @@
-"""What `fulcrum down` does: signals the `fulcrum up` of a suite, and waits until it is gone."""
+"""The command `fulcrum down`: signals a suite's `fulcrum up` and waits until it is gone."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from typing import Final
 from libs.cli.find import find_one_suite
 from libs.contracts.errors import StartupError
 
+# A suite is gone within 10 s; a busy machine takes longer.
 GONE_WITHIN_S: Final = 30.0
-"""A suite is gone within 10 s; a busy machine takes longer."""
 POLL_S: Final = 0.05
 
 
 def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
-    """Raises StartupError where no suite runs here, or it does not end."""
+    """Stop the suite. Raises StartupError if none runs here or it does not end."""
     suite = find_one_suite(ready_file)
     if not suite.pid:
         raise StartupError("no suite runs on this machine: `fulcrum up` starts one")
@@ -45,9 +45,9 @@ def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
 
 
 def is_suite(pid: int) -> bool:
-    """Whether the process is a `fulcrum up`: a ready file that outlived a restart of the machine may name another's.
+    """Return whether the process is a `fulcrum up`; True if the system does not say what a process runs.
 
-    True where the system does not say what a process runs.
+    A ready file that outlived a restart of the machine may name another program's process.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -57,7 +57,7 @@ def is_suite(pid: int) -> bool:
 
 
 def _signal_again(pid: int) -> None:
-    """The second signal ends everything at once; nothing to do where it has ended already."""
+    """Send the second signal, which ends everything at once, unless the process has ended already."""
     try:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -73,7 +73,7 @@ def _runs(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended and only its parent does not know yet."""
+    """Return whether the process has ended but was not yet reaped by its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""What `fulcrum logs` does: the end of a process's log, and what is added to it."""
+"""The command `fulcrum logs`: the end of a process's log, and lines that are added to it."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SHOWN_APART: Final = ("event", "level", "timestamp", "service", "exception")
 
 
 def show_logs(ready_file: Path | None, worker: str | None, *, follow: bool, limit: int, as_json: bool) -> None:
-    """Print them. Raises StartupError where the suite runs elsewhere, or has no such process."""
+    """Print log lines. Raises StartupError if the suite runs elsewhere or has no such process."""
     folder, console = logs_folder(find_suite(ready_file).gateway_port), make_console()
     names = sorted(path.stem for path in folder.glob("*.log"))
     if not names:
@@ -41,7 +41,7 @@ def show_logs(ready_file: Path | None, worker: str | None, *, follow: bool, limi
 
 
 def tail(path: Path, limit: int, *, follow: bool) -> Iterator[str]:
-    """The last `limit` lines, and with `follow` those that come, also after the file was cut or made anew."""
+    """Yield the last `limit` lines, and with `follow` new ones, also after the file was truncated or replaced."""
     with path.open("rb") as file:
         descriptor = file.fileno()
         at, rest = os.fstat(descriptor).st_size, b""
@@ -60,7 +60,7 @@ def tail(path: Path, limit: int, *, follow: bool) -> Iterator[str]:
 
 
 def _last(descriptor: int, end: int, limit: int) -> list[str]:
-    """The last lines before `end`, read backwards until there are enough."""
+    """Return the last lines before `end`, reading backwards until there are enough."""
     chunks: list[bytes] = []
     at, breaks = end, 0
     while at and breaks <= limit:
@@ -73,7 +73,7 @@ def _last(descriptor: int, end: int, limit: int) -> list[str]:
 
 
 def readable(line: str) -> Text:
-    """A structured line as time, level, event and what belongs to it; any other as it is."""
+    """Return a structured line as time, level, event and fields; any other line as it is."""
     try:
         found: dict[str, Any] = json.loads(line)
         event = str(found["event"])

@@ -1,4 +1,4 @@
-"""What `fulcrum tls` does: writes certificates and says what to set where."""
+"""The commands of `fulcrum tls`: write certificates and print the settings that use them."""
 
 import datetime
 import json
@@ -15,12 +15,14 @@ from libs.runtime.settings import CommonSettings, load_settings
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 MAX_NAMES: Final = 100
+# Certificates with fewer days left are reported as ending soon.
 SOON_DAYS: Final = 14
-"""Before their end certificates are said to end soon."""
 
 
 def make_certificates(folder: Path | None, names: Sequence[str], *, days: int, as_json: bool) -> None:
-    """For every role. Raises Conflict where some are there already, StartupError where they cannot be written."""
+    """Make a certificate for every role. Raises Conflict if some exist already, StartupError if they cannot be
+    written.
+    """
     home, cluster = _home(folder)
     if describe(home):
         raise Conflict(f"there are certificates in {home} already: `fulcrum tls rotate` makes them anew")
@@ -39,7 +41,7 @@ def make_certificates(folder: Path | None, names: Sequence[str], *, days: int, a
 def rotate_certificates(
     folder: Path | None, names: Sequence[str], *, days: int, authority: bool, as_json: bool
 ) -> None:
-    """All that are there, for the names that they have and `names`. Raises InvalidRequest where there is none."""
+    """Renew all certificates for their names and `names`. Raises InvalidRequest if there are none."""
     home, cluster = _home(folder)
     there = describe(home)
     if not there:
@@ -50,7 +52,6 @@ def rotate_certificates(
 
 
 def show_certificates(folder: Path | None, *, as_json: bool) -> None:
-    """Print those that are there."""
     home, _ = _home(folder)
     there = describe(home)
     if not there and not as_json:

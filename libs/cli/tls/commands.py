@@ -1,4 +1,4 @@
-"""`fulcrum tls`: certificates that services show each other."""
+"""The command group `fulcrum tls`: certificates that services present to each other."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,12 +26,12 @@ Days = Annotated[int, typer.Option(min=1, max=825, metavar="N", help="How long c
 
 @tls.callback()
 def options() -> None:
-    """Certificates that services show each other, a role in each: make them, rotate them, look at them."""
+    """Make, rotate and show the certificates that services present to each other, one for each role."""
 
 
 @tls.command(epilog="Example: fulcrum tls init --host gpu-1.example --host 10.0.0.7")
 def init(folder: Folder = None, host: Hosts = None, days: Days = 90, json: Json = False) -> None:
-    """Make an authority and a certificate for each role; prints what to set where. Refuses to replace any."""
+    """Make an authority and a certificate for each role, and print the settings. Existing ones are never replaced."""
     from libs.cli.tls.certificates import make_certificates  # noqa: PLC0415 (what only this command needs)
 
     make_certificates(folder, host or [], days=days, as_json=json)
@@ -48,7 +48,7 @@ def rotate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Make all certificates anew, for the names that they have; no service needs a restart."""
+    """Renew all certificates for the names that they have. No service needs a restart."""
     from libs.cli.tls.certificates import rotate_certificates  # noqa: PLC0415
 
     rotate_certificates(folder, host or [], days=days, authority=authority, as_json=json)
@@ -56,7 +56,7 @@ def rotate(
 
 @tls.command(epilog="Example: fulcrum tls show --json")
 def show(folder: Folder = None, json: Json = False) -> None:
-    """Roles, names and ends of the certificates that are there."""
+    """Show role, names and end of each certificate."""
     from libs.cli.tls.certificates import show_certificates  # noqa: PLC0415
 
     show_certificates(folder, as_json=json)

@@ -1,4 +1,4 @@
-"""`fulcrum top`: the cluster in a terminal."""
+"""The command `fulcrum top`: the cluster in a terminal."""
 
 from typing import Annotated
 

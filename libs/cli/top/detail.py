@@ -1,4 +1,4 @@
-"""One worker of `fulcrum top`, closer: its time, and its requests or the engine steps behind it."""
+"""The view of one worker in `fulcrum top`: its time, and its requests or the engine steps behind it."""
 
 from typing import ClassVar, Final
 
@@ -18,7 +18,7 @@ STEPS_WINDOW: Final = "1s"
 
 
 class Detail(ModalScreen[None]):
-    """One worker, closer, and its last requests or steps."""
+    """The screen of one worker, with its last requests or steps."""
 
     CSS = """
     Detail { align: center middle; }
@@ -34,22 +34,21 @@ class Detail(ModalScreen[None]):
         self._feed = feed
         self._worker = worker
         self._steps = False
-        """Whether they are shown in place of requests."""
+        """Whether steps are shown in place of requests."""
 
     def compose(self) -> ComposeResult:
-        """A box over the table."""
         with VerticalScroll(id="box"):
             yield Static(id="detail")
             yield Static(id="list")
 
     def on_mount(self) -> None:
-        """Follow the worker for as long as it is looked at."""
+        """Follow the worker while the screen is open."""
         self.set_interval(draw.REFRESH_S, self._refresh)
         self._follow()
         self._refresh()
 
     def action_steps(self) -> None:
-        """Steps in place of requests, and back."""
+        """Switch between requests and steps."""
         self._steps = not self._steps
         self._follow()
         self._refresh()
@@ -88,7 +87,7 @@ class Detail(ModalScreen[None]):
 
 
 def figures(row: Row, last_ms: int) -> Text:
-    """Time, depths and what is known besides, of a worker or a group."""
+    """Return time, queue depths and other figures of a worker or a group."""
     times = row.spent(last_ms)
     text = Text.assemble(
         "30 s  ", draw.history(row, last_ms, 60, 5), "\n",

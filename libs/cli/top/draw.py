@@ -1,4 +1,4 @@
-"""Figures as coloured text. Pure."""
+"""Figures as coloured text. This module is pure."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from rich.text import Text
 
 from libs.cli.top.model import Row, Times, ratio
 
+# People read no faster, and a frame of a busy cluster costs 30 ms. Events are drawn at once.
 REFRESH_S: Final = 1.0
-"""People read no faster, and a frame of a busy cluster costs 30 ms; what happens is drawn at once."""
+# The colours of the page; the last of them also stands for faint.
 COLORS: Final = {"prefill": "#e8870e", "decode": "#4a98ee", "kv wait": "#b65cd0", "idle": "#8a96a5"}
-"""As on the page; the last of them also stands for faint."""
 BUSY: Final = ("prefill", "decode", "kv wait")
 STEPS: Final = " ▁▂▃▄▅▆▇█"
 UNKNOWN: Final = "░"
 
 
 def parts(times: Times) -> dict[str, int]:
-    """GPU-ns by phase."""
+    """Return GPU nanoseconds by phase."""
     covered, prefill, decode, kv_wait = times
     return {"prefill": prefill, "decode": decode, "kv wait": kv_wait, "idle": covered - prefill - decode - kv_wait}
 
 
 def bar(times: Times, cells: int) -> Text:
-    """Phases side by side; cells are dealt by largest remainder."""
+    """Return the phases side by side, with cells dealt by largest remainder."""
     if not times[0]:
         return Text(UNKNOWN * cells, style=COLORS["idle"])
     exact = {phase: cells * value / times[0] for phase, value in parts(times).items()}
@@ -37,7 +37,7 @@ def bar(times: Times, cells: int) -> Text:
 
 
 def history(worker: Row, last_ms: int, cells: int, windows: int) -> Text:
-    """The last cells of `windows` each: as high as busy, in the colour of what it did most."""
+    """Return the last cells of `windows` each: as high as busy, in the colour of the largest phase."""
     drawn = (_cell(worker.spent(last_ms - 100 * windows * cell, windows)) for cell in range(cells - 1, -1, -1))
     text = Text()
     for phase, run in groupby(drawn, itemgetter(1)):  # a terminal draws stretches of one colour, however long
@@ -46,7 +46,7 @@ def history(worker: Row, last_ms: int, cells: int, windows: int) -> Text:
 
 
 def _cell(times: Times) -> tuple[str, str]:
-    """Its sign, and the phase whose colour it has."""
+    """Return a cell's character and the phase that gives its colour."""
     covered, *busy = times
     if not covered:
         return UNKNOWN, "idle"
@@ -56,42 +56,42 @@ def _cell(times: Times) -> tuple[str, str]:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Each value as high as it is beside the greatest; unknown ones are blank."""
+    """Return a sparkline scaled to the greatest value; unknown values are blank."""
     top = max((value for value in values if value is not None), default=0.0) or 1.0
     return "".join(" " if value is None else STEPS[1 + min(round(7 * value / top), 7)] for value in values)
 
 
 def percent(part: float | None, whole: float = 1.0) -> str:
-    """Whole percents; a dash where nothing is known."""
+    """Return whole percents, or a dash if nothing is known."""
     return f"{part / whole:.0%}" if part is not None and whole else "–"
 
 
 def duration(ns: int | None) -> str:
-    """Milliseconds below ten seconds, else seconds; a dash where nothing is known."""
+    """Return milliseconds below ten seconds, else seconds, or a dash if nothing is known."""
     if ns is None:
         return "–"
     return f"{ns / 1e6:.1f} ms" if ns < 10**8 else f"{ns / 1e6:.0f} ms" if ns < 10**10 else f"{ns / 1e9:.1f} s"
 
 
 def shorten(name: str, cells: int) -> str:
-    """Its end, which is what tells names of many apart."""
+    """Return the end of a name, which distinguishes similar names."""
     return name if len(name) <= cells else f"…{name[1 - cells :]}"
 
 
 def clock(unix_ms: int) -> str:
-    """Seconds of the day as people read them."""
+    """Return the time of day to the second."""
     return time.strftime("%H:%M:%S", time.localtime(unix_ms / 1e3))
 
 
 def latency(percentiles: Mapping[str, float | None]) -> str:
-    """Median and tail, of percentiles in seconds."""
+    """Return median and tail from percentiles in seconds."""
     return "/".join(
         duration(None if (value := percentiles[rank]) is None else round(value * 1e9)) for rank in ("p50", "p99")
     )
 
 
 def ratio_text(times: Times) -> str:
-    """4.20, ∞, or a dash."""
+    """Return the P:D ratio as 4.20, ∞, or a dash."""
     found = ratio(times)
     if found is None:
         return "∞" if times[1] else "–"

@@ -1,4 +1,4 @@
-"""Keeps a model true to the metrics service: its stream, and once a second what the stream does not tell."""
+"""Keeps a model up to date from the metrics service: its stream, and once a second what the stream leaves out."""
 
 import asyncio
 import contextlib
@@ -23,19 +23,19 @@ T = TypeVar("T")
 POLL_S: Final = 1.0
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 3.0
+# A stream that is silent for this long is opened again.
 STALL_S: Final = 5.0
-"""A stream that says nothing for so long is opened again."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotShown:
-    """Why what was asked for is not shown now."""
+    """The reason why requested data are not shown now."""
 
     message: str
 
 
 class Feed:
-    """`problem` is empty while the service answers."""
+    """The connection of a model to the metrics service; `problem` is empty while the service answers."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -43,9 +43,9 @@ class Feed:
         self.problem = "connecting"
         self.reconnects = 0
         self._others = False
-        """Whether others are there than were drawn."""
+        """Whether the set of workers has changed since it was drawn."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called when something happened: an event, an alert, an outage or its end, a worker that came or went."""
+        """Called after an event, an alert, the begin or end of an outage, or a change in the set of workers."""
 
     async def follow(self) -> None:
         """Read the stream until cancelled, and open it again whenever it ends."""
@@ -89,7 +89,7 @@ class Feed:
             self.on_news()
 
     async def poll(self) -> None:
-        """Ask once a second until cancelled; what fails is asked again."""
+        """Poll once a second until cancelled. Failed requests are repeated."""
         async with self._client() as http:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
@@ -102,12 +102,14 @@ class Feed:
                 await asyncio.sleep(POLL_S)
 
     async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | NotShown, None]:
-        """The last finished requests of a worker, the newest first, or why they are not shown: once a second."""
+        """Yield once a second a worker's last finished requests, the newest first, or why they are not shown."""
         async for shown in self._poll("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
             yield shown
 
     async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ReportedStep] | NotShown, None]:
-        """The engine steps of a worker's last `window`, the newest first, or why they are not shown: once a second."""
+        """Yield once a second the engine steps of a worker's last `window`, the newest first, or why they are not
+        shown.
+        """
         query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
         async for shown in self._poll("/v1/steps", steps.parse, **query):
             yield shown

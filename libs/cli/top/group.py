@@ -1,4 +1,4 @@
-"""One data-parallel group of `fulcrum top`, closer: its time, and its ranks."""
+"""The view of one data-parallel group in `fulcrum top`: its time, and its ranks."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from libs.cli.top.workers import Workers
 
 
 class GroupDetail(ModalScreen[None]):
-    """A group over a table of its ranks, each of which Enter opens."""
+    """A group above a table of its ranks; Enter opens a rank."""
 
     CSS = """
     GroupDetail { align: center middle; }
@@ -34,13 +34,12 @@ class GroupDetail(ModalScreen[None]):
         self._group = group
 
     def compose(self) -> ComposeResult:
-        """A box over the table of workers."""
         with Vertical(id="group"):
             yield Static(id="whole")
             yield Workers()
 
     def on_mount(self) -> None:
-        """Follow the group for as long as it is looked at."""
+        """Follow the group while the screen is open."""
         self.query_one(Workers).focus()
         self.set_interval(draw.REFRESH_S, self._refresh)
         self._refresh()
@@ -54,13 +53,12 @@ class GroupDetail(ModalScreen[None]):
         self.query_one(Workers).fill(group.ranks, last_ms)
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        """Sort the ranks by the column whose head was clicked, not the table below."""
+        """Sort the ranks by the clicked column, not the table below."""
         event.stop()
         self.query_one(Workers).sort_by(str(event.column_key.value))
         self._refresh()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """A rank, closer."""
         event.stop()
         worker: Any = self._feed.model.workers.get(str(event.row_key.value))
         if worker:

@@ -1,4 +1,4 @@
-"""What stands above and below the table of `fulcrum top`, as wide as the terminal. Pure."""
+"""The parts above and below the table of `fulcrum top`, as wide as the terminal. This module is pure."""
 
 from typing import Any, Final
 
@@ -13,23 +13,23 @@ from libs.cli.top.model import FIGURE, WINDOW_NS, TopModel
 MAX_TREND_CELLS: Final = 60
 MAX_BAR_CELLS: Final = 60
 MIN_CELLS: Final = 8
+# Cells of everything beside the trend.
 TREND_BESIDE: Final = 58
-"""Cells of what stands beside the trend."""
+# Cells of a pool's name, pressure and shares.
 BAR_BESIDE: Final = 63
-"""Cells of a pool's name, pressure and shares."""
 PRESSURE_CELLS: Final = 8
+# Smaller shares are left out.
 LEAST_SHARE: Final = 0.005
-"""Shares of less are not written."""
 SHARE_CELLS: Final = 14
+# The width from which shares stand below each other.
 ROOMY: Final = 110
-"""Cells from which shares stand below each other."""
 MAX_CAUSES: Final = 1
 MAX_COMMANDS: Final = 2
 LATENCIES: Final = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("queue", "queue_s"))
+# The width from which the last of them fits.
 QUEUE_FITS: Final = 96
-"""Cells from which there is room for the last of them."""
+# From here on waiting tokens are counted in thousands, so that both phases fit a line of 80 cells.
 THOUSANDS_FROM: Final = 100_000
-"""Tokens that wait, from which on they are counted in thousands: both phases fit a line of 80 cells."""
 MAX_ALERTS: Final = 3
 MAX_EVENTS: Final = 3
 ALARM: Final = "bold white on #b3261e"
@@ -37,7 +37,7 @@ PROBLEM: Final = "bold #ff6b9d"
 
 
 def verdict(model: TopModel, wide: int) -> Text:
-    """What is wrong, as many lines as it takes, and what to do about it; nothing while the service says nothing."""
+    """Return what is wrong and what to do about it, in as many lines as needed; nothing if the service is silent."""
     status = model.status
     if status is None:
         return Text()
@@ -54,7 +54,7 @@ def verdict(model: TopModel, wide: int) -> Text:
 
 
 def head(model: TopModel, problem: str, wide: int, *, paused: bool) -> Text:
-    """The ratio and its trend, how much is known and how old it is, what requests met, and what is wrong."""
+    """Return the ratio and its trend, coverage and age of the data, latencies, and what is wrong."""
     workers = list(model.workers.values())
     times = model.spent(workers)
     gpus = sum(worker.gpus for worker in workers)
@@ -81,13 +81,13 @@ def head(model: TopModel, problem: str, wide: int, *, paused: bool) -> Text:
 
 
 def _fitted(line: Text, wide: int) -> Text:
-    """One line cut to a number of cells; Textual breaks lines whatever rich says of them."""
+    """Cut a line to a number of cells: Textual wraps lines whatever rich's options say."""
     line.truncate(wide, overflow="ellipsis")
     return line
 
 
 def _planner(model: TopModel) -> Text:
-    """Its mode, and what it decided last."""
+    """Return the planner's mode and its last decision."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if model.status is None:
         return text
@@ -104,7 +104,7 @@ def _planner(model: TopModel) -> Text:
 
 
 def _queues(model: TopModel) -> Text:
-    """What waits, at workers and gateways."""
+    """Return what waits at workers and gateways."""
     text = Text(no_wrap=True)
     for phase in ("prefill", "decode"):
         queue = model.queue(phase)
@@ -134,7 +134,7 @@ def _requests(model: TopModel, wide: int) -> Text:
 
 
 def pools(model: TopModel, wide: int) -> Text:
-    """Show each role that somebody has: pressure beside occupancy, and the shares that are not nothing."""
+    """Return each role that a worker has: pressure beside occupancy, and the shares that are not zero."""
     text, cells = Text(no_wrap=True), _cells(wide - BAR_BESIDE, MAX_BAR_CELLS)
     for role in ("prefill", "decode", "mixed", "standby"):
         members = [worker for worker in model.workers.values() if worker.role == role]
@@ -154,7 +154,7 @@ def pools(model: TopModel, wide: int) -> Text:
 
 
 def _pressed(model: TopModel, role: str) -> Text:
-    """Pressure on the worst-off of all models; blank where nothing is said of the role."""
+    """Return the pressure of the worst-off model, or blank if the role has none."""
     if model.status is None:
         return Text()
     if role not in ("prefill", "decode"):
@@ -167,7 +167,7 @@ def _pressed(model: TopModel, role: str) -> Text:
 
 
 def alerts(model: TopModel, most: int = MAX_ALERTS, *, wide: int) -> Text:
-    """Those that fire, the critical first, with what they are about."""
+    """Return the firing alerts with their labels, critical ones first."""
     firing = sorted(model.firing.values(), key=_urgency)
     lines = []
     for place, alert in enumerate(firing[:most]):
@@ -184,7 +184,7 @@ def _urgency(alert: dict[str, Any]) -> tuple[bool, int]:
 
 
 def events(model: TopModel, most: int = MAX_EVENTS, *, wide: int) -> Text:
-    """What happened last, the newest at the bottom."""
+    """Return the last events, the newest at the bottom."""
     newest = list(model.lines)[-most:]
     return Text("\n").join(_fitted(Text(f"{draw.clock(at)} {line}"), wide) for at, line in newest)
 

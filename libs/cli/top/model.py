@@ -1,4 +1,4 @@
-"""What the screen shows, from the stream's messages: the last windows of every worker, and their sums. Pure."""
+"""The data behind the screen, built from the stream's messages: each worker's last windows, and sums. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,28 +6,28 @@ from typing import Any, Final
 
 from libs.cli.status.answer import Status
 
+# Windows of 100 ms that are kept: half a minute.
 KEPT: Final = 300
-"""Windows of 100 ms: half a minute."""
 WINDOW_NS: Final = 100_000_000
 FIGURE: Final = 20
-"""Windows that figures are of."""
+"""The number of windows that figures cover."""
 MAX_LINES: Final = 50
 PROVISIONAL: Final = 0x80
 Times = tuple[int, int, int, int]
-"""GPU-ns covered, in prefill, in decode, waiting for KV."""
+"""GPU nanoseconds: covered, in prefill, in decode, waiting for KV."""
 NOTHING: Final[Times] = (0, 0, 0, 0)
 
 
 @dataclass(slots=True)
 class WorkerRow:
-    """One worker: its newest windows by start, and what it said last."""
+    """One worker: its newest windows by start, and its last report."""
 
     id: str
     node: str
     model: str
     gpus: int
     group: str = ""
-    """Data-parallel group of which it is a rank; empty: of none."""
+    """The data-parallel group of which the worker is a rank, or ""."""
     role: str = ""
     windows: dict[int, Times] = field(default_factory=dict)
     running: int = 0
@@ -37,28 +37,27 @@ class WorkerRow:
     mfu: float | None = None
     mbu: float | None = None
     dummy: float | None = None
-    """Share of its time in dummy steps, a part of idle."""
+    """The share of its time in dummy steps, which is part of idle."""
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     @property
     def label(self) -> str:
-        """Its name in the table."""
         return self.id
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which a filter finds it."""
+        """The names by which a filter finds it."""
         return (self.id, self.node, self.role, self.model)
 
     def spent(self, last_ms: int, count: int = FIGURE) -> Times:
-        """Over the windows up to that which starts at `last_ms`."""
+        """Return sums over the windows up to the one that starts at `last_ms`."""
         return total(self.windows.get(last_ms - 100 * back, NOTHING) for back in range(count))
 
 
 @dataclass(slots=True)
 class GroupRow:
-    """A data-parallel group: one row, whose figures are sums of its ranks'."""
+    """A data-parallel group: one row whose figures are sums over its ranks."""
 
     model: str
     name: str
@@ -70,52 +69,47 @@ class GroupRow:
 
     @property
     def id(self) -> str:
-        """That no worker has."""
+        """An id that no worker has."""
         return f"group:{self.model}/{self.name}"
 
     @property
     def label(self) -> str:
-        """Its name in the table."""
         return f"{self.name} ×{len(self.ranks)}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which a filter finds it: its ranks' too."""
+        """The names by which a filter finds it, those of its ranks included."""
         return (self.name, *(name for rank in self.ranks for name in rank.names))
 
     @property
     def node(self) -> str:
-        """The node of its ranks, or how many they are on."""
+        """The node of its ranks, or the number of their nodes."""
         nodes = {rank.node for rank in self.ranks}
         return next(iter(nodes)) if len(nodes) == 1 else f"{len(nodes)} nodes"
 
     @property
     def role(self) -> str:
-        """Of its first rank, as the planner has it."""
+        """The role of its first rank, as the planner has it."""
         return self.ranks[0].role
 
     @property
     def gpus(self) -> int:
-        """Of all ranks."""
         return sum(rank.gpus for rank in self.ranks)
 
     @property
     def running(self) -> int:
-        """Of all ranks."""
         return sum(rank.running for rank in self.ranks)
 
     @property
     def waiting(self) -> int:
-        """Of all ranks."""
         return sum(rank.waiting for rank in self.ranks)
 
     @property
     def tokens(self) -> int:
-        """Of all ranks."""
         return sum(rank.tokens for rank in self.ranks)
 
     def spent(self, last_ms: int, count: int = FIGURE) -> Times:
-        """Over the windows up to that which starts at `last_ms`."""
+        """Return sums over the windows up to the one that starts at `last_ms`."""
         return total(rank.spent(last_ms, count) for rank in self.ranks)
 
 
@@ -123,7 +117,7 @@ Row = WorkerRow | GroupRow
 
 
 def total(times: Any) -> Times:
-    """Sums of windows."""
+    """Return the sums of windows."""
     sums = [0, 0, 0, 0]
     for each in times:
         for place, value in enumerate(each):
@@ -132,38 +126,37 @@ def total(times: Any) -> Times:
 
 
 def ratio(times: Times) -> float | None:
-    """Prefill : decode; None without decode."""
+    """Return prefill time over decode time; None without decode."""
     return times[1] / times[2] if times[2] else None
 
 
 class TopModel:
-    """Grows with each message."""
+    """The data of the screen, updated by each message."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerRow] = {}
         self.groups: dict[str, GroupRow] = {}
-        """By their ids."""
         self.lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
-        """What happened, and when in Unix ms."""
+        """The events as lines of text, each with its Unix milliseconds."""
         self.firing: dict[str, dict[str, Any]] = {}
         self.status: Status | None = None
-        """What `/v1/status` says; None before it has."""
+        """The last answer of `/v1/status`; None before the first."""
         self.requests: dict[str, Any] = {}
-        """What `/v1/requests/summary` says of all; empty before it has."""
+        """The last answer of `/v1/requests/summary`; empty before the first."""
         self.queues: list[dict[str, Any]] = []
-        """What waits by model and phase, at workers and gateways."""
+        """What waits at workers and gateways, by model and phase."""
         self.age_ms: int | None = None
-        """How old the data were at the last tick that said so; None without any worker."""
+        """The age of the data at the last tick that gave one; None without any worker."""
         self.last_ms = 0
-        """Start of the newest settled window."""
+        """The start of the newest settled window."""
         self._sums: dict[int, Times] = {}
-        """Of all workers, by start of the window."""
+        """The sums over all workers by start of the window."""
         self._listed: list[WorkerRow] = []
         self._roles: tuple[str, ...] = ()
         self._settled_ms = 400
 
     def members(self, message: dict[str, Any]) -> None:
-        """Who there is."""
+        """Take the list of workers from a message."""
         self._roles = ("", *message["roles"])
         self._settled_ms = message["settled_ms"]
         known, self._listed = self.workers, []
@@ -184,11 +177,11 @@ class TopModel:
 
     @property
     def rows(self) -> list[Row]:
-        """Groups, and the workers that are in none."""
+        """Return groups, and workers that belong to none."""
         return [*self.groups.values(), *(worker for worker in self.workers.values() if not worker.group)]
 
     def tick(self, message: dict[str, Any]) -> None:
-        """What 100 ms brought, or what has changed between two of those."""
+        """Take the windows of 100 ms, or changes between two of them."""
         for start_ms, places, covered, prefill, decode, kv_wait, roles in message["windows"]:
             views = self._listed if places is None else [self._listed[place] for place in places]
             for view, role, *times in zip(views, roles, covered, prefill, decode, kv_wait, strict=False):
@@ -219,7 +212,7 @@ class TopModel:
             view.tokens = depths["waiting_prefill_tokens"][place]
 
     def alert(self, alert: dict[str, Any]) -> None:
-        """One fires or is over."""
+        """Take an alert that fires or is over."""
         over = alert["state"] != "firing"
         if over:
             self.firing.pop(alert["id"], None)
@@ -229,7 +222,7 @@ class TopModel:
         self.lines.append((alert["ended_unix_ms"] or alert["started_unix_ms"], line))
 
     def detail(self, occupancy: dict[str, Any]) -> None:
-        """What `/v1/occupancy` adds of each worker."""
+        """Take the further figures of `/v1/occupancy` about each worker."""
         for reported in occupancy["workers"]:
             view = self.workers.get(reported["id"])
             if view is None:
@@ -242,18 +235,18 @@ class TopModel:
                 group.kv_used, group.dummy = reported["kv_used"], reported["dummy"]
 
     def spent(self, views: Any, count: int = FIGURE) -> Times:
-        """Over the newest settled windows of some workers."""
+        """Return sums over the newest settled windows of some workers."""
         return total(view.spent(self.last_ms, count) for view in views)
 
     def queue(self, phase: str) -> tuple[int, int] | None:
-        """Requests that wait for a phase and prompt tokens they have to compute; None while that is not known."""
+        """Return (requests, prompt tokens to compute) that wait for a phase; None while unknown."""
         queues = [queue for queue in self.queues if queue["phase"] == phase]
         if any(queue["requests"] is None for queue in queues):
             return None
         return sum(queue["requests"] for queue in queues), sum(queue["prompt_tokens"] for queue in queues)
 
     def trend(self, cells: int) -> list[float | None]:
-        """P:D ratio of each half second, the newest last."""
+        """Return the P:D ratio of each half second, the newest last."""
         found = []
         for cell in range(cells - 1, -1, -1):
             starts = [self.last_ms - 100 * (5 * cell + step) for step in range(5)]

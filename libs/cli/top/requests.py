@@ -1,4 +1,4 @@
-"""A worker's finished requests, as the service tells them, and as lines of text. Pure."""
+"""A worker's finished requests, parsed from the service's answer and as lines of text. Pure."""
 
 import time
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from rich.text import Text
 
 from libs.cli.top import draw
 
+# Cells of the surrounding box.
 BESIDE: Final = 10
-"""Cells of the box around it."""
+# Below this width the least important columns are left out.
 NARROW: Final = 110
-"""Cells below which the least needed columns go."""
 LEAST_NEEDED: Final = frozenset(("cached", "queue", "outcome"))
 HEADS: Final = ("ended", "here", "ISL", "cached", "OSL", "queue", "TTFT", "TPOT", "outcome", "request")
+# Cells of each column; the last takes the rest.
 WIDTHS: Final = (9, 9, 8, 8, 7, 10, 10, 10, 12, 0)
-"""Cells of each column; the last takes what is left."""
+# The columns of numbers.
 RIGHT: Final = slice(2, 8)
-"""Columns of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class RequestView:
 
 
 def parse(reported: Any) -> list[RequestView]:
-    """What `/v1/requests` answers; raises KeyError or TypeError for anything else."""
+    """Parse an answer of `/v1/requests`. Raises KeyError or TypeError for anything else."""
     return [RequestView(**{name: each[name] for name in RequestView.__slots__}) for each in reported]
 
 
 def table(requests: Sequence[RequestView], worker_id: str, cells: int = NARROW) -> Text:
-    """A line each below the heads, `cells` wide: what of it this worker did, and how long the client waited."""
+    """Return a line for each request, `cells` wide: what this worker did of it, and how long the client waited."""
     shown = [place for place, head in enumerate(HEADS) if cells >= NARROW or head not in LEAST_NEEDED]
     text = Text(_line(HEADS, shown), "bold", no_wrap=True, overflow="ellipsis")
     id_cells = cells - BESIDE - sum(WIDTHS[place] for place in shown)

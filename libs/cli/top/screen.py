@@ -1,5 +1,3 @@
-"""The screen of `fulcrum top`."""
-
 import asyncio
 from contextlib import suppress
 from typing import ClassVar, Final
@@ -20,20 +18,20 @@ from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, alerts, events, head, pool
 from libs.cli.top.model import Row
 from libs.cli.top.workers import Workers
 
+# On a lower terminal events are left out.
 LEAST_HIGH: Final = 20
-"""Lines of a terminal below which what happened is left out."""
+# On a lower terminal alerts are only counted and events have `FEW` lines, so that workers are in sight.
 ROOMY_HIGH: Final = 32
-"""Lines below which alerts are counted only and what happened has `FEW`, so that workers are in sight."""
 FEW: Final = 1
 
 
 class ScreenPart(Static):
-    """Text above or below the table, drawn anew only where it differs, and laid out anew only where its height may."""
+    """Text above or below the table, redrawn only if it differs and laid out again only if its height may."""
 
     shown = Text()
 
     def show(self, text: Text, *, wraps: bool = False) -> None:
-        """This from now on; where it `wraps` its height may differ with its length."""
+        """Show a text. If it `wraps`, its height may depend on its length."""
         before, self.shown = self.shown, text
         if text != before:
             height = text.cell_len != before.cell_len if wraps else text.plain.count("\n") != before.plain.count("\n")
@@ -41,7 +39,7 @@ class ScreenPart(Static):
 
 
 class Top(App[None]):
-    """Header, pools, workers, and what happens."""
+    """The app of `fulcrum top`: header, pools, workers and events."""
 
     TITLE = "fulcrum top"
     ENABLE_COMMAND_PALETTE = False
@@ -64,7 +62,6 @@ class Top(App[None]):
         self.theme = "textual-light" if light else "textual-dark"
 
     def compose(self) -> ComposeResult:
-        """From top to bottom."""
         yield ScreenPart(id="verdict")
         yield ScreenPart(id="pools")
         yield ScreenPart(id="head")
@@ -75,7 +72,7 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Follow the service for as long as the app runs."""
+        """Follow the service while the app runs."""
         self.query_one(Workers).focus()
         self.run_worker(self.feed.follow(), exit_on_error=True)
         self.run_worker(self.feed.poll(), exit_on_error=True)
@@ -83,7 +80,7 @@ class Top(App[None]):
         self.feed.on_news = self.show
 
     def show(self) -> None:
-        """Draw what the model holds now; nothing once the app closes, whose widgets go before its timers."""
+        """Draw the model. Does nothing once the app closes, whose widgets go before its timers."""
         if not self.paused:
             with suppress(NoMatches):
                 self._draw()
@@ -109,44 +106,39 @@ class Top(App[None]):
         return [row for row in self.feed.model.rows if any(wanted in name.casefold() for name in row.names)]
 
     def action_pause(self) -> None:
-        """Stop the picture, or go on."""
         self.paused = not self.paused
         self._draw()
 
     def action_sort(self, step: int) -> None:
-        """By the next column, or that before."""
+        """Sort by the next column, or by the previous one."""
         self.query_one(Workers).sort_by_next(step)
         self.show()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
         workers = self.query_one(Workers)
         workers.sort_by(workers.by)
         self.show()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        """Sort by the column whose head was clicked."""
         self.query_one(Workers).sort_by(str(event.column_key.value))
         self.show()
 
     def action_filter(self) -> None:
-        """Type part of a name."""
         field = self.query_one("#filter", Input)
         field.add_class("open")
         field.focus()
 
     def on_input_submitted(self) -> None:
-        """Back to the table; an empty filter goes."""
+        """Return to the table; an empty filter disappears."""
         field = self.query_one("#filter", Input)
         field.set_class(bool(field.value), "open")
         self.query_one(Workers).focus()
 
     def action_theme(self) -> None:
-        """Light or dark."""
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """A worker, closer, and its requests; of a group its ranks."""
+        """Open the view of a worker, or of a group with its ranks."""
         name = str(event.row_key.value)
         if group := self.feed.model.groups.get(name):
             self.push_screen(GroupDetail(self.feed, group))
@@ -155,7 +147,7 @@ class Top(App[None]):
 
 
 def run_screen(url: str, *, light: bool) -> None:
-    """Until the person quits. Raises StartupError when nobody answers at first."""
+    """Run the app until the user quits. Raises StartupError if nobody answers at first."""
     try:
         httpx.get(f"{url}/healthz", timeout=5, trust_env=False).raise_for_status()
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""What `fulcrum top` shows: the screen, or snapshots for pipes."""
+"""The output of `fulcrum top`: the screen, or snapshots for pipes."""
 
 import time
 from json import dumps
@@ -12,7 +12,7 @@ WINDOW: Final = "2s"
 
 
 def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool, as_json: bool) -> None:
-    """Until the user leaves, or one snapshot. Raises StartupError."""
+    """Run until the user leaves, or print one snapshot. Raises StartupError."""
     url = metrics.rstrip("/") if metrics else find_suite(ready).metrics
     if as_json or once:
         _print_snapshots(url, as_json=as_json, once=once)
@@ -23,7 +23,7 @@ def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool
 
 
 def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
-    """One, or one a second until interrupted. Raises StartupError when the service does not answer."""
+    """Print one snapshot, or one a second until interrupted. Raises StartupError if the service does not answer."""
     from libs.cli.tables import show_occupancy_of  # noqa: PLC0415
 
     while True:
@@ -40,7 +40,7 @@ def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
 
 
 def _take(url: str, *, exact: bool) -> dict[str, Any]:
-    """Occupancy, what requests met, and alerts that fire, as of now."""
+    """Return occupancy, request latencies and firing alerts as of now."""
     occupancy = get_json(url, "/v1/occupancy", exact=exact, window=WINDOW)
     return {
         "unix_ms": occupancy["as_of_unix_ns"] // 1_000_000,

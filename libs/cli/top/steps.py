@@ -1,4 +1,4 @@
-"""A worker's engine steps, as the service tells them, and as lines of text. Pure."""
+"""A worker's engine steps, parsed from the service's answer and as lines of text. Pure."""
 
 import time
 from collections.abc import Sequence
@@ -10,24 +10,24 @@ from libs.cli.top import draw
 from libs.contracts.step_row import ReportedStep
 
 HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
+# Cells of each column; the last takes the rest.
 WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
-"""Cells of each column; the last takes what is left."""
+# The most that the service returns. The oldest come first and the newest are wanted.
 MAX_STEPS: Final = 5_000
-"""The most that the service tells: the oldest come first, and the newest are wanted."""
 MAX_ROWS: Final = 200
+# The column that is text.
 KIND: Final = 2
-"""The column that is text."""
 
 
 def parse(reported: Any) -> list[ReportedStep]:
-    """What `/v1/steps` answers, the newest first; raises KeyError or TypeError for anything else."""
+    """Parse an answer of `/v1/steps`, the newest first. Raises KeyError or TypeError for anything else."""
     return [
         ReportedStep(**{name: each[name] for name in ReportedStep.__slots__}) for each in reversed(reported["steps"])
     ]
 
 
 def table(steps: Sequence[ReportedStep]) -> Text:
-    """A line each of the first `MAX_ROWS` below the heads, in the colour of its phase."""
+    """Return a line for each of the first `MAX_ROWS` steps, in the colour of its phase."""
     text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
     for each in steps[:MAX_ROWS]:
         text.append("\n" + _line(_cells(each)), f"not bold {draw.COLORS.get(each.kind, draw.COLORS['kv wait'])}")

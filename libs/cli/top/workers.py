@@ -1,4 +1,4 @@
-"""The table of workers in `fulcrum top`: as many columns as fit, in an order that the cursor survives."""
+"""The table of workers in `fulcrum top`: as many columns as fit, in an order that keeps the cursor's place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,17 @@ from textual.widgets import DataTable
 from libs.cli.top import draw
 from libs.cli.top.model import FIGURE, WINDOW_NS, Row
 
+# Rows shown at a time; the filter finds the others.
 MAX_ROWS: Final = 200
-"""Shown at a time; the filter finds the others."""
+# The width from which the history has twice its cells.
 HISTORY_WIDE: Final = 110
-"""Cells from which the history has twice its cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure of each worker."""
-
     name: str
     least: int = 0
-    """Cells of the terminal from which it is shown."""
+    """The width of the terminal from which the column is shown."""
 
 
 COLUMNS: Final = (
@@ -37,7 +35,7 @@ NAME_CELLS: Final = 22
 
 
 class Workers(DataTable[Any]):
-    """A row each; the footer says what Enter does."""
+    """The table, with a row for each worker; the footer says what Enter does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("enter", "select_cursor", "requests")]
 
@@ -49,22 +47,22 @@ class Workers(DataTable[Any]):
 
     @property
     def fitting(self) -> list[Column]:
-        """The columns that the terminal has room for."""
+        """Return the columns for which the terminal has room."""
         return [column for column in COLUMNS if self.app.size.width >= column.least]
 
     def sort_by(self, name: str) -> None:
-        """By this column, or the other way round where it is so already."""
+        """Sort by a column, or reverse the order if it is sorted by it already."""
         self.reverse = not self.reverse if name == self.by else False
         self.by = name
 
     def sort_by_next(self, step: int) -> None:
-        """By the next column there is room for, or that before."""
+        """Sort by the next column that has room, or by the previous one."""
         names = [column.name for column in self.fitting]
         at = names.index(self.by) if self.by in names else 0
         self.sort_by(names[(at + step) % len(names)])
 
     def fill(self, workers: Sequence[Row], last_ms: int) -> None:
-        """Show these workers and groups as of the window that starts at `last_ms`."""
+        """Show workers and groups as of the window that starts at `last_ms`."""
         pointed = self._pointed()
         if self._lay_out():
             pointed = None  # in another order the first is what is looked for
@@ -79,7 +77,7 @@ class Workers(DataTable[Any]):
                     self.update_cell(worker_id, name, row[name])
 
     def _lay_out(self) -> bool:
-        """Make the columns anew where others fit or the order is another; whether it is."""
+        """Rebuild the columns if others fit or the order changed, and return whether they were."""
         before, self._laid_out = self._laid_out, (self.by, self.reverse, *self.fitting)
         if before == self._laid_out:
             return False
@@ -93,7 +91,6 @@ class Workers(DataTable[Any]):
         return sorted(workers, key=lambda worker: _order(worker, last_ms, self.by), reverse=self.reverse)[:MAX_ROWS]
 
     def _pointed(self) -> str | None:
-        """The worker under the cursor."""
         if not self.is_valid_coordinate(self.cursor_coordinate):
             return None
         return str(self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value)
@@ -130,7 +127,7 @@ def _cells(worker: Row, last_ms: int, history_cells: int) -> dict[str, Any]:
 
 
 def _order(worker: Row, last_ms: int, column: str) -> Any:
-    """What a column is sorted by: names upwards, figures from the greatest."""
+    """Return a sort key: names ascending, figures descending."""
     if column in NAMES:
         return ({"worker": worker.label, "role": escape(worker.role), "node": worker.node}[column], worker.id)
     times = worker.spent(last_ms)

@@ -1,4 +1,4 @@
-"""`fulcrum tune`: measure workers and set them by what was found."""
+"""The command group `fulcrum tune`: measures workers and sets them accordingly."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="Targ
 
 @tune.callback()
 def options() -> None:
-    """Measure workers and set them by what was found."""
+    """Measure workers and set them accordingly."""
 
 
 @tune.command(epilog="Example: fulcrum tune prefill gpu-0 --json")
@@ -74,7 +74,7 @@ def decode(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show the largest decode batch that holds a TPOT target, by the step times that each worker has learned.
+    """Show the largest decode batch within a TPOT target, by the step times that each worker has learned.
 
     Requests with a TPOT target are held to theirs at every step, whatever is asked here.
     """

@@ -15,12 +15,12 @@ from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 
 PLOT_CELLS = 40
+# A smaller relative difference in time to first token is not mentioned.
 LEAST_DIFFERENCE = 0.02
-"""Of a time to the first token: less is no difference."""
 
 
 def figures(worker: str, answer: pb.TunePrefillResponse, *, applied: bool) -> dict[str, Any]:
-    """What `--json` prints of one worker."""
+    """Return what `--json` prints of one worker."""
     return {
         "worker": worker,
         "chunk_tokens": answer.chunk_tokens,
@@ -46,7 +46,7 @@ def figures(worker: str, answer: pb.TunePrefillResponse, *, applied: bool) -> di
 
 
 def reported(found: dict[str, Any]) -> Group:
-    """The curve as bars, what was measured with a mark where the fitted curve is; then the choice in words."""
+    """Return the curve as bars, measured points with a mark at the fitted curve, then the choice in words."""
     words = Text(_words(found))
     return Group(_bars(found), Text(), words) if found["curve"] else Group(words)
 
@@ -96,7 +96,7 @@ def _words(found: dict[str, Any]) -> str:
 
 
 def _against(found: dict[str, Any]) -> str:
-    """How soon the first token would come with the default's chunk. The choice is for throughput: it may cost time."""
+    """Return how much sooner the default's chunk would give the first token: the choice is for throughput."""
     chosen, default = found["ttft_ms"], found["ttft_ms_default"]
     if not chosen or not default or abs(default - chosen) < LEAST_DIFFERENCE * chosen:
         return "as soon"
@@ -104,7 +104,7 @@ def _against(found: dict[str, Any]) -> str:
 
 
 def _reached(found: dict[str, Any]) -> float | None:
-    """Share of the plateau at the chunk in question, between the points of the fitted curve; None outside of them."""
+    """Return the share of the plateau at the chunk, between points of the fitted curve; None outside of them."""
     points = [(p["tokens"], p["fitted_tokens_per_s"]) for p in found["curve"]]
     for (low, low_rate), (high, high_rate) in pairwise(points):
         if low <= found["chunk_tokens"] <= high:
@@ -114,7 +114,7 @@ def _reached(found: dict[str, Any]) -> float | None:
 
 
 def draw(file: Path, workers: list[dict[str, Any]]) -> None:
-    """Every worker's points, fitted curve and choice in one picture. Raises StartupError without matplotlib."""
+    """Draw every worker's points, fitted curve and choice in one picture. Raises StartupError without matplotlib."""
     try:
         check_plots("--picture")
     except InvalidRequest as error:

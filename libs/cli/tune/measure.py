@@ -1,4 +1,4 @@
-"""What `fulcrum tune` does: asks workers over gRPC, shows what they found."""
+"""The commands of `fulcrum tune`: measure workers over gRPC and show what they found."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ def tune_prefill(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Tune one worker, or all in role prefill one after the other, and print what each found.
+    """Tune one worker, or all prefill workers one after the other, and print what each found.
 
-    Raises StartupError: of workers that fail once all have been asked, since the others may have changed.
+    Raises StartupError for failed workers once all were tuned, since the others may have changed.
     """
     from libs.cli.tune.curves import draw, figures  # noqa: PLC0415 (start-up time, of rich)
 
@@ -74,7 +74,10 @@ def of_each(
     ask: Callable[[dict[str, Any]], dict[str, Any]],
     tell: Callable[[dict[str, Any]], None] | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Figures of those that answer, printed one by one or else as JSON together, and errors of the others."""
+    """Return (figures of the workers that answered, errors of the others).
+
+    Figures are printed one by one, or together as JSON without `tell`.
+    """
     entries: list[dict[str, Any]] = []
     for each in workers:
         try:
@@ -96,7 +99,7 @@ def _end(failed: Sequence[str]) -> None:
 
 
 def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[dict[str, Any]]:
-    """The one that is named, else all of these roles."""
+    """Return the named worker, else all workers of these roles."""
     workers: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     chosen = [w for w in workers if (w["id"] == worker if worker else w["role"] in roles)]
     if not chosen:

@@ -1,4 +1,4 @@
-"""`fulcrum up`: a whole suite on this machine."""
+"""The command `fulcrum up`: a whole suite on this machine."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -13,8 +13,6 @@ DEFAULT_POOL = 2
 
 
 class EngineChoice(StrEnum):
-    """What workers compute with."""
-
     TORCH = "torch"
     SIM = "sim"
     VLLM = "vllm"

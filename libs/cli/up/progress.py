@@ -1,4 +1,4 @@
-"""How `fulcrum up` shows on stderr what its processes do: bars on a terminal, lines elsewhere."""
+"""Progress of `fulcrum up` on stderr: bars on a terminal, lines elsewhere."""
 
 import sys
 from typing import Protocol
@@ -20,59 +20,56 @@ from libs.cli.console import make_console
 from libs.contracts.foreign_text import plain
 from libs.launch.report import Reporter
 
+# A bar stops here until its process serves, even if the last stage is complete.
 ALMOST = 0.99
-"""As far as a bar goes before its process is ready: the last stage may be done and the process not yet serving."""
 
 
 class Display(Reporter, Protocol):
-    """A reporter that can be asked to leave the screen as it is."""
+    """A reporter that can leave the screen as it is."""
 
     def finish(self) -> None:
-        """The start is over, one way or the other; from here on only notes and restarts are shown."""
+        """End the start's display; from here on only notes and restarts are shown."""
         ...
 
 
 def make_display() -> Display:
-    """By what stderr is."""
+    """Return the display that suits stderr."""
     console = make_console(stderr=True)
     return Bars(console) if console.is_terminal else Lines()
 
 
 class Lines:
-    """One line for each new stage and for each process that is ready."""
+    """A display with one line for each new stage and for each process that is ready."""
 
     def __init__(self) -> None:
         self._stage: dict[str, str] = {}
         self._starting = True
 
     def progress(self, name: str, stage: str, fraction: float) -> None:
-        """A line when the stage is another."""
+        """Print a line if the stage has changed."""
         if self._starting and self._stage.get(name) != stage:
             self._stage[name] = stage
             print(plain(f"{name}: {stage}"), file=sys.stderr, flush=True)
 
     def ready(self, name: str, address: str) -> None:
-        """A line."""
         print(plain(f"{name}: ready {address}").rstrip(), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """A line."""
         print(plain(text, lines=True), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """Stages are no news any more."""
+        """Stop printing stages."""
         self._starting = False
 
 
 class _Mark(ProgressColumn):
-    """A spinner that becomes a tick."""
+    """A spinner that becomes a tick once its task is complete."""
 
     def __init__(self) -> None:
         super().__init__()
         self._spinner = SpinnerColumn()
 
     def render(self, task: Task) -> Text:
-        """One cell."""
         if task.finished:
             return Text("✓", style="green")
         spinner = self._spinner.render(task)
@@ -80,7 +77,7 @@ class _Mark(ProgressColumn):
 
 
 class Bars:
-    """One bar for each process."""
+    """A display with one bar for each process."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -97,24 +94,21 @@ class Bars:
         self._bars.start()
 
     def progress(self, name: str, stage: str, fraction: float) -> None:
-        """Move the bar; without a known share it pulses."""
+        """Move the bar; it pulses if the fraction is unknown."""
         if self._starting:
             total = 1.0 if fraction else None
             self._bars.update(self._task(name), stage=stage, total=total, completed=min(fraction, ALMOST))
 
     def ready(self, name: str, address: str) -> None:
-        """Fill the bar."""
         if self._starting:
             self._bars.update(self._task(name), stage=address or "ready", total=1.0, completed=1.0)
         else:
             self._console.print(f"{name} is back at {address}" if address else f"{name} is back", style="green")
 
     def note(self, text: str) -> None:
-        """A line above the bars."""
         self._console.print(text, style="yellow")
 
     def finish(self) -> None:
-        """Leave the bars as they are."""
         self._starting = False
         self._bars.stop()
 

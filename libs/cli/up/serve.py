@@ -1,4 +1,4 @@
-"""What `fulcrum up` does once it runs: signals, the first question, the screen."""
+"""The run of `fulcrum up` in a terminal: signals, the first question, the screen."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: bool) -> int:
-    """Until a signal; the exit code. Raises StartupError in one line when the suite cannot start, or ends by itself."""
+    """Serve until a signal and return the exit code. Raises StartupError if it cannot start or ends by itself."""
     settings = load_settings(LaunchSettings)
     configure_logging("up", level="warning", log_format="console")
     if options.profile is not None and model is None:
@@ -46,7 +46,7 @@ def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: 
 
 
 class _Run:
-    """One `fulcrum up` as the terminal sees it."""
+    """One `fulcrum up` as the terminal shows it."""
 
     def __init__(self, up: Up, display: Display, options: SuiteOptions, *, question: bool, as_json: bool) -> None:
         self._up = up
@@ -60,7 +60,7 @@ class _Run:
         self._out = make_console(stderr=as_json, soft_wrap=True)
 
     async def main(self) -> int:
-        """Until a signal or a StartupError."""
+        """Run until a signal or a StartupError."""
         loop = asyncio.get_running_loop()
         work = loop.create_task(self._up.run(self._on_ready), name="up")
         for number in _SIGNALS:
@@ -73,7 +73,7 @@ class _Run:
         return EXIT_OK
 
     def _stop(self, work: "asyncio.Task[Any]") -> None:
-        """The first signal drains, the second does not wait."""
+        """Drain at the first signal; do not wait at the second."""
         if self._stopping:
             self._up.kill()
             return
@@ -119,7 +119,7 @@ class _Run:
         return f"{shown} on {pool} worker{'s' if pool > 1 else ''}"
 
     async def _ask(self, ready: Ready) -> None:
-        """A question that fails is reported; the suite is there all the same, to be looked at."""
+        """Ask the first question. A failure is reported, and the suite stays up to be examined."""
         self._out.print(f"\n{FIRST_QUESTION}", style="bold")
         body = {
             "model": ready.model,
@@ -142,7 +142,7 @@ class _Run:
 
 
 def _program() -> str:
-    """What to type here for this very command line."""
+    """Return the program as it was typed, for commands that are printed."""
     called = Path(sys.argv[0])
     if called.name != "fulcrum" or shutil.which("fulcrum") == str(called):
         return "fulcrum"

@@ -1,4 +1,4 @@
-"""What a machine lacks for an engine, each with what to do about it. Pure."""
+"""What a machine lacks for an engine, each finding with its remedy. This module is pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,36 +8,34 @@ from typing import Final
 from libs.launch.doctor.machine import Machine
 
 GIB: Final = 2**30
+# The KV pools of workers on one host, and the messages between vLLM's processes.
 LEAST_SHARED_BYTES: Final = GIB
-"""KV pools of workers on one host, and vLLM's messages between its processes."""
+# RDMA pins a worker's KV pool.
 LEAST_MEMLOCK_BYTES: Final = 8 * GIB
-"""RDMA pins a worker's KV pool."""
 LEAST_PYTHON: Final = (3, 11)
 
 
 class Level(StrEnum):
-    """How bad it is."""
-
     OK = "ok"
     SLOWER = "slower"
-    """A suite runs without it, with less of something."""
+    """A suite runs without it, but slower or with less of something."""
+    # The engine does not start without it.
     MISSING = "missing"
-    """The engine does not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One property of the machine that was examined."""
 
     what: str
     level: Level
     says: str
     do: str = ""
-    """What mends it; empty where all is well."""
+    """The remedy; empty if nothing is wrong."""
 
 
 def findings(machine: Machine, engine: str) -> list[Finding]:
-    """All that matters to `engine`: sim, torch or vllm."""
+    """Return all findings that matter to `engine`: sim, torch or vllm."""
     found = list(_every_engine(machine))
     if engine in ("torch", "vllm"):
         found += _torch(machine)

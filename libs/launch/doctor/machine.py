@@ -1,4 +1,4 @@
-"""What a machine has that a suite could need, read once, from where the system keeps it."""
+"""The properties of a machine that a suite may need, read once from the system."""
 
 import importlib.metadata
 import os
@@ -25,7 +25,7 @@ MEMORY_INFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One that NVIDIA's driver shows."""
+    """A GPU as NVIDIA's driver shows it."""
 
     name: str
     memory_bytes: int
@@ -33,25 +33,25 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found. None or empty: not there."""
+    """What was found. None or empty means absent."""
 
     python: str
     system: str
     cores: int
     memory_bytes: int
+    # Free in /dev/shm.
     shared_memory_bytes: int
-    """Free in /dev/shm."""
     memlock_bytes: int | None
-    """Memory that this user may pin, as RDMA does; None: unlimited."""
+    """The memory that this user may pin, as RDMA does; None is unlimited."""
     cache: str
     cache_problem: str
     packages: Mapping[str, str]
-    """Version by name, of those in `PACKAGES` that are installed."""
+    """The versions of the packages in `PACKAGES` that are installed."""
     torch_cuda: str | None
-    """CUDA that torch was built for."""
+    """The CUDA version that torch was built for."""
     driver: str | None
     driver_cuda: str | None
-    """Newest CUDA that the driver runs."""
+    """The newest CUDA version that the driver runs."""
     gpus: tuple[Gpu, ...]
     nvcc: str | None
     cxx: str | None
@@ -62,7 +62,7 @@ class Machine:
 
 
 def look(environ: Mapping[str, str]) -> Machine:
-    """At this machine. Takes milliseconds: nothing heavy is imported."""
+    """Examine this machine. Takes milliseconds: nothing heavy is imported."""
     driver, driver_cuda, gpus = _nvidia()
     soft_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
@@ -90,7 +90,7 @@ def look(environ: Mapping[str, str]) -> Machine:
 
 
 def _nvidia() -> tuple[str | None, str | None, tuple[Gpu, ...]]:
-    """(version of the driver, newest CUDA that it runs, GPUs)."""
+    """Return (driver version, newest CUDA version that it runs, GPUs)."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
@@ -121,7 +121,7 @@ def _packages() -> dict[str, str]:
 
 
 def _torch_cuda() -> str | None:
-    """Out of the file that torch's build has written: importing torch takes seconds."""
+    """Read the CUDA version from the file that torch's build wrote: importing torch takes seconds."""
     try:
         files = importlib.metadata.files("torch") or []
     except importlib.metadata.PackageNotFoundError:
@@ -144,7 +144,7 @@ def _memory_bytes() -> int:
 
 
 def _program(*names: str) -> str | None:
-    """The first that is there."""
+    """Return the path of the first program that exists."""
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 

@@ -1,4 +1,4 @@
-"""The launcher port over processes of this machine: each in a session of its own, on a leash, its stderr in a log."""
+"""The launcher port over local processes: each on a leash in its own session, its stderr in a log."""
 
 import asyncio
 import contextlib
@@ -18,18 +18,16 @@ from libs.launch.processes.port import ChildSpec
 from libs.launch.report import StatusLine, parse_status
 from libs.runtime.paths import create_private, private_folder
 
+# A log that exceeds this replaces the previous one and is started anew.
 MAX_LOG_BYTES = 32 * 1024 * 1024
-"""A log that has grown over this is put aside, in place of the one before, and started anew."""
 LAST_WORDS_BYTES = 4096
 MAX_STATUS_BYTES = 64 * 1024
+# Sockets are read by the thread that waits for completions. gRPC's newer way passes each message through three more
+# threads, for 1.5 times the CPU time. gRPC reads this variable when imported; deploy/images sets the same.
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
-"""Sockets are read by the thread that waits for completions. gRPC's newer way passes each message through three threads
-more, for 1.5 times the CPU time. It looks at this as it is imported; deploy/images sets the same."""
 
 
 class ProcessChild:
-    """One process group."""
-
     def __init__(self, process: Process, stdout: asyncio.StreamReader, log: Path) -> None:
         self._process = process
         self._stdout = stdout
@@ -37,11 +35,11 @@ class ProcessChild:
 
     @property
     def pid(self) -> int:
-        """Process id of the group's leader."""
+        """The process id of the group's leader."""
         return self._process.pid
 
     async def statuses(self) -> AsyncIterator[StatusLine]:
-        """Status lines; other lines go into the log."""
+        """Yield status lines; other lines go into the log."""
         while True:
             try:
                 line = await self._stdout.readline()
@@ -58,11 +56,11 @@ class ProcessChild:
             yield StatusLine("text", stage=line.decode(errors="replace").rstrip())
 
     async def wait(self) -> int:
-        """The exit code; negative: a signal."""
+        """Return the exit code; a negative one is a signal."""
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to the leader, then SIGKILL to the group."""
+        """Send SIGTERM to the leader, then SIGKILL to the group."""
         try:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -74,31 +72,29 @@ class ProcessChild:
         await self._process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the group, which may outlive its leader."""
+        """Send SIGKILL to the group, which may outlive its leader."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class ProcessLauncher:
-    """Starts children as processes; their logs lie in one folder."""
+    """Starts children as processes whose logs lie in one folder."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._started: set[str] = set()
 
     async def start(self, spec: ChildSpec) -> ProcessChild:
-        """Raises StartupError when there are no processes or files to be had."""
+        """Start a child. Raises StartupError if processes or files run out."""
         try:
             return await self._start(spec)
         except OSError as error:
             raise StartupError(f"{spec.name} cannot be started: {error.strerror}") from None
 
     def log_of(self, name: str) -> str:
-        """The file."""
         return str(self._logs / f"{name}.log")
 
     def last_words(self, name: str) -> str:
-        """The last line of the log."""
         try:
             with Path(self.log_of(name)).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
@@ -108,7 +104,7 @@ class ProcessLauncher:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     async def bound_logs(self) -> None:
-        """Put logs that have grown too big aside."""
+        """Put aside logs that have grown too big."""
         await asyncio.to_thread(self._bound_logs)
 
     def _bound_logs(self) -> None:
@@ -147,7 +143,7 @@ class ProcessLauncher:
         return ProcessChild(process, reader, Path(self.log_of(spec.name)))
 
     def _open_log(self, name: str) -> BinaryIO:
-        """Empty at a suite's start; a restarted child goes on in it."""
+        """Open a child's log, emptied at the suite's start; a restarted child appends to it."""
         private_folder(self._logs, allowed=0o077)
         path = Path(self.log_of(name))
         if name not in self._started:
@@ -163,7 +159,9 @@ def _leashed(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _environment(spec: ChildSpec) -> dict[str, str]:
-    """Children run the code that this process runs, whatever folder it was started in, with gRPC's own polling."""
+    """Return the child's environment: the code that this process runs, wherever it was started, and gRPC's own
+    polling.
+    """
     root = str(Path(libs.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join((root, inherited)) if inherited else root

@@ -9,60 +9,60 @@ from libs.launch.report import StatusLine
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process of a suite."""
+    """One process of a suite, as it is to be started."""
 
     name: str
-    """Stable over restarts; for a worker its id."""
+    """A name that survives restarts; for a worker its id."""
     command: tuple[str, ...]
-    """"python" in front stands for the interpreter that holds this project."""
+    """The command; a leading "python" stands for the interpreter that holds this project."""
     env: Mapping[str, str]
-    """Set beside what the launcher itself inherited."""
+    """Variables set in addition to those that the launcher inherited."""
     ready_text: str = ""
-    """For a program without status lines: it is ready once it prints a line with this text."""
+    """The text of the line that marks a program without status lines as ready."""
     port_variable: str = ""
-    """Variable of the HTTP port: a restart keeps the port that the first start got."""
+    """The variable of the HTTP port: a restart keeps the port of the first start."""
 
 
 class Child(Protocol):
-    """A started process and whatever it started."""
+    """A started process together with everything it started."""
 
     @property
     def pid(self) -> int:
-        """Id of the process itself."""
+        """The id of the process itself."""
         ...
 
     def statuses(self) -> AsyncIterator[StatusLine]:
-        """Its status lines, to the end of its output; one consumer."""
+        """Yield its status lines to the end of its output, for one consumer."""
         ...
 
     async def wait(self) -> int:
-        """The exit code once it has ended; negative: the signal that ended it."""
+        """Return the exit code once it has ended; a negative one is a signal."""
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and after `grace_s` end it and all it started. Returns when nothing is left."""
+        """Request its end, and after `grace_s` kill it and everything it started. Returns when nothing is left."""
         ...
 
     def kill(self) -> None:
-        """End it and all it started at once."""
+        """Kill it and everything it started at once."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts children. They never outlive the launcher's own process."""
+    """Starts children, which never outlive the launcher's own process."""
 
     async def start(self, spec: ChildSpec) -> Child:
-        """Raises StartupError when it cannot even be started."""
+        """Start a child. Raises StartupError if that is impossible."""
         ...
 
     def log_of(self, name: str) -> str:
-        """The file in which a person finds what the child wrote."""
+        """Return the file that holds the child's log."""
         ...
 
     def last_words(self, name: str) -> str:
-        """The last line that the child logged; empty when there is none."""
+        """Return the last line that the child logged; empty if there is none."""
         ...
 
     async def bound_logs(self) -> None:
-        """Cut what children have logged to a bounded size; called now and then while they run."""
+        """Cut logs to a bounded size; called now and then while children run."""
         ...

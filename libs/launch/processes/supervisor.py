@@ -1,4 +1,4 @@
-"""Keeps one child alive under its name: starts it, watches it, starts it again after a bounded, growing wait."""
+"""Keeps one child running under its name: starts it, watches it, and restarts it after a growing, bounded wait."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,16 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import TaskOwner
 
 FIRST_WAIT_S = 0.25
+# Restarts continue for ever at this pace: the cause may be cured from outside.
 MAX_WAIT_S = 10.0
-"""Restarts go on for ever, at this pace: what ails a child may be cured from outside."""
+# A child that has served this long starts again with the shortest wait.
 STABLE_S = 30.0
-"""A child that served this long starts its waits anew."""
 DEFAULT_GRACE_S = 5.0
 LAST_OUTPUT_S = 1.0
 
 
 class Supervisor:
-    """One child, from `start` to `stop`."""
+    """The supervisor of one child, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class Supervisor:
         restart: bool,
         on_death: Callable[[StartupError], None],
     ) -> None:
-        """`on_death` is called once when a child that was ready dies and `restart` is off."""
+        """Call `on_death` once when a child that was ready dies and `restart` is off."""
         self.name = spec.name
         self.first_ready: asyncio.Future[StatusLine] = asyncio.get_running_loop().create_future()
-        """Fails with StartupError when the child ends before."""
+        """Set at the child's first readiness; fails with StartupError if the child ends before."""
         self._launcher = launcher
         self._spec = spec
         self._reporter = reporter
@@ -72,7 +72,7 @@ class Supervisor:
             await asyncio.sleep(wait_s)
 
     async def stop(self, grace_s: float) -> None:
-        """End the child; it has `grace_s` to drain."""
+        """End the child, which has `grace_s` to drain."""
         self._grace_s = grace_s
         if self._task is not None:
             self._task.cancel()
@@ -81,13 +81,13 @@ class Supervisor:
             self.first_ready.cancel()
 
     def kill(self) -> None:
-        """End the child at once and for good; `stop` then has nothing to wait for."""
+        """End the child at once and for good; a later `stop` has nothing to wait for."""
         self._killed.set()
         if self._child is not None:
             self._child.kill()
 
     async def _once(self) -> tuple[str, float]:
-        """One life of the child: why it ended, and how long it was ready."""
+        """Run the child once and return why it ended and how long it was ready."""
         loop = asyncio.get_running_loop()
         self._reporter.progress(self.name, "starting", 0.0)
         try:
@@ -143,6 +143,6 @@ class _Life:
 
 
 def _retrieve(future: "asyncio.Future[StatusLine]") -> None:
-    """An exception that nobody waits for any more is no news."""
+    """Retrieve an exception that nobody awaits any more, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

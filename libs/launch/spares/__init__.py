@@ -1,1 +1,1 @@
-"""Workers of a suite that run only while the planner wishes them."""
+"""Workers of a suite that run only while the planner requests them."""

@@ -1,4 +1,4 @@
-"""The launcher's own route, by which the planner wishes for spare workers."""
+"""The launcher's own route, by which the planner requests spare workers."""
 
 import hmac
 from typing import Annotated, Final
@@ -15,7 +15,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 
 
 def make_spares_app(spares: Spares, token: str) -> FastAPI:
-    """GET and PUT /v1/spares, for holders of the suite's token."""
+    """Return an app with GET and PUT /v1/spares, for holders of the suite's token."""
     app = FastAPI(title="Fulcrum launcher", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(HttpSemantics)
 

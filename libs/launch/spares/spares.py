@@ -1,4 +1,4 @@
-"""Spare workers of a suite, started and ended as the planner wishes."""
+"""The spare workers of a suite, started and ended at the planner's request."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import TaskOwner
 
 FIRST_WAIT_S: Final = 2.0
+# The pause before a spare worker that could not start is tried again, however often it is requested.
 MAX_WAIT_S: Final = 60.0
-"""Before a spare worker that could not start is tried again, however often it is asked for meanwhile."""
 
 
 class Spares:
-    """Supervises as many of the spare workers as are wished, the first ones of the plan's."""
+    """Supervises the requested number of spare workers, the first ones of the plan."""
 
     def __init__(
         self,
@@ -38,18 +38,18 @@ class Spares:
         self._model = model
         self._grace_s = grace_s
         self._running: dict[str, Supervisor] = {}
-        """Those that end among them, until they have."""
+        """The running workers, including those that are ending."""
         self._ending: set[str] = set()
         self._backoff = Backoff(first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S)
         self._not_before_s = 0.0
 
     @property
     def state(self) -> SpareState:
-        """As it is."""
+        """Return the present state."""
         return SpareState(list(self._running), len(self._specs), self._model)
 
     def have(self, count: int, first_to_end: Sequence[str] = ()) -> None:
-        """Have this many from now on; what has to start and to end does so in tasks."""
+        """Run this many from now on. Starting and ending happens in tasks."""
         staying = [name for name in self._running if name not in self._ending]
         for name in to_end(staying, count, first_to_end):
             self._ending.add(name)
@@ -65,12 +65,10 @@ class Spares:
             self._tasks.spawn(f"await {name}", self._await(name, supervisor))
 
     async def stop(self, grace_s: float) -> None:
-        """End all of them."""
         await asyncio.gather(*(supervisor.stop(grace_s) for supervisor in list(self._running.values())))
         self._running.clear()
 
     def kill(self) -> None:
-        """End all at once."""
         for supervisor in self._running.values():
             supervisor.kill()
 
@@ -83,7 +81,7 @@ class Spares:
         self._reporter.note(f"{name} has ended: the planner wishes fewer workers")
 
     async def _await(self, name: str, supervisor: Supervisor) -> None:
-        """A spare worker that cannot start costs the suite nothing but the wait before the next try."""
+        """Wait for a worker's start. One that cannot start costs the suite only the pause before the next try."""
         try:
             await supervisor.first_ready
         except (StartupError, asyncio.CancelledError) as error:
