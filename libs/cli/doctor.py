@@ -11,7 +11,7 @@ MARKS = {"ok": ("✓", "green"), "slower": ("!", "yellow"), "missing": ("✗", "
 
 
 def doctor(
-    engine: Annotated[str, typer.Option(help="What workers shall run: sim, torch or vllm.")] = "torch",
+    engine: Annotated[str, typer.Option(help="Engine that workers would run: sim, torch or vllm.")] = "torch",
     *,
     json: Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ MODELS = "/models"
 
 
 def profile(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them; all by default.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Profile to print. Default: list all.")] = None,
     *,
     json: Json = False,
 ) -> None:

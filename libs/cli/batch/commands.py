@@ -10,9 +10,9 @@ from libs.cli.options import Json, ReadyFile
 
 batch = typer.Typer(help="Run files of requests, each line answered once, when there is room.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Of the job, as `fulcrum batch list` shows it.")]
-Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write answers here.")]
-Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="Write errors of lines here.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `fulcrum batch list` shows it.")]
+Output = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write answers to.")]
+Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write failed lines to.")]
 
 
 @batch.command(epilog="Example: fulcrum batch submit requests.jsonl --wait --output answers.jsonl")
@@ -20,23 +20,25 @@ def submit(
     file: Annotated[Path | None, typer.Argument(help="Lines of custom_id, method, url, body; - for stdin.")] = None,
     *,
     topic: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take the lines from this Kafka topic, as far as it is now.")
+        str | None, typer.Option(metavar="NAME", help="Kafka topic to read lines from, up to its present end.")
     ] = None,
-    output_topic: Annotated[str, typer.Option(metavar="NAME", help="Write answers to this topic too.")] = "",
-    error_topic: Annotated[str, typer.Option(metavar="NAME", help="Write errors of lines to this topic too.")] = "",
+    output_topic: Annotated[str, typer.Option(metavar="NAME", help="Topic to write answers to as well.")] = "",
+    error_topic: Annotated[str, typer.Option(metavar="NAME", help="Topic to write failed lines to as well.")] = "",
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="Among the tenant's jobs; the highest is first.")
+        int, typer.Option(min=-100, max=100, help="Priority among the tenant's jobs; the highest runs first.")
     ] = 0,
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Whose share of the capacity it takes.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Tenant whose share of the capacity the job uses.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", metavar="", help="Show progress until the job has ended.")] = False,
     output: Output = None,
     errors: Errors = None,
     window: Annotated[
-        str, typer.Option(metavar="T", help="Lines not answered by then are given up: 24h, 30m.")
+        str, typer.Option(metavar="T", help="Give up on lines not answered within this time: 24h, 30m.")
     ] = "24h",
     endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Route of every line; of a file, the first line's by default."),
+        typer.Option(metavar="URL", help="Route of every line. Default for a file: that of its first line."),
     ] = None,
     ready: ReadyFile = None,
     json: Json = False,
@@ -84,7 +86,7 @@ def cancel(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None
 @batch.command("list", epilog="Example: fulcrum batch list --limit 5")
 def list_jobs(
     *,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the youngest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many jobs to list, the newest first.")] = 20,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

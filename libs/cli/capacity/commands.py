@@ -8,7 +8,9 @@ from libs.cli.options import Json, ReadyFile
 
 SLO: Final = "ttft=2s,tpot=50ms"
 
-capacity = typer.Typer(help="How many GPUs, in which pool, at what hour, and how sure that is.", no_args_is_help=True)
+capacity = typer.Typer(
+    help="How many GPUs each pool will need, hour by hour, and how sure that is.", no_args_is_help=True
+)
 
 
 @capacity.callback()
@@ -21,26 +23,37 @@ def plan(
     *,
     horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 6h, 7d.")] = "24h",
     slo: Annotated[
-        str, typer.Option(metavar="SLO", help="3x: three times the prompt's own prefill.")
+        str, typer.Option(metavar="SLO", help="Targets; ttft=3x is three times the prompt's own prefill time.")
     ] = "ttft=2s,tpot=50ms",
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, metavar="P", help="Share of what may come.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, metavar="P", help="Share of possible demand that the plan must meet.")
+    ] = 0.95,
     trace: Annotated[
-        str, typer.Option(metavar="FILE|SPEC", help="In place of a suite's demand: a trace, or CSV of demand in bins.")
+        str, typer.Option(metavar="FILE|SPEC", help="A trace, or CSV of demand in bins, instead of a suite's demand.")
     ] = "",
     what_if: Annotated[
-        str, typer.Option("--what-if", metavar="NAME=X,…", help="traffic=1.3, isl=2, osl=0.5, device=b200.")
+        str,
+        typer.Option(
+            "--what-if",
+            metavar="NAME=X,…",
+            help="Change the demand or the device: traffic=1.3, isl=2, osl=0.5, device=b200.",
+        ),
     ] = "",
-    model: Annotated[str, typer.Option(metavar="M", help="Whose demand, or whose profile.")] = "",
-    device: Annotated[str, typer.Option(metavar="NAME", help="With --trace: h100, b200, …")] = "h100",
+    model: Annotated[
+        str, typer.Option(metavar="M", help="Model whose demand is planned, or whose profile is used.")
+    ] = "",
+    device: Annotated[str, typer.Option(metavar="NAME", help="GPU to plan for with --trace: h100, b200, …")] = "h100",
     profile: Annotated[
         str,
-        typer.Option(metavar="NAME|FILE", help="Of workers, in place of model and device, or of a suite's own."),
+        typer.Option(metavar="NAME|FILE", help="Worker profile, instead of model and device or of the suite's own."),
     ] = "",
-    there: Annotated[str, typer.Option(metavar="P:D", help="Workers that are there, with --trace, e.g. 4:6.")] = "",
-    spare: Annotated[int, typer.Option(min=0, metavar="K", help="Workers of each pool beyond those needed.")] = 0,
-    gpu_hour: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Of a GPU for an hour.")] = 0.0,
-    check: Annotated[bool, typer.Option(help="Run the busiest stretch in the lab.")] = True,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of whatever is drawn.")] = 1,
+    there: Annotated[
+        str, typer.Option(metavar="P:D", help="Existing prefill and decode workers, with --trace, e.g. 4:6.")
+    ] = "",
+    spare: Annotated[int, typer.Option(min=0, metavar="K", help="Spare workers of each pool beyond those needed.")] = 0,
+    gpu_hour: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Price of a GPU for an hour.")] = 0.0,
+    check: Annotated[bool, typer.Option(help="Check the busiest stretch in the lab.")] = True,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of random draws.")] = 1,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

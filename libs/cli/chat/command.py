@@ -10,12 +10,12 @@ from libs.cli.options import Json, ReadyFile
 def chat(
     prompt: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
     *,
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to generate at most.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")] = 256,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy; the model's own default otherwise.")
+        float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy. Default: the model's own.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="M", help="Name from /v1/models; the suite's first by default.")
+        str | None, typer.Option(metavar="M", help="Name from /v1/models. Default: the suite's first model.")
     ] = None,
     ready: ReadyFile = None,
     json: Json = False,

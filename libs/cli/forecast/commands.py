@@ -7,7 +7,7 @@ import typer
 
 from libs.cli.options import Json, ReadyFile
 
-forecast = typer.Typer(help="Predict demand with honest bands, and hold forecasts against what came.",
+forecast = typer.Typer(help="Predict demand with calibrated bands, and compare forecasts with what came.",
                        invoke_without_command=True)  # fmt: skip
 
 
@@ -15,7 +15,7 @@ forecast = typer.Typer(help="Predict demand with honest bands, and hold forecast
 def live(
     context: typer.Context,
     model: Annotated[
-        str, typer.Option(metavar="M", help="A model of the suite; without it the one with most requests.")
+        str, typer.Option(metavar="M", help="Model of the suite. Default: the one with most requests.")
     ] = "",
     horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 90m, 24h, 7d.")] = "24h",
     ready: ReadyFile = None,
@@ -35,18 +35,20 @@ def bring(
     ] = None,
     *,
     prometheus: Annotated[
-        str, typer.Option(metavar="URL", help="A running Prometheus, in place of a file, e.g. http://localhost:9090.")
+        str, typer.Option(metavar="URL", help="Prometheus to read from instead of a file, e.g. http://localhost:9090.")
     ] = "",
-    model: Annotated[str, typer.Option(metavar="M", help="Whose demand it is; else the suite's own model.")] = "",
-    days: Annotated[float, typer.Option(min=0.01, max=400, metavar="DAYS", help="How far back, of Prometheus.")] = 14.0,
+    model: Annotated[str, typer.Option(metavar="M", help="Model whose demand it is. Default: the suite's own.")] = "",
+    days: Annotated[
+        float, typer.Option(min=0.01, max=400, metavar="DAYS", help="How many days to read from Prometheus.")
+    ] = 14.0,
     end: Annotated[
-        str, typer.Option(metavar="TIME", help="When a file's last bin ended, e.g. 2026-11-20T00:00Z; else now.")
+        str, typer.Option(metavar="TIME", help="End of the file's last bin, e.g. 2026-11-20T00:00Z. Default: now.")
     ] = "",
     queries: Annotated[
         str,
         typer.Option(
             metavar="KIND|R;P;D",
-            help="vllm, fulcrum, or PromQL of requests, prompt and output tokens a second, ; between.",
+            help="vllm, fulcrum, or three PromQL queries with ';' between: requests, prompt and output tokens a second.",
         ),
     ] = "vllm",
     ready: ReadyFile = None,
@@ -61,11 +63,11 @@ def bring(
 @forecast.command(epilog="Example: fulcrum forecast explain demand.csv")
 def explain(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="CSV in time bins; without it the running suite is asked.")
+        Path | None, typer.Argument(metavar="[FILE]", help="CSV in time bins. Default: the running suite.")
     ] = None,
     *,
     model: Annotated[
-        str, typer.Option(metavar="M", help="A model of the suite; without it the one with most requests.")
+        str, typer.Option(metavar="M", help="Model of the suite. Default: the one with most requests.")
     ] = "",
     horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 90m, 24h, 7d.")] = "24h",
     ready: ReadyFile = None,
@@ -82,15 +84,16 @@ def backtest(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="CSV in time bins, see docs/forecast.md.")],
     *,
     baselines: Annotated[
-        str, typer.Option(metavar="NAMES", help="light, all (with the extra 'forecast'), or names with commas between.")
+        str,
+        typer.Option(metavar="NAMES", help="light, all (needs the extra 'forecast'), or names separated by commas."),
     ] = "light",
     horizons: Annotated[str, typer.Option(metavar="TIMES", help="How far ahead, e.g. 30m,2h.")] = "10m,1h,3h,24h",
     test_days: Annotated[
-        float, typer.Option(min=0.01, metavar="DAYS", help="At the end that are scored; half of a short file.")
+        float, typer.Option(min=0.01, metavar="DAYS", help="Days at the end that are scored; at most half of a file.")
     ] = 4.0,
-    every: Annotated[int, typer.Option(min=1, metavar="N", help="Forecast from every N-th bin only.")] = 1,
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Forecast from every N-th bin.")] = 1,
     report: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="One HTML page with plots, and the figures as JSON.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for an HTML page with plots and the figures as JSON.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ import typer
 from libs.cli.options import Json, ReadyFile
 
 keys = typer.Typer(
-    help="API keys: make them, list them, revoke them. From the first one on every request needs one.",
+    help="Create, list and revoke API keys. Once there is one, every request needs one.",
     no_args_is_help=True,
 )
 
@@ -22,17 +22,24 @@ def options() -> None:
     " OpenAI(base_url=..., api_key=KEY), or FULCRUM_API_KEY=KEY fulcrum chat Hello"
 )
 def create(
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose things its holder has, and whose limits count.")],
+    tenant: Annotated[
+        str, typer.Option(metavar="NAME", help="Tenant that the key belongs to, and whose limits apply.")
+    ],
     *,
     role: Annotated[
-        str, typer.Option(metavar="ROLE", help="user; operator sees all and moves roles; admin changes all.")
+        str,
+        typer.Option(
+            metavar="ROLE", help="user, operator (sees everything, moves roles) or admin (changes everything)."
+        ),
     ] = "user",
-    models: Annotated[str, typer.Option(metavar="A,B", help="That requests may name; left out: all.")] = "",
-    expires: Annotated[str | None, typer.Option(metavar="TIME", help="From now, e.g. 12h or 30d.")] = None,
+    models: Annotated[str, typer.Option(metavar="A,B", help="Models that requests may name. Default: all.")] = "",
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time until the key expires, e.g. 12h or 30d.")
+    ] = None,
     service_class: Annotated[
-        str, typer.Option("--class", metavar="CLASS", help="Of its requests; '*': the one that a header names.")
+        str, typer.Option("--class", metavar="CLASS", help="Service class of its requests; '*' lets a header name it.")
     ] = "online",
-    priority: Annotated[int, typer.Option(metavar="N", help="The highest that its batch jobs may have.")] = 0,
+    priority: Annotated[int, typer.Option(metavar="N", help="Highest priority that its batch jobs may have.")] = 0,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -55,18 +62,33 @@ def list_keys(ready: ReadyFile = None, json: Json = False) -> None:
 
 @keys.command(epilog="Example: fulcrum keys limits search --requests 600 --tokens 200000 --concurrent 32")
 def limits(
-    tenant: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Left out: shows all that have some.")] = None,
+    tenant: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Tenant to change. Default: show every tenant with limits.")
+    ] = None,
     *,
-    requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, over all gateways.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, of prompts and answers.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Choices at once.")] = None,
-    gpu_seconds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of GPUs, in 24 hours.")] = None,
-    stored_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of its files.")] = None,
-    files: Annotated[int | None, typer.Option(min=1, metavar="N", help="Its batches' answers included.")] = None,
-    file_days: Annotated[int | None, typer.Option(min=1, metavar="N", help="After which its files go.")] = None,
-    batch_lines: Annotated[int | None, typer.Option(min=1, metavar="N", help="Open in its batches.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Requests a minute, over all gateways.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens a minute, of prompts and answers.")
+    ] = None,
+    concurrent: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Choices in progress at the same time.")
+    ] = None,
+    gpu_seconds: Annotated[int | None, typer.Option(min=1, metavar="N", help="GPU-seconds in 24 hours.")] = None,
+    stored_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Bytes of all its files.")] = None,
+    files: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of files, answers of its batches included.")
+    ] = None,
+    file_days: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Days after which its files are deleted.")
+    ] = None,
+    batch_lines: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Unanswered lines of its batches.")
+    ] = None,
     weight: Annotated[
-        int | None, typer.Option(min=1, max=100, metavar="N", help="Of its turns and places; 1 where none is set.")
+        int | None,
+        typer.Option(min=1, max=100, metavar="N", help="Weight of its share when tenants compete. Default: 1."),
     ] = None,
     off: Annotated[bool, typer.Option("--off", metavar="", help="Remove the tenant's limits.")] = False,
     ready: ReadyFile = None,
@@ -88,9 +110,9 @@ def limits(
 
 @keys.command(name="delete-tenant", epilog="Example: fulcrum keys delete-tenant search --yes")
 def delete_tenant(
-    tenant: Annotated[str, typer.Argument(metavar="NAME", help="As `fulcrum keys list` shows it.")],
+    tenant: Annotated[str, typer.Argument(metavar="NAME", help="As shown by `fulcrum keys list`.")],
     *,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask for confirmation.")] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -110,7 +132,7 @@ def rotate_salt(ready: ReadyFile = None, json: Json = False) -> None:
 
 @keys.command(epilog="Example: fulcrum keys revoke key_0a1b2c3d4e5f")
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="As `fulcrum keys list` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="ID", help="As shown by `fulcrum keys list`.")],
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

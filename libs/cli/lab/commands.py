@@ -8,7 +8,7 @@ import typer
 from libs.cli.options import Json, ReadyFile
 
 lab = typer.Typer(
-    help="Replay traces through Fulcrum's own decisions, and those of others, on a simulated cluster.",
+    help="Replay traces on a simulated cluster, through Fulcrum's own decisions and those of other systems.",
     no_args_is_help=True,
 )
 
@@ -19,33 +19,42 @@ TraceOption = Annotated[
 Workers = Annotated[int, typer.Option(min=0, metavar="N", help="Workers, each of --tp GPUs.")]
 Device = Annotated[str, typer.Option(metavar="NAME", help="h100, b200, … as in docs/profiles.md.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="llama-3.1-8b, … as in docs/profiles.md.")]
-Tp = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs of a worker; 0: the profile's only width.")]
+Tp = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs of a worker. Default: the profile's only width.")]
 ProfileOption = Annotated[
     str,
     typer.Option(
-        "--profile", metavar="NAME|FILE", help="In place of --model and --device: as `fulcrum lab calibrate` writes it."
+        "--profile",
+        metavar="NAME|FILE",
+        help="Profile written by `fulcrum lab calibrate`, instead of --model and --device.",
     ),
 ]
-Slo = Annotated[str, typer.Option(metavar="SLO", help="3x: three times the prompt's own prefill.")]
-RateScale = Annotated[float, typer.Option(min=0.001, metavar="X", help="Factor on the rate of the trace.")]
+Slo = Annotated[str, typer.Option(metavar="SLO", help="Targets; ttft=3x is three times the prompt's own prefill time.")]
+RateScale = Annotated[
+    float, typer.Option(min=0.001, metavar="X", help="Factor by which the trace's rate is multiplied.")
+]
 Scaling = Annotated[
     Literal["superpose", "compress"],
     typer.Option(help="Overlay shifted copies with prefixes of their own, or let time pass faster."),
 ]
-Start = Annotated[float, typer.Option(min=0, metavar="S", help="Where in the trace to begin.")]
-Seconds = Annotated[float, typer.Option(min=0, metavar="S", help="How much of the trace; 0: to its end.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of whatever is drawn.")]
+Start = Annotated[float, typer.Option(min=0, metavar="S", help="Time in the trace at which to begin.")]
+Seconds = Annotated[float, typer.Option(min=0, metavar="S", help="Length of the trace to run; 0 runs it to its end.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of random draws.")]
 Interference = Annotated[
-    float, typer.Option(min=-1, max=1, metavar="I", help="Of prompts beside decodes; -1: the profile's own.")
+    float,
+    typer.Option(min=-1, max=1, metavar="I", help="Interference of prompts with decodes. Default: the profile's own."),
 ]
 ClosedLoop = Annotated[
     bool,
-    typer.Option("--closed-loop", metavar="", help="Later turns of a session wait for the answer, then think."),
+    typer.Option(
+        "--closed-loop", metavar="", help="Later turns of a session wait for the answer, then for a think time."
+    ),
 ]
 Allowed = Annotated[
     int,
     typer.Option(
-        min=0, metavar="N", help="Output tokens that clients allow where the trace is silent; 0: as many as come."
+        min=0,
+        metavar="N",
+        help="Output tokens that clients allow if the trace does not say; 0 means as many as were generated.",
     ),
 ]
 Lose = Annotated[
@@ -58,7 +67,7 @@ WrongOption = Annotated[
     list[str] | None,
     typer.Option("--wrong", metavar="WHAT=X", help="telemetry=500, steps=0.2, slow=3:2, hints=0.05. Repeatable."),
 ]
-Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at a time; 0: as many as there are cores.")]
+Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at the same time. Default: one per core.")]
 
 SLO = "ttft=max(2s,3x),tpot=50ms"
 MODEL, DEVICE = "llama-3.1-8b", "h100"
@@ -107,7 +116,7 @@ def run(
 @lab.command(epilog="Example: fulcrum lab compare --trace mine.csv --policies fulcrum,static,arrow --report out/")
 def compare(
     trace: TraceOption,
-    policies: Annotated[str, typer.Option(metavar="NAMES", help="With commas between; all: every one.")] = "all",
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="Policies separated by commas, or all.")] = "all",
     *,
     workers: Workers = 16,
     device: Device = DEVICE,
@@ -125,9 +134,9 @@ def compare(
     max_output_tokens: Allowed = 4096,
     lose: Lose = None,
     wrong: WrongOption = None,
-    gpus: Annotated[bool, typer.Option(help="Also how many GPUs each policy needs.")] = True,
+    gpus: Annotated[bool, typer.Option(help="Also find how many GPUs each policy needs.")] = True,
     report: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="One HTML page with plots, and the figures as JSON.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for an HTML page with plots and the figures as JSON.")
     ] = None,
     jobs: Jobs = 0,
     json: Json = False,
@@ -147,7 +156,7 @@ def compare(
 @lab.command(epilog="Example: fulcrum lab search --trace mine.csv --policies fulcrum,static --seconds 600")
 def search(
     trace: TraceOption,
-    policies: Annotated[str, typer.Option(metavar="NAMES", help="With commas between.")] = "fulcrum",
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="Policies separated by commas.")] = "fulcrum",
     *,
     workers: Workers = 16,
     device: Device = DEVICE,
@@ -159,13 +168,15 @@ def search(
     start: Start = 0.0,
     seconds: Seconds = 0.0,
     seed: Seed = 1,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at each rate, each with its seed.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at each rate, each with its own seed.")] = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
     max_output_tokens: Allowed = 4096,
     lose: Lose = None,
     wrong: WrongOption = None,
-    every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
+    every_step: Annotated[
+        bool, typer.Option("--every-step", metavar="", help="Raise the rate by 5 % at a time, without larger steps.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Find the highest rate, as a multiple of the trace's, at which 90 % of requests and of work are in time."""
@@ -182,12 +193,14 @@ def search(
 
 @lab.command(epilog="Example: fulcrum lab traces chat-flood:rate=4 --json")
 def traces(
-    trace: Annotated[str | None, typer.Argument(metavar="[FILE|SPEC]", help="One to look at.")] = None,
+    trace: Annotated[str | None, typer.Argument(metavar="[FILE|SPEC]", help="Trace to describe.")] = None,
     *,
     start: Start = 0.0,
     seconds: Seconds = 0.0,
     seed: Seed = 1,
-    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep it in our own format.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the trace to a file in Fulcrum's own format.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Describe a trace, or list the formats that can be read and the kinds that can be made."""
@@ -200,11 +213,18 @@ def traces(
 def record(
     *,
     seconds: Annotated[
-        float, typer.Option(min=0, metavar="S", help="For so long from now; 0: all that the broker still holds.")
+        float,
+        typer.Option(
+            min=0, metavar="S", help="Record for this long from now; 0 reads all that the broker still holds."
+        ),
     ] = 0.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; gzip where it ends in .gz.")] = None,
-    kafka: Annotated[str, typer.Option(metavar="HOST:PORT", help="A broker, in place of the suite's.")] = "",
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="Whose topics, with --kafka; else local.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write, compressed if it ends in .gz.")
+    ] = None,
+    kafka: Annotated[str, typer.Option(metavar="HOST:PORT", help="Broker to read from. Default: the suite's.")] = "",
+    cluster: Annotated[
+        str, typer.Option(metavar="NAME", help="Cluster whose topics are read, with --kafka. Default: local.")
+    ] = "",
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -221,12 +241,12 @@ def record(
 def calibrate(
     *,
     from_live: Annotated[
-        bool, typer.Option("--from-live", metavar="", help="From what the workers of a running suite have learned.")
+        bool, typer.Option("--from-live", metavar="", help="Use what the workers of a running suite have learned.")
     ] = False,
     worker: Annotated[
-        str | None, typer.Option(metavar="ID", help="Those that are like this one, where several kinds run.")
+        str | None, typer.Option(metavar="ID", help="Use the workers of the same kind as this one.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; else live.json.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: live.json.")] = None,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ models = typer.Typer(
 )
 
 Confidence = Annotated[
-    float, typer.Option(min=0.5, max=0.999, metavar="P", help="Share of windows that the reservation has to hold in.")
+    float, typer.Option(min=0.5, max=0.999, metavar="P", help="Share of windows in which the reservation must suffice.")
 ]
 
 
@@ -24,15 +24,22 @@ def options() -> None:
 
 @models.command(epilog="Example: fulcrum models backtest monday.csv --window 60s --report out/")
 def backtest(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV: t_s, model, exec_s; Aegaeon's; Alibaba GenAI's.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Log: CSV of t_s, model, exec_s, or in the format of Aegaeon or Alibaba GenAI."
+        ),
+    ],
     *,
-    window: Annotated[str, typer.Option(metavar="TIME", help="In which the most active at once count.")] = "60s",
+    window: Annotated[
+        str, typer.Option(metavar="TIME", help="Window in which the most models active at once are counted.")
+    ] = "60s",
     confidence: Confidence = 0.99,
     period: Annotated[
-        str, typer.Option(metavar="TIME", help="Over which the reservation in hindsight is constant.")
+        str, typer.Option(metavar="TIME", help="Period in which the reservation in hindsight stays constant.")
     ] = "1h",
     report: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A page, the figures, and every window as CSV.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for a page, the figures, and every window as CSV.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -47,10 +54,14 @@ def backtest(
 
 @models.command(epilog="Example: fulcrum models generate gamma:models=100,cv=4 --seed 7 --out day.csv")
 def generate(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="e.g. surge:correlation=0.3.")] = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="Kind of log to make, e.g. surge:correlation=0.3.")
+    ] = None,
     *,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of whatever is drawn.")] = 1,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; else its figures are shown only.")] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of random draws.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write. Default: only print its figures.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Make a log of many models after Aegaeon's recipe. Without a SPEC, list the kinds."""
@@ -59,9 +70,11 @@ def generate(
     run_generate(spec, seed=seed, out=out, as_json=json)
 
 
-Name = Annotated[str, typer.Argument(metavar="MODEL", help="As requests name it.")]
-Floor = Annotated[int | None, typer.Option(min=0, metavar="N", help="Workers that it never has less of.")]
-Priority = Annotated[int | None, typer.Option(min=-100, max=100, metavar="N", help="Higher ones are loaded first.")]
+Name = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model, as requests give it.")]
+Floor = Annotated[int | None, typer.Option(min=0, metavar="N", help="Least number of workers that it always has.")]
+Priority = Annotated[
+    int | None, typer.Option(min=-100, max=100, metavar="N", help="Priority; higher ones are loaded first.")
+]
 
 
 @models.command(name="list", epilog="Example: fulcrum models list --json")
@@ -77,16 +90,16 @@ def add(
     name: Name,
     *,
     source: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Of its weights; left out for a simulated one.")
+        str | None, typer.Option(metavar="FOLDER", help="Folder of its weights; not needed for a simulated model.")
     ] = None,
     adapter_of: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="It is a LoRA adapter of this model, in PEFT's layout.")
+        str | None, typer.Option(metavar="MODEL", help="Model of which this is a LoRA adapter, in PEFT's layout.")
     ] = None,
-    size: Annotated[str | None, typer.Option(metavar="SIZE", help="Of its weights, e.g. 16GB.")] = None,
+    size: Annotated[str | None, typer.Option(metavar="SIZE", help="Size of its weights, e.g. 16GB.")] = None,
     floor: Floor = None,
     priority: Priority = None,
-    ttft_ms: Annotated[float | None, typer.Option(min=1, metavar="MS", help="TTFT wanted of it.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option(min=0.1, metavar="MS", help="TPOT wanted of it.")] = None,
+    ttft_ms: Annotated[float | None, typer.Option(min=1, metavar="MS", help="TTFT target in milliseconds.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option(min=0.1, metavar="MS", help="TPOT target in milliseconds.")] = None,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -111,7 +124,7 @@ def remove(name: Name, ready: ReadyFile = None, json: Json = False) -> None:
 def pin(
     name: Name,
     *,
-    off: Annotated[bool, typer.Option("--off", metavar="", help="Let it go again.")] = False,
+    off: Annotated[bool, typer.Option("--off", metavar="", help="Unpin the model.")] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -125,9 +138,11 @@ def pin(
 def reserve(
     name: Name,
     *,
-    gpus: Annotated[int, typer.Option(min=0, metavar="N", help="To keep; 0 gives its reservations up.")],
-    start: Annotated[str, typer.Option("--from", metavar="HH:MM", help="Time of the day, UTC.")] = "00:00",
-    end: Annotated[str, typer.Option("--to", metavar="HH:MM", help="Like --from: all day.")] = "00:00",
+    gpus: Annotated[int, typer.Option(min=0, metavar="N", help="GPUs to reserve; 0 ends the model's reservations.")],
+    start: Annotated[str, typer.Option("--from", metavar="HH:MM", help="Begin, as a time of day in UTC.")] = "00:00",
+    end: Annotated[
+        str, typer.Option("--to", metavar="HH:MM", help="End. The same as --from reserves all day.")
+    ] = "00:00",
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

@@ -15,10 +15,10 @@ def observe(
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) in place of servers."),
+        typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) instead of servers."),
     ] = None,
     lines: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after so many lines of each server; else at Ctrl-C.")
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N lines of each server. Default: at Ctrl-C.")
     ] = None,
     json: Json = False,
 ) -> None:

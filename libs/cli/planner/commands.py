@@ -38,19 +38,21 @@ def status(ready: ReadyFile = None, json: Json = False) -> None:
 
 @planner.command(epilog="Example: fulcrum planner decisions --follow")
 def decisions(
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="How many, the newest.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="How many of the newest decisions to list.")
+    ] = 20,
     follow: Annotated[
-        bool, typer.Option("--follow", metavar="", help="Go on with what is decided, until Ctrl-C.")
+        bool, typer.Option("--follow", metavar="", help="Continue with new decisions until Ctrl-C.")
     ] = False,
     keeps: Annotated[
         bool,
         typer.Option(
-            "--keeps", metavar="", help="Those too that leave all workers as they are, and each change as it is seen."
+            "--keeps", metavar="", help="Include decisions that change nothing, and each change as it is observed."
         ),
     ] = False,
     ready: ReadyFile = None,
     json: Annotated[
-        bool, typer.Option("--json", metavar="", help="A line for each decision, one JSON value on it, keeps included.")
+        bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each decision, keeps included.")
     ] = False,
 ) -> None:
     """List decisions, the oldest first, a line each."""
@@ -61,10 +63,10 @@ def decisions(
 
 @planner.command(epilog="Example: fulcrum planner explain 17 --lab")
 def explain(
-    decision: Annotated[str, typer.Argument(help="Its id or its number, of `fulcrum planner decisions`.")],
+    decision: Annotated[str, typer.Argument(help="Id or number of a decision, from `fulcrum planner decisions`.")],
     lab: Annotated[
         bool,
-        typer.Option("--lab", metavar="", help="Replay the demand around it in the lab, with it and without it."),
+        typer.Option("--lab", metavar="", help="Replay the demand around it in the lab, with and without it."),
     ] = False,
     ready: ReadyFile = None,
     json: Json = False,
@@ -86,7 +88,7 @@ def advice(ready: ReadyFile = None, json: Json = False) -> None:
 @planner.command(epilog="Example: fulcrum planner regret --window 24h")
 def regret(
     window: Annotated[
-        str, typer.Option("--window", metavar="W", help="How far back, as 30m or 24h; hours are counted whole.")
+        str, typer.Option("--window", metavar="W", help="How far back, e.g. 30m or 24h; rounded to whole hours.")
     ] = "24h",
     ready: ReadyFile = None,
     json: Json = False,
@@ -110,14 +112,14 @@ def limits(
         ),
     ] = None,
     *,
-    model: Annotated[str, typer.Option("--model", metavar="M", help="Of this model alone, in place of all.")] = "",
+    model: Annotated[str, typer.Option("--model", metavar="M", help="Limit only this model.")] = "",
     pin: Annotated[
         list[str] | None,
-        typer.Option("--pin", metavar="WORKER", help="It keeps its role and budget.", show_default=False),
+        typer.Option("--pin", metavar="WORKER", help="Keep this worker's role and budget.", show_default=False),
     ] = None,
     unpin: Annotated[
         list[str] | None,
-        typer.Option("--unpin", metavar="WORKER", help="It may be changed again.", show_default=False),
+        typer.Option("--unpin", metavar="WORKER", help="Allow this worker to be changed again.", show_default=False),
     ] = None,
     ready: ReadyFile = None,
     json: Json = False,

@@ -22,12 +22,13 @@ def role(
     ],
     *,
     epoch: Annotated[
-        int | None, typer.Option(min=1, max=2**63 - 1, metavar="N", help="Only those that are still at this epoch.")
+        int | None,
+        typer.Option(min=1, max=2**63 - 1, metavar="N", help="Change only workers that are still at this epoch."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", metavar="", help="Also the last workers that compute prompts, or decode.")
+        bool, typer.Option("--force", metavar="", help="Move workers even if no other computes prompts or decodes.")
     ] = False,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the move.")] = "by hand",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason recorded with the move.")] = "by hand",
     first_step_s: Annotated[
         float,
         typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step of the new role's kind."),

@@ -9,9 +9,9 @@ from libs.cli.options import Json, ReadyFile
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", metavar="", help="Again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", metavar="", help="Repeat every second until Ctrl-C.")] = False,
     links: Annotated[
-        bool, typer.Option("--links", metavar="", help="Instead, how fast KV comes from one worker to another.")
+        bool, typer.Option("--links", metavar="", help="Show the speed of KV transfers between workers instead.")
     ] = False,
     ready: ReadyFile = None,
     json: Json = False,
@@ -28,8 +28,12 @@ def status(
 
 
 def advice(
-    apply: Annotated[bool, typer.Option("--apply", metavar="", help="Ask, then do what is advised first.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="With --apply: do not ask.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", metavar="", help="Run the first advised command after confirmation.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", metavar="", help="With --apply, do not ask for confirmation.")
+    ] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -40,13 +44,13 @@ def advice(
 
 
 alerts = typer.Typer(invoke_without_command=True)
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever sees it.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown with it.")]
 
 
 @alerts.callback(epilog="Example: fulcrum alerts --all")
 def alerts_that_fire(
     context: typer.Context,
-    over: Annotated[bool, typer.Option("--all", "-a", metavar="", help="Those too that are over.")] = False,
+    over: Annotated[bool, typer.Option("--all", "-a", metavar="", help="Include alerts that are over.")] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -57,7 +61,7 @@ def alerts_that_fire(
 
 @alerts.command("list", epilog="Example: fulcrum alerts list --all")
 def list_alerts(
-    over: Annotated[bool, typer.Option("--all", "-a", metavar="", help="Those too that are over.")] = False,
+    over: Annotated[bool, typer.Option("--all", "-a", metavar="", help="Include alerts that are over.")] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -74,14 +78,16 @@ def _list_alerts(over: bool, ready: Path | None, as_json: bool) -> None:
 @alerts.command(epilog="Example: fulcrum alerts silence WorkerStuck --label worker=gpu-3 --for 2h --reason replaced")
 def silence(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Of alerts, e.g. FulcrumWorkerStuck; without it of any name.")
+        str, typer.Argument(metavar="[NAME]", help="Name of alerts, e.g. FulcrumWorkerStuck. Default: any.")
     ] = "",
     *,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", "-l", metavar="NAME=VALUE", help="That an alert has to have; again for more."),
+        typer.Option("--label", "-l", metavar="NAME=VALUE", help="Label that an alert must have. May be repeated."),
     ] = None,
-    length: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, 1m to 7d, e.g. 90m or 2h.")] = "1h",
+    length: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Duration from 1m to 7d, e.g. 90m or 2h.")
+    ] = "1h",
     reason: Reason = "",
     ready: ReadyFile = None,
     json: Json = False,
@@ -94,7 +100,9 @@ def silence(
 
 @alerts.command(epilog='Example: fulcrum alerts ack FulcrumWorkerStuck --reason "I look"')
 def ack(
-    alert: Annotated[str, typer.Argument(metavar="ALERT", help="Name or id of one that fires; of a name, all.")],
+    alert: Annotated[
+        str, typer.Argument(metavar="ALERT", help="Id of a firing alert, or a name for all alerts of that name.")
+    ],
     reason: Reason = "",
     ready: ReadyFile = None,
     json: Json = False,
@@ -107,7 +115,7 @@ def ack(
 
 @alerts.command(epilog="Example: fulcrum alerts unsilence 18e9a0c1f00d")
 def unsilence(
-    silence_id: Annotated[str, typer.Argument(metavar="ID", help="Of a silence, as `fulcrum alerts` names it.")],
+    silence_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a silence, as `fulcrum alerts` shows it.")],
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -119,11 +127,15 @@ def unsilence(
 
 def events(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="How many, the newest.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="How many of the newest events to list.")
     ] = 30,
-    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Continue with new events until Ctrl-C.")
+    ] = False,
     ready: ReadyFile = None,
-    json: Annotated[bool, typer.Option("--json", metavar="", help="A line for each, one JSON value on it.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each event.")
+    ] = False,
 ) -> None:
     """List role moves, decisions, workers that came or died, and alerts, the oldest first."""
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)

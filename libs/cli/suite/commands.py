@@ -11,16 +11,20 @@ def logs(
     worker: Annotated[
         str | None,
         typer.Argument(
-            help="A worker, a gateway, planner or metrics; without it: whose logs there are.",
+            help="A worker, a gateway, planner or metrics. Default: list the processes that have logs.",
             show_default=False,
             autocompletion=complete_log,
         ),
     ] = None,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on, until Ctrl-C.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=100_000, help="Last lines.")] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Continue with new lines until Ctrl-C.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=100_000, help="How many of the last lines to show.")
+    ] = 50,
     ready: ReadyFile = None,
-    json: Annotated[bool, typer.Option("--json", metavar="", help="Lines as they are in the file.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print lines as they are in the file.")] = False,
 ) -> None:
     """Show the last lines that a process of the suite logged."""
     from libs.cli.suite.logs import show_logs  # noqa: PLC0415 (what only this command needs)
@@ -30,21 +34,26 @@ def logs(
 
 def audit(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=100_000, help="How many, the newest.")
+        int,
+        typer.Option("--limit", "-n", metavar="N", min=1, max=100_000, help="How many of the newest events to list."),
     ] = 30,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Read them back so far from the topic: 90m, 12h, 30d.", show_default=False),
+        typer.Option(metavar="TIME", help="Read this far back from the topic: 90m, 12h, 30d.", show_default=False),
     ] = None,
-    actor: Annotated[str, typer.Option(metavar="ID", help="Of one key, or of one user of a machine.")] = "",
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Of one tenant's keys.")] = "",
+    actor: Annotated[str, typer.Option(metavar="ID", help="Only events of this key or of this machine's user.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Only events of this tenant's keys.")] = "",
     *,
     refused: Annotated[
-        bool, typer.Option("--refused", metavar="", help="What was refused, in place of what was changed.")
+        bool, typer.Option("--refused", metavar="", help="List refused changes instead of changes.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Continue with new lines until Ctrl-C.")
+    ] = False,
     ready: ReadyFile = None,
-    json: Annotated[bool, typer.Option("--json", metavar="", help="A line for each, one JSON value on it.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each event.")
+    ] = False,
 ) -> None:
     """List who changed keys, limits, roles, models, modes and silences, and who deleted what, the oldest first."""
     from libs.cli.suite.audit import AuditQuery, show_audit  # noqa: PLC0415 (what only this command needs)

@@ -8,20 +8,22 @@ import typer
 from libs.cli.options import Json
 
 tls = typer.Typer(
-    help="Certificates that services show each other, a role in each: make them, rotate them, look at them.",
+    help="Make, rotate and show the certificates that services present to each other, one for each role.",
     no_args_is_help=True,
 )
 Folder = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where they are; left out: tls/CLUSTER in the cache folder."),
+    typer.Option(metavar="FOLDER", help="Folder of the certificates. Default: tls/CLUSTER in the cache folder."),
 ]
 Hosts = Annotated[
     list[str] | None,
     typer.Option(
-        "--host", metavar="NAME", help="Name or address by which services are reached, beside loopback's; repeatable."
+        "--host",
+        metavar="NAME",
+        help="Name or address by which services are reached, beside loopback's. May be repeated.",
     ),
 ]
-Days = Annotated[int, typer.Option(min=1, max=825, metavar="N", help="How long certificates count.")]
+Days = Annotated[int, typer.Option(min=1, max=825, metavar="N", help="Days for which certificates are valid.")]
 
 
 @tls.callback()
@@ -44,7 +46,11 @@ def rotate(
     days: Days = 90,
     authority: Annotated[
         bool,
-        typer.Option("--authority", metavar="", help="A new authority too; the last one stays trusted until the next."),
+        typer.Option(
+            "--authority",
+            metavar="",
+            help="Make a new authority too; the previous one stays trusted until the next rotation.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -11,12 +11,12 @@ EPILOG = "Example: fulcrum top --metrics http://HOST:8002, or for pipes: fulcrum
 
 def top(
     metrics: Annotated[
-        str | None, typer.Option(metavar="URL", help="Metrics service to look at; else that of the running suite.")
+        str | None, typer.Option(metavar="URL", help="Metrics service to watch. Default: that of the running suite.")
     ] = None,
     ready: ReadyFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print a snapshot a second, one JSON object a line.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
-    light: Annotated[bool, typer.Option("--light", help="For a light terminal.")] = False,
+    light: Annotated[bool, typer.Option("--light", help="Use colours for a light terminal.")] = False,
 ) -> None:
     """Watch prefill and decode live: ratio, pools, workers, alerts. Keys are in the footer."""
     from libs.cli.top.show import show_top  # noqa: PLC0415 (what only this command needs)

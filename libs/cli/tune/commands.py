@@ -7,9 +7,9 @@ import typer
 
 from libs.cli.options import Json, ReadyFile
 
-tune = typer.Typer(help="Measure workers and set them by what was found.", no_args_is_help=True)
+tune = typer.Typer(help="Measure workers and set them accordingly.", no_args_is_help=True)
 
-Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="Target of the decode batch.")]
+Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="TPOT target in milliseconds.")]
 
 
 @tune.callback()
@@ -19,17 +19,23 @@ def options() -> None:
 
 @tune.command(epilog="Example: fulcrum tune prefill gpu-0 --json")
 def prefill(
-    worker: Annotated[str | None, typer.Argument(help="Its id; every prefill worker by default.")] = None,
+    worker: Annotated[str | None, typer.Argument(help="Id of the worker. Default: every prefill worker.")] = None,
     *,
-    most_tokens: Annotated[int, typer.Option(min=0, metavar="N", help="The largest step; 0: the worker's bound.")] = 0,
-    limit: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Of measuring; 0: the worker's bound.")] = 0.0,
+    most_tokens: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Largest step to measure. Default: the worker's bound.")
+    ] = 0,
+    limit: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time for measuring. Default: the worker's bound.")
+    ] = 0.0,
     tpot_ms: Target = 50.0,
     measure_only: Annotated[
         bool, typer.Option("--measure-only", metavar="", help="Leave the chunk size as it is.")
     ] = False,
     kept: Annotated[
         bool,
-        typer.Option("--kept", metavar="", help="Show the last measurement, be it at the start; measure nothing."),
+        typer.Option(
+            "--kept", metavar="", help="Show the last measurement, which may be that of the start, and measure nothing."
+        ),
     ] = False,
     set_tokens: Annotated[
         int,
@@ -67,10 +73,10 @@ def prefill(
 
 @tune.command(epilog="Example: fulcrum tune decode --tpot 30 --context 2048")
 def decode(
-    worker: Annotated[str | None, typer.Argument(help="Its id; every worker that decodes by default.")] = None,
+    worker: Annotated[str | None, typer.Argument(help="Id of the worker. Default: every worker that decodes.")] = None,
     *,
     tpot_ms: Target = 50.0,
-    context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Of each sequence.")] = 1024,
+    context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Context length of each sequence.")] = 1024,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

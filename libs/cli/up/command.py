@@ -19,7 +19,7 @@ class EngineChoice(StrEnum):
 
 
 EngineName = Annotated[
-    EngineChoice, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
+    EngineChoice, typer.Option(help="torch and vllm compute; sim takes as long as a GPU would and makes up its text.")
 ]
 PrefillCount = Annotated[
     int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
@@ -28,20 +28,25 @@ DecodeCount = Annotated[
     int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Decode workers.")
 ]
 MixedCount = Annotated[
-    int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both.")
+    int | None,
+    typer.Option(
+        min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both prefill and decode."
+    ),
 ]
 SpareCount = Annotated[
     int,
-    typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers that the planner may start beside, on standby."),
+    typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers on standby that the planner may start."),
 ]
 WorkersPerProcess = Annotated[
     int,
-    typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: N workers share a process."),
+    typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="With --engine sim, N workers share a process."),
 ]
 GatewayCount = Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")]
 GatewayPort = Annotated[
     int,
-    typer.Option(min=0, max=65535, metavar="PORT", help="Of the first gateway, 0 for any; the others pick theirs."),
+    typer.Option(
+        min=0, max=65535, metavar="PORT", help="Port of the first gateway, 0 for any; further gateways pick theirs."
+    ),
 ]
 Models = Annotated[
     list[str] | None,
@@ -58,13 +63,16 @@ PoolSize = Annotated[
         max=MAX_PER_KIND,
         metavar="N",
         show_default="2 for several models",
-        help="Workers that models are loaded on when they are asked for.",
+        help="Workers onto which models are loaded on demand.",
     ),
 ]
 WorkersPerGpu = Annotated[
     int,
     typer.Option(
-        min=1, max=MAX_PER_KIND, metavar="N", help="Of --pool: N workers share each GPU, a model and a part each."
+        min=1,
+        max=MAX_PER_KIND,
+        metavar="N",
+        help="With --pool, N workers share each GPU, each with a model of its own.",
     ),
 ]
 SimProfile = Annotated[
@@ -79,7 +87,7 @@ EngineArguments = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="Argument of vLLM's engine, as often as wanted, e.g. max_model_len=32768; JSON where it is no text.",
+        help="Argument of vLLM's engine, e.g. max_model_len=32768; values that are not text are JSON. May be repeated.",
     ),
 ]
 Kafka = Annotated[
@@ -94,9 +102,9 @@ History = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Keep occupancy and demand here over restarts; in memory by default."),
 ]
-NoQuestion = Annotated[bool, typer.Option("--no-question", metavar="", help="Ask no first question.")]
+NoQuestion = Annotated[bool, typer.Option("--no-question", metavar="", help="Do not ask a first question.")]
 NoRestart = Annotated[
-    bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies, instead of starting it again.")
+    bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies instead of restarting it.")
 ]
 JsonReady = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write the ready file here: addresses, pid, token.")
