@@ -48,7 +48,7 @@ def bring(
         str,
         typer.Option(
             metavar="KIND|R;P;D",
-            help="vllm, fulcrum, or three PromQL queries with ';' between: requests, prompt and output tokens a second.",
+            help="vllm, fulcrum, or three PromQL queries with ';' between: requests, prompt and output tokens per s.",
         ),
     ] = "vllm",
     ready: ReadyFile = None,
