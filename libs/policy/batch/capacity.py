@@ -1,30 +1,35 @@
-"""How much of a gateway's capacity the lines of batch jobs may have. Pure."""
+"""The share of a gateway's capacity that batch lines may use."""
 
 from dataclasses import dataclass
 
+# Lines in flight even where workers show no room, so that the demand for more capacity stays visible.
 LOOK_AHEAD = 4
-"""Lines that may be in flight where workers show no room at all, so that they see that more could be done."""
 MAX_LINES_WAITING = 32
-"""Lines in the gateway's queue: enough for one round of binding, and no more are read while workers take none."""
+"""The most batch lines in the gateway's queue.
+
+It is enough for one round of binding. No more lines are read while workers accept none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLoad:
-    """What a gateway sees of its workers at one moment."""
+    """A gateway's view of its workers' load at one moment."""
 
     free: int
-    """Sequences that could be bound now."""
+    """The number of sequences that could be bound now."""
     bound: int
-    """Sequences that are bound, whoever asked for them."""
+    """The number of bound sequences, interactive and batch."""
     people_waiting: int
-    """Requests in the queue that are no batch lines."""
+    """The queued requests that are not batch lines."""
     lines_waiting: int
-    """Batch lines in it."""
 
 
 def allowed(load: GatewayLoad, share: float, max_in_flight: int) -> int:
-    """How many batch lines may be in flight: no more while people wait, and otherwise few enough to leave room for a
-    person's request, except for a few that wait for workers."""
+    """Return how many batch lines may be in flight.
+
+    None may be added while interactive requests wait. Otherwise the number leaves room for an interactive request,
+    but is never below a few lines that wait for workers.
+    """
     if load.people_waiting or load.lines_waiting >= MAX_LINES_WAITING:
         return 0
     return min(max_in_flight, max(int(share * (load.free + load.bound)), LOOK_AHEAD))

@@ -1,7 +1,7 @@
-"""Which job's next share is dealt to runners: tenants alike, within a tenant by priority and window. Pure.
+"""Which batch job's next share is dealt to runners: evenly by tenant, within a tenant by priority and window.
 
-No more are out at a time than half a minute's work, so that a job that comes later waits behind these and no others,
-and no more than MAX_OPEN_LINES, so that what the broker holds unread does not grow with jobs.
+At most half a minute's work is dealt ahead, so that a later job waits behind that much and no more.
+`MAX_OPEN_LINES` bounds it as well, so that the unread messages in the broker do not grow with the number of jobs.
 """
 
 from collections import Counter, deque
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 SHARE_LINES = 256
-"""Lines of a share: few enough that the answered ones of it fit into the note of an offset."""
+"""The lines of one share: few enough that its answered lines fit into the metadata of an offset."""
 MAX_OPEN_LINES = 16 * SHARE_LINES
-"""Lines dealt and not answered, of all jobs: two shares for each partition of them."""
+"""The most dealt but unanswered lines of all jobs: two shares for each partition."""
 LEAST_OPEN_LINES = 4 * SHARE_LINES
-"""However slow the cluster is, and as long as its pace is not known."""
+"""The lower bound of lines dealt ahead, for a slow cluster or one whose rate is unknown."""
 AHEAD_S = 30.0
-"""Work dealt ahead, between the two bounds: runners get more long before they have done it."""
+"""The seconds of work dealt ahead, within the two bounds; runners are dealt more long before it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """A job that has been counted and is not answered yet."""
+    """A job whose lines are counted but not all answered."""
 
     job_id: str
     tenant: str
@@ -28,27 +28,26 @@ class OpenJob:
     created_unix_ns: int
     expires_unix_ns: int
     open_lines: int
-    """Dealt, not answered."""
+    """The lines that are dealt but not answered."""
     undealt_lines: int
-    """None of a job that is stopped: its keeper answers them."""
+    """The lines not dealt yet; 0 for a stopped job, whose keeper answers them itself."""
     stopped: bool = False
-    """Cancelled, or its window has ended: its lines cost no capacity."""
+    """Whether the job was cancelled or its window has ended, so that its lines cost no capacity."""
 
     @property
     def left_lines(self) -> int:
-        """Not answered."""
         return self.open_lines + self.undealt_lines
 
 
 def room_for(per_s: float | None) -> int:
-    """Lines that may be dealt and unanswered at a rate of `per_s` answers per second; None: unknown."""
+    """Return how many lines may be unanswered at `per_s` answers per second; None if that is unknown."""
     return int(min(max((per_s or 0.0) * AHEAD_S, LEAST_OPEN_LINES), MAX_OPEN_LINES))
 
 
 def deal(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> list[str]:
-    """Ids of jobs in the order in which their next shares are dealt now; one that gets several is there several times.
+    """Return the ids of the jobs whose shares are dealt next, in order; a job appears once per share.
 
-    `per_s`: lines that the cluster answers a second, None where that is not known.
+    `per_s` is the number of lines the cluster answers per second, None if unknown.
     """
     queues, room = queues_of(jobs, now_ns, per_s), room_for(per_s)
     open_lines: Counter[str] = Counter()
@@ -74,9 +73,10 @@ def deal(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> list[str]
 
 
 def queues_of(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> Mapping[str, list[OpenJob]]:
-    """Each tenant's jobs, the first one first.
+    """Return each tenant's jobs in the order they are served.
 
-    By priority, then by window; jobs that could not make theirs even alone come after those of their priority that can.
+    They are sorted by priority, then by the end of their window. A job that could not finish in time even alone
+    comes after the feasible jobs of its priority.
     """
     queues: dict[str, list[OpenJob]] = {}
     for job in jobs:
@@ -96,5 +96,5 @@ def queues_of(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> Mapp
 
 
 def is_hopeless(job: OpenJob, now_ns: int, per_s: float | None) -> bool:
-    """Whether all capacity there is would not bring it to its end within its window."""
+    """Return whether the job would miss its window even with the whole cluster's capacity."""
     return per_s is not None and job.left_lines * 1e9 > per_s * max(job.expires_unix_ns - now_ns, 0)

@@ -1,28 +1,31 @@
-"""How far predictions are off: quantiles of actual over predicted, learned from what came of them. Pure.
+"""Prediction error: quantiles of actual over predicted time, learned from completed answers.
 
-A histogram of the ratio's logarithm that forgets, and for each level that is published a correction that moves against
-what was covered of late (adaptive conformal inference, Gibbs and Candès, arXiv:2106.00170): where answers are not drawn
-alike, as in a load that turns, a histogram alone lags.
+A decaying histogram holds the logarithm of the ratio. Each published level also has a correction that moves against
+the recent coverage (adaptive conformal inference, Gibbs and Candès, arXiv:2106.00170). Under a changing load the
+histogram alone would lag.
 """
 
 from math import floor, log2
 from typing import Final
 
 LEVELS: Final[tuple[float, ...]] = (0.5, 0.8, 0.9)
-"""Shares of answers that published quantiles are to cover."""
+"""The shares of answers that the published quantiles should cover."""
 PER_OCTAVE: Final = 12
+# Ratios from 1/16 to 16; values beyond count in the outermost bin.
 OCTAVES: Final = 8
-"""Ratios from 1/16 to 16; what is beyond counts as the nearest."""
 KEPT: Final = 512.0
-"""Answers that the histogram remembers, about: the latest counts one, the one so long ago 1/e."""
+"""The histogram's memory in answers: one this far back weighs 1/e of the latest."""
 LEAST: Final = 32
-"""Answers before which nothing is known."""
+"""The answers needed before a quantile is returned."""
 REFRESH: Final = 8
-"""Answers after which quantiles are read anew."""
+"""The number of answers after which cached quantiles are recomputed."""
 CORRECTION: Final = 0.01
-"""By which one answer moves a level, times how far it was off: 0.01 follows a change within a hundred answers."""
+"""The step size of a level's correction per answer.
+
+0.01 follows a change within a hundred answers.
+"""
 MOST_OFF: Final = 0.2
-"""A level is corrected by at most so much."""
+"""The bound on a level's correction, in either direction."""
 
 _BINS: Final = PER_OCTAVE * OCTAVES
 _LOWEST: Final = -OCTAVES / 2
@@ -30,13 +33,16 @@ _RESCALE: Final = 1e12
 
 
 class Ratios:
-    """Ratios of one kind of prediction for one model. Adding is O(1), reading O(bins) once in `REFRESH` answers."""
+    """The ratios of one kind of prediction for one model.
+
+    Adding is O(1). Reading is O(bins) once in `REFRESH` answers.
+    """
 
     def __init__(self) -> None:
         self._weights = [0.0] * _BINS
         self._total = 0.0
+        # Weight of the next answer. Growing it decays all earlier answers at once.
         self._next = 1.0
-        """Weight of the next answer: growing it is forgetting all before."""
         self._growth = 1 / (1 - 1 / KEPT)
         self._since = 0
         self._read: dict[float, float] = {}
@@ -44,7 +50,7 @@ class Ratios:
         self.seen = 0
 
     def add(self, predicted_ns: float, actual_ns: float) -> None:
-        """An answer has come; one of less than a nanosecond says nothing."""
+        """Record one answer; times below 1 ns are ignored."""
         if predicted_ns < 1 or actual_ns < 1:
             return
         place = log2(actual_ns / predicted_ns)
@@ -64,7 +70,7 @@ class Ratios:
             self._next = 1.0
 
     def quantile(self, level: float) -> float | None:
-        """Actual over predicted that a share `level` of answers stays below; None as long as too few have come."""
+        """Return the ratio that a share `level` of answers stays below; None before `LEAST` answers."""
         if self.seen < LEAST:
             return None
         if level not in self._read:
@@ -79,7 +85,7 @@ class Ratios:
             self._off[level] = min(max(moved, -MOST_OFF), MOST_OFF)
 
     def _at(self, level: float) -> float:
-        """Value of the histogram at a level, evenly spread within a bin."""
+        """Return the histogram's value at a level, interpolating evenly within a bin."""
         wanted = level * self._total
         passed = 0.0
         for number, weight in enumerate(self._weights):

@@ -1,32 +1,32 @@
-"""How much slower a worker is than it says, learned from its own answers. Pure.
+"""Correct a worker's reported speed by the answers it actually gives.
 
-A worker tells its speed, and may be wrong: a device that was throttled, a neighbour on its host, a fit that lags. Where
-its answers come later than predicted again and again, and by much, it is taken for slower by as much, and the other way
-when they come sooner again. Small errors are left alone: predictions scatter, and each correction shifts work.
+The reported speed can be wrong: a throttled device, a noisy neighbour on the host, a fit that lags. When a worker's
+answers are consistently and clearly later than predicted, it is treated as that much slower, until they come sooner
+again. Small errors are ignored, because predictions scatter and every correction shifts work.
 """
 
 from collections import deque
 from typing import Final
 
 WINDOW: Final = 12
-"""Answers that a correction is read from; after one, as many new ones are waited for."""
+"""The answers behind one correction; after each, the window starts empty."""
 TOLERANCE: Final = 1.3
-"""A median further off than this is corrected."""
+"""The median ratio, or its inverse, beyond which a correction is made."""
 MOST: Final = 8.0
+# Shorter predictions measure the network rather than the worker.
 LEAST_NS: Final = 20_000_000
-"""Answers that were predicted sooner say more of the network than of the worker."""
 
 
 class Slowness:
-    """How slow one worker is, beside one speed that it has reported."""
+    """The correction of one worker's reported speed."""
 
     def __init__(self) -> None:
         self.factor = 1.0
-        """Times as long as its speed says."""
+        """The actual time as a multiple of the time its reported speed predicts."""
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def answered(self, predicted_ns: float, actual_ns: float) -> bool:
-        """An answer has come that was predicted with `factor` in it; whether that has changed."""
+        """Record an answer predicted with `factor` included, and return whether `factor` changed."""
         if predicted_ns < LEAST_NS:
             return False
         self._ratios.append(actual_ns / predicted_ns)

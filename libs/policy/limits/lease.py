@@ -1,36 +1,38 @@
-"""How several gateways share one tenant's limits: each takes some of what is left ahead of its use. Pure.
+"""How several gateways share a tenant's limits: each leases part of the remainder ahead of its use.
 
-What lies unused in one gateway is missing in another, so it is little, and is given back soon.
+Units that lie unused in one gateway are missing in another, so a lease is small and is returned soon.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 AHEAD_PERCENT: Final = 2
-"""Of a limit that a gateway takes ahead of its use: two of them leave at most 4 % unused."""
+"""The part of a limit that a gateway leases ahead; two gateways leave at most 4 % unused."""
 IDLE_S: Final = 1.0
-"""After this long without use it gives them back."""
+"""The idle time after which a gateway returns its unused units."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """Units of one limit that one gateway has taken and not used."""
+    """The units of one limit that a gateway has leased and not used."""
 
     balance: int = 0
-    """Below 0: it has used more than it had taken, since what an answer takes is known at its end."""
+    """The unused units; below 0 after overuse, since the cost of an answer is known only at its end."""
     used_s: float = 0.0
 
     def need(self, units: int) -> int:
-        """Units to take at least before `units` can be used; 0 or less where there are enough."""
+        """Return the least number of units to lease before `units` can be used; 0 or less if the balance suffices."""
         return units - self.balance
 
     def spend(self, units: int, now_s: float) -> None:
-        """Use them."""
         self.balance -= units
         self.used_s = now_s
 
     def settle(self, now_s: float) -> int:
-        """Units to count as used beyond what was taken, or below 0 to give back; the balance is even then."""
+        """Zero the balance and return the units to charge beyond the lease, below 0 to give back.
+
+        A positive balance that was used within `IDLE_S` is left as it is.
+        """
         if self.balance > 0 and now_s - self.used_s < IDLE_S:
             return 0
         owed, self.balance = -self.balance, 0
@@ -38,24 +40,26 @@ class Lease:
 
 
 def ahead(limit: int) -> int:
-    """Units to take ahead of use: none of a small limit, where each use asks."""
+    """Return the units to lease ahead; 0 for a small limit, where every use is requested."""
     return limit * AHEAD_PERCENT // 100
 
 
 def local_share(limit: int, gateways: int) -> int:
-    """What each gateway allows by itself while none of them knows of the others: together the limit, and one at
-    least."""
+    """Return the limit each gateway applies while it cannot reach the others: an equal share, at least 1."""
     return max(limit // max(gateways, 1), 1)
 
 
 def held(limit: int, others: int, running: int, want: int) -> int:
-    """Places that a gateway holds of a bound on requests at once: what it wants as far as there is room beside what
-    others hold, and those of its requests that run in any case."""
+    """Return how many places of a concurrency limit a gateway holds.
+
+    It gets what it wants as far as the other gateways' places leave room, but never fewer than its running
+    requests.
+    """
     return max(running, min(want, limit - others))
 
 
 def written_s(wait_s: float) -> str:
-    """A time as OpenAI's headers have it: 850ms, 12s, 1m0s, 3h20m0s."""
+    """Format a duration as OpenAI's headers do: 850ms, 12s, 1m0s, 3h20m0s."""
     if wait_s < 1:
         return f"{round(wait_s * 1000)}ms"
     minutes, seconds = divmod(round(wait_s), 60)
