@@ -1,40 +1,40 @@
-"""Retry-After that holds: whoever is refused gets a time of its own, and room is kept for it then. Pure.
+"""Retry-After times that hold: every refused client gets its own time, and room is reserved for it then.
 
-While promises are outstanding newcomers fill the queue to `NEWCOMERS` of its bound, and the rest is for clients that
-come back when they were asked to. Times follow each other a little slower than requests leave the queue, so that
-those who keep them find room, and newcomers take what is left.
+While promises are outstanding, newcomers fill the queue to `NEWCOMERS` of its bound. The rest is reserved for
+clients that return at their promised time. Promised times are spaced a little wider than requests leave the queue,
+so that returning clients find room and newcomers take the remainder.
 """
 
 from math import ceil
 from typing import Final
 
 NEWCOMERS: Final = 0.5
-"""Share of the queue that newcomers may fill while clients are expected back."""
+"""The share of the queue that newcomers may fill while promises are outstanding."""
 PACE: Final = 0.9
-"""Share of the queue's outflow that is promised: it varies, and a promise is to hold."""
+"""The share of the measured outflow that is promised; the outflow varies and promises must hold."""
 EARLY_NS: Final = 1_000_000_000
+# A client may return this much too early or too late.
 GRACE_NS: Final = 5_000_000_000
-"""A client may be so much too early or too late."""
 MAX_PROMISES: Final = 16_384
 HORIZON_S: Final = 600.0
-"""Nobody is promised anything beyond."""
+"""The furthest time ahead that is promised to anybody."""
 SECOND_NS: Final = 1_000_000_000
 
 
 class Promises:
-    """By request, when it may come back; a request is known by a key that is the same when it is sent again."""
+    """The return times promised to refused requests, by a key that is the same when a request is resent."""
 
     def __init__(self) -> None:
+        # In the order they were made, which is nearly the order in which they are due.
         self._due_ns: dict[bytes, int] = {}
-        """In the order in which they were made, which is nearly that in which they are due."""
+        # Earliest time of the next promise.
         self._next_ns = 0
-        """When the next one is due at the soonest."""
 
     def __bool__(self) -> bool:
         return bool(self._due_ns)
 
     def forget(self, now_ns: int) -> None:
-        """Those that nobody has come for."""
+        """Drop the promises whose clients have not returned in time."""
         while self._due_ns:
             key, due_ns = next(iter(self._due_ns.items()))
             if due_ns + GRACE_NS >= now_ns:
@@ -42,17 +42,20 @@ class Promises:
             del self._due_ns[key]
 
     def holds(self, key: bytes, now_ns: int) -> bool:
-        """Whether this request comes when it was asked to."""
+        """Return whether the request returns at its promised time."""
         due_ns = self._due_ns.get(key)
         return due_ns is not None and due_ns - EARLY_NS <= now_ns <= due_ns + GRACE_NS
 
     def kept(self, key: bytes) -> None:
-        """It was let in."""
+        """Drop the promise of a request that has been admitted."""
         self._due_ns.pop(key, None)
 
     def make(self, key: bytes, count: int, *, room_in_s: float, per_s: float, now_ns: int) -> float | None:
-        """In how many whole seconds to come back; None where nothing can be promised. `count`: choices of the request;
-        `room_in_s`: until newcomers find room; `per_s`: choices a second that leave the queue."""
+        """Return the whole seconds after which to retry, or None if nothing can be promised.
+
+        `count` is the number of choices of the request, `room_in_s` the time until newcomers find room, and `per_s`
+        the choices per second that leave the queue.
+        """
         self.forget(now_ns)
         known_ns = self._due_ns.get(key, 0)
         if known_ns > now_ns + EARLY_NS:  # it is early: the time that it was given stands
