@@ -9,8 +9,8 @@ from libs.policy.gateway.view import Ask, WorkerRoom
 
 PolicyName = Literal["predicted-ttft", "least-loaded", "round-robin"]
 
-EQUAL_SHARE = 0.05
 # Predictions within this share of the best plus this time are considered equal.
+EQUAL_SHARE = 0.05
 EQUAL_NS = 2e6
 
 

@@ -1,9 +1,10 @@
-"""Which of a model's workers take which role and budget now. Pure: what was done before comes in and goes out.
+"""Decide which of a model's workers take which role and prefill budget now.
 
-Every split of the workers that limits allow is weighed by the pressure that it would leave (libs/policy/pressure).
-Roles change only where something presses, and another split relieves it by more than predictions are off; so a level
-load, or one that dithers, moves nobody. Budgets rise before roles change: they cost nothing. A decode worker is
-`Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as the limits' `decode_*` do.
+Every split of the workers that the limits allow is rated by the pressure it would leave (libs/policy/pressure).
+Roles change only under pressure, and only if another split relieves it by more than the error of the predictions.
+So a steady load, or one that fluctuates, moves nobody. Budgets are raised before roles change, since they cost
+nothing. A decode worker is `Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as `decode_*` in the
+limits does.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -21,67 +22,66 @@ from libs.policy.pressure.numbers import Numbers
 from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
 
+# Below both pressures a split is good enough, whatever others would leave. Prompts come in clusters and queue long
+# before their phase is full; decodes are not late before it is.
 PROMPTS_PRESS: Final = 0.7
 DECODES_PRESS: Final = 0.85
-"""Below both pressures a split is good enough, whatever others would leave. Prompts queue long before a phase is full,
-as they come in clusters; decodes are not late before it is."""
 GAIN: Final = 0.15
-"""Share of the pressure by which another split must relieve it."""
+"""The share of the pressure by which another split must relieve it."""
 APART_GAIN: Final = 0.05
-"""The same of leaving decodes alone, and of no longer doing so: a budget costs nothing to change."""
+"""The same share for separating decodes from prompts and for ending that; changing a budget costs nothing."""
+# Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
 RAISE: Final = 0.5
 LOWER: Final = 0.2
-"""Budgets rise where prompts would press so hard on prefill workers alone, and fall after `CALM_NS` below the other."""
 CALM_NS: Final = 5_000_000_000
 MAX_CANDIDATES: Final = 8
-"""Of all splits that are weighed, those that are shown."""
+"""The most rated splits that are reported."""
 LACKING_NS: Final = 2_000_000_000
-"""For so long nobody decodes, before a prefill worker is made to: a worker that restarts is back sooner."""
+"""The time without a decode worker before a prefill worker becomes one; a restarting worker is back sooner."""
 
 
 class RoleReason(Enum):
-    """Why workers are changed, or stay as they are."""
+    """The reason workers are changed, or stay as they are."""
 
     PROMPTS_PRESS = "prompts_press"
     DECODES_PRESS = "decodes_press"
+    # Prompts have not pressed for a while, so decode workers return their budgets.
     CALM = "calm"
-    """Prompts have not pressed for a while: decode workers give their budgets back."""
+    # The limits did not allow the present numbers of workers by role.
     LIMITS = "limits"
-    """Workers had roles in numbers that limits do not allow."""
+    # The limits do not allow the present numbers, nor any that could be reached.
     UNMET = "limits_unmet"
-    """They have, and no numbers that could be reached are allowed."""
     BALANCED = "balanced"
-    """Nothing presses."""
+    # The work exceeds the capacity of every split.
     TOO_SMALL = "too_small"
-    """Work presses beyond what there is in any split."""
+    # There is pressure, and no other split relieves it by enough.
     BEST = "best"
-    """Something presses, and no other split relieves it by enough."""
+    # Another split would relieve it, but resting workers, limits or quiet hours prevent it.
     HELD = "held"
-    """Another split would relieve it; resting workers, limits or quiet hours stand against it."""
 
 
 class PlannedWorker(NamedTuple):
-    """One worker."""
+    """A worker as the planner sees it."""
 
     id: str
     role: Role
     budget_tokens: int
     movable: bool
-    """Whether it takes new work."""
+    """Whether the worker takes new work."""
     prompt_tokens: int
-    """Waiting there."""
+    """The prompt tokens waiting at the worker."""
     kv_tokens: int
-    """That its sequences hold: what a move to prefill has to carry away."""
+    """The KV tokens of its sequences, which a move to prefill has to transfer away."""
     pinned: bool = False
-    """Whether it keeps the role and budget that a person gave it."""
+    """Whether it keeps the role and budget that an operator gave it."""
     keeps_budget: bool = False
-    """Whether it was started with its role and budget, or a person set them: what was lent alone is taken back."""
+    """Whether its role and budget were set at its start or by an operator, so that only lent budgets are taken back."""
     own_budget_tokens: int = 0
-    """That it had by its start or a person's word before it was changed here: what it goes back to."""
+    """The budget it had before the planner changed it, to which it returns."""
 
 
 class RoleOrder(NamedTuple):
-    """An order to a worker."""
+    """A role and budget that a worker is to take."""
 
     worker_id: str
     role: Role
@@ -90,38 +90,38 @@ class RoleOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a decision leaves to the next one."""
+    """The state that one decision passes to the next."""
 
     paid_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By worker that was moved, when that will have paid: until something dates from after that, it rests."""
+    """By moved worker, the time its move will have paid off; it rests until reports date from after that."""
     calm_since_ns: int = 0
-    """0: prompts press, or would without budgets."""
+    """The start of the calm; 0 while prompts press, or would without budgets."""
     lacking_since_ns: int = 0
-    """Nobody decodes though there is work; 0: somebody does."""
+    """The time since which there is work but no decode worker; 0 if there is one."""
     apart: bool = False
-    """Whether decodes are left alone though prompts press: more is done so."""
+    """Whether decodes run without prompts although prompts press, because more work is done so."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """What was decided about one model."""
+    """The decision about one model's roles."""
 
     moves: Sequence[RoleOrder]
-    """To another role."""
+    """The orders to take another role."""
     budgets: Sequence[RoleOrder]
-    """Of workers that keep their role."""
+    """The orders that change only the budget."""
     code: RoleReason
     now: Split
-    """As roles stand, with budgets."""
+    """The present split, with budgets."""
     then: Split
-    """As they will; equal to `now` where no role changes."""
+    """The split after the moves; equal to `now` if no role changes."""
     candidates: Sequence[Split]
-    """Of those that were weighed, the best few, the best first."""
+    """The best of the rated splits, best first."""
     memory: Memory
 
     @property
     def changes(self) -> Sequence[RoleOrder]:
-        """All of them."""
+        """All orders of the plan, role changes first."""
         return (*self.moves, *self.budgets)
 
 
@@ -136,9 +136,12 @@ def assign(
     most_moves: int = MAX_WORKERS,
     evidence: MoveEvidence = UNMEASURED,
 ) -> RolePlan:
-    """Decide. Workers that are not movable, and those on standby, stay as they are and count for nothing; pinned ones
-    stay and count. `most_moves`: workers that may change their role now. `evidence`: how old what is known is, and how
-    long moves take."""
+    """Decide the roles and budgets of one model's workers.
+
+    Workers that are not movable or on standby stay as they are and do not count; pinned ones stay and count.
+    `most_moves` bounds how many may change their role now. `evidence` holds the age of the reports and the duration
+    of moves.
+    """
     pool = _Pool.of(workers)
     if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
@@ -175,16 +178,16 @@ def assign(
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """The workers that count, by role."""
+    """The movable workers in a role, by role."""
 
     prefill: Sequence[PlannedWorker]
     mixed: Sequence[PlannedWorker]
     chosen: bool
-    """Whether somebody chose the budget of some."""
+    """Whether the budget of some mixed worker was set by an operator."""
 
     @classmethod
     def of(cls, workers: Iterable[PlannedWorker]) -> "_Pool":
-        """Of those that take work."""
+        """Return the pool of the workers that take work."""
         by_role: dict[Role, list[PlannedWorker]] = {Role.PREFILL: [], Role.MIXED: [], Role.STANDBY: []}
         for each in workers:
             if each.movable:
@@ -194,7 +197,7 @@ class _Pool:
 
     @property
     def alike(self) -> bool:
-        """Whether somebody started mixed workers alone, who need not be split, and may be together again."""
+        """Whether only mixed workers were started, which need not be split and may all be mixed again."""
         return self.chosen and not any(each.keeps_budget for each in self.prefill)
 
     def __len__(self) -> int:
@@ -204,7 +207,7 @@ class _Pool:
 def _weighed(
     engine: WorkerProfile, work: Workload, pool: _Pool, limits: ModelLimits, *, was_apart: bool
 ) -> tuple[bool, Split, Weighed]:
-    """(whether decodes are to be left alone, the split as it is, those that could be)."""
+    """Return whether decodes should run without prompts, the present split, and the possible splits."""
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     rides = any(each.budget_tokens for each in pool.mixed)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
@@ -234,21 +237,21 @@ def _presses(split: Split) -> bool:
 
 
 def _relieved(now: Split, then: Split) -> float:
-    """Share of what presses that the new roles take away."""
+    """Return the share of the pressure that the new roles relieve."""
     if isinf(now.cost):
         return 0.0 if isinf(then.cost) else 1.0
     return 1 - then.cost / now.cost if now.cost else 0.0
 
 
 def _fewest(pool: _Pool, limits: ModelLimits) -> tuple[int, int]:
-    """(prefill, mixed) workers at least, as pinned ones stay what they are."""
+    """Return the least numbers of prefill and mixed workers; pinned ones keep their role."""
     least = 0 if pool.alike or len(pool) == 1 or not limits.prefill_max else min(len(pool.prefill), 1)
     pinned_prefill, pinned_mixed = (sum([each.pinned for each in role]) for role in (pool.prefill, pool.mixed))
     return max(least, pinned_prefill), max(pinned_mixed, 1)
 
 
 def _fewest_mixed(engine: WorkerProfile, work: Workload) -> int:
-    """That have room for what decodes now."""
+    """Return the fewest mixed workers with room for what decodes now."""
     by_count = -(-work.decodes // max(engine.max_sequences, 1))
     return max(by_count, -(-work.kv_tokens // engine.kv_tokens) if engine.kv_tokens else 0)
 
@@ -274,7 +277,7 @@ def _code(
 
 
 def _more_mixed(now: Split, weighed: Weighed, limits: ModelLimits) -> int:
-    """How many workers are to go from prefill to mixed, or below 0 the other way."""
+    """Return how many workers should go from prefill to mixed, below 0 for the other way."""
     best = weighed.best
     if best is None:
         return 0
@@ -288,7 +291,7 @@ def _more_mixed(now: Split, weighed: Weighed, limits: ModelLimits) -> int:
 def _role_changes(
     engine: WorkerProfile, wanted: int, pool: _Pool, resting: Container[str], *, apart: bool
 ) -> list[RoleOrder]:
-    """Those go for whom it costs least; pinned ones and such as rest stay."""
+    """Return the orders for the workers that are cheapest to move; pinned and resting ones stay."""
     if not wanted:
         return []
     free = [each for each in (pool.prefill if wanted > 0 else pool.mixed) if not each.pinned and each.id not in resting]
@@ -300,7 +303,7 @@ def _role_changes(
 
 
 def _is_calm(engine: WorkerProfile, work: Workload, pool: _Pool) -> bool:
-    """Whether prompts would not press on prefill workers alone."""
+    """Return whether prompts would not press on prefill workers alone."""
     alone = split(engine, work, len(pool.prefill), len(pool.mixed), budgets=False).prompt_pressure
     return alone < (LOWER if any(each.budget_tokens for each in pool.mixed) else RAISE)
 
@@ -308,8 +311,11 @@ def _is_calm(engine: WorkerProfile, work: Workload, pool: _Pool) -> bool:
 def _budgets(
     engine: WorkerProfile, mixed: Sequence[PlannedWorker], calm_since_ns: int, now_ns: int, *, apart: bool
 ) -> list[RoleOrder]:
-    """Of mixed workers that are not pinned: none where decodes are left alone, one where prompts press, their own after
-    a calm."""
+    """Return the budget changes of mixed workers that are not pinned.
+
+    The budget is 0 where decodes run without prompts, a chunk where prompts press, and the worker's own after a
+    calm.
+    """
     if apart:
         return [_lends(each, 0) for each in mixed if each.budget_tokens and not each.keeps_budget and not each.pinned]
     if not calm_since_ns:

@@ -1,4 +1,4 @@
-"""The splits of a model's workers into roles that limits allow, with how each presses. Pure."""
+"""The splits of a model's workers into roles that limits allow, with the pressure of each."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -12,11 +12,11 @@ from libs.policy.pressure.splits import Split, Splits, WorkerProfile, Workload, 
 EVERY: Final = ModelLimits()
 
 Press = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
-"""(prompt, decode) pressures of (prefill, mixed) workers, [splits] each."""
+"""A function from (prefill, mixed) workers to (prompt, decode) pressures, arrays of shape [splits]."""
 
 
 class Weighed:
-    """Splits of one number of workers, side by side, from the fewest prefill workers to the most."""
+    """The rated splits of one number of workers, from the fewest prefill workers to the most."""
 
     def __init__(self, splits: Splits) -> None:
         self._splits = splits
@@ -28,25 +28,28 @@ class Weighed:
 
     @property
     def best(self) -> Split | None:
-        """Which presses least; None where there is none."""
+        """The split of the least pressure; None if there are no splits."""
         return self._splits.at(int(self._order[0])) if len(self) else None
 
     def first(self, count: int) -> Sequence[Split]:
-        """The `count` splits that press least, in that order."""
+        """Return the `count` splits with the least pressure, in that order."""
         return [self._splits.at(place) for place in self._order[:count].tolist()]
 
     def of(self, prefill: int) -> Split | None:
-        """That with this number of prefill workers."""
+        """Return the split with this number of prefill workers, or None."""
         place = prefill - int(self._splits.prefill[0]) if len(self) else -1
         return self._splits.at(place) if 0 <= place < len(self) else None
 
     def nearest(self, mixed: int, most_cost: float) -> Split | None:
-        """Of those that cost no more, the one whose mixed workers are nearest in number; of two the better."""
+        """Return the split no costlier than `most_cost` with the number of mixed workers nearest to `mixed`.
+
+        Of two equally near ones it is the better.
+        """
         good = self._order[self._costs[self._order] <= most_cost]
         return self._splits.at(int(good[np.abs(self._splits.mixed[good] - mixed).argmin()])) if len(good) else None
 
     def least_pressure(self) -> float:
-        """Of the phase that is worse off, in the best of them by that; infinite where there is none."""
+        """Return the lowest pressure of the worse phase over all splits; infinite if there are none."""
         worse = np.maximum(self._splits.prompt_pressure, self._splits.decode_pressure)
         return float(worse.min(initial=np.inf))
 
@@ -54,7 +57,7 @@ class Weighed:
 def weigh(
     press: Press, workers: int, limits: ModelLimits = EVERY, *, least_prefill: int = 1, least_mixed: int = 1
 ) -> Weighed:
-    """All that limits allow, with at least these numbers of workers by role."""
+    """Rate all splits that the limits allow, with at least these numbers of workers by role."""
     first = max(least_prefill, limits.prefill_min, workers - limits.decode_max, 0)
     last = min(workers - max(least_mixed, limits.decode_min), limits.prefill_max)
     prefill = np.arange(first, max(last + 1, first), dtype=np.float64)
@@ -71,7 +74,7 @@ def splits(
     least_prefill: int = 1,
     least_mixed: int = 1,
 ) -> Weighed:
-    """Of work that is the same in all of them."""
+    """Rate all splits for work that is the same in each of them."""
 
     def press(prefill: Numbers, mixed: Numbers) -> tuple[Numbers, Numbers]:
         same = 0.0 * mixed
@@ -82,5 +85,8 @@ def splits(
 
 
 def best_split(engine: WorkerProfile, work: Workload, workers: int, limits: ModelLimits = EVERY) -> Split | None:
-    """Of `workers` workers, at least one of each role where there are two; None where limits allow none."""
+    """Return the best split of `workers` workers, or None if the limits allow none.
+
+    It has at least one worker of each role if there are two workers.
+    """
     return splits(engine, work, workers, limits, least_prefill=min(workers - 1, 1)).best

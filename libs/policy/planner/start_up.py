@@ -1,7 +1,7 @@
-"""How long a worker takes from when it is asked for until it serves, as it was seen. Pure.
+"""The measured time from the request of a worker until it serves.
 
-A worker waits for a machine with room, then starts on it. A cluster that adds machines by itself has room at once for
-some workers, and takes minutes for the next one: the wait is learned apart, and counts as long as the last worker that
+A worker waits for a machine with room, then starts on it. An autoscaling cluster has room at once for some workers
+and takes minutes for the next one. So the wait is learned separately, and counts as long as the last worker that
 came had to wait for its machine.
 """
 
@@ -11,33 +11,33 @@ from typing import Final
 
 SECOND_NS: Final = 1_000_000_000
 AT_ONCE_NS: Final = 5 * SECOND_NS
-"""A machine that is found within this time was there before."""
+"""The wait up to which a machine counts as having been there before."""
 
 
 @dataclass(slots=True)
 class StartUp:
-    """Of one actuator's workers."""
+    """The start-up times of one actuator's workers."""
 
     start_ns: int
-    """From its machine on, until a worker is registered: the slowest of the last starts. At first as set."""
+    """The time from machine to registration: the slowest of the last starts, initially as configured."""
     machine_ns: int = 0
-    """Until there is a machine for it, where it has to wait: the longest of the last waits. At first as set."""
+    """The wait for a machine while machines are scarce: the longest of the last waits, initially as configured."""
     scarce: bool = False
     """Whether the last worker had to wait for its machine, so that the next one will too."""
+    # By worker not registered yet, the time the actuator first named it.
     _asked_ns: dict[str, int] = field(default_factory=dict)
-    """Of workers that are not registered yet, since when the actuator names them."""
+    # By worker not registered yet, the time it had a machine.
     _placed_ns: dict[str, int] = field(default_factory=dict)
-    """Of those that have a machine, since when."""
 
     @property
     def ahead_ns(self) -> int:
-        """What a worker that is asked for now is expected to take."""
+        """The expected start-up time of a worker requested now."""
         return self.start_ns + (self.machine_ns if self.scarce else 0)
 
     def note(
         self, names: Sequence[str], *, without_machine: Collection[str], there: Collection[str], now_ns: int
     ) -> None:
-        """See how far workers have come. `names`: those that the actuator has; `there`: those that are registered."""
+        """Record the progress of workers: `names` are those of the actuator, `there` those that are registered."""
         for name in names:
             if name in there:
                 self._note_registered(name, now_ns)

@@ -16,9 +16,9 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from libs.policy.queue.making_room import PACE_COUNTED_ON, Due, making_room
 
-PREFILL_MARGIN: Final = 1.5
 # A request can be in time while the time left exceeds `PREFILL_MARGIN` times its own prefill plus this share of its
 # TTFT limit. Without a margin every request is served at its limit, and half of them miss it.
+PREFILL_MARGIN: Final = 1.5
 LIMIT_MARGIN: Final = 0.15
 LATE_SHARE: Final = 1 / 16
 """The share of bound prompt tokens reserved for requests that have been late for `LATE_PATIENCE_NS`."""

@@ -12,8 +12,8 @@ NEWCOMERS: Final = 0.5
 """The share of the queue that newcomers may fill while promises are outstanding."""
 PACE: Final = 0.9
 """The share of the measured outflow that is promised; the outflow varies and promises must hold."""
-EARLY_NS: Final = 1_000_000_000
 # A client may return this much too early or too late.
+EARLY_NS: Final = 1_000_000_000
 GRACE_NS: Final = 5_000_000_000
 MAX_PROMISES: Final = 16_384
 HORIZON_S: Final = 600.0
