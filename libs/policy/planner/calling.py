@@ -74,7 +74,7 @@ def _down(
     least = {Role.PREFILL: max(limits.prefill_min, min(counts[Role.PREFILL], 1)), Role.MIXED: limits.decode_min}
     best = best_split(engine, work, len(serving) - count, limits) if count > 0 else None
     wanted = {Role.PREFILL: best.prefill, Role.MIXED: best.mixed} if best is not None else least
-    # From the role that has most beyond what the best split of the others would have, whoever holds least.
+    # Take from the role with the largest surplus over the best split of the rest, least KV first.
     for each in sorted(leaving, key=lambda each: (each.kv_tokens, each.prompt_tokens)):
         beyond = {role: counts[role] - wanted[role] for role in counts}
         if len(found) < count and counts[each.role] > least[each.role] and beyond[each.role] == max(beyond.values()):

@@ -153,7 +153,7 @@ def assign(
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
     wanted = 0 if rests else _more_mixed(now, weighed, limits)
-    if apart and wanted < 0:  # what decodes now has to find room until fewer do
+    if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     moves = _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
     then = now
@@ -283,7 +283,7 @@ def _more_mixed(now: Split, weighed: Weighed, limits: ModelLimits) -> int:
         return 0
     if limits.allow(now.prefill, now.mixed) and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
         return 0
-    # Of splits that are as good as the best, the nearest: each move costs.
+    # Among splits about as good as the best, take the nearest, since each move costs.
     nearest = weighed.nearest(now.mixed, best.cost * (1 + GAIN / 3))
     return nearest.mixed - now.mixed if nearest is not None else 0
 

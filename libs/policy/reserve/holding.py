@@ -1,4 +1,4 @@
-"""A reservation that is decided once for a whole planning period, and then kept. Pure."""
+"""A reservation that is fixed for a whole planning period."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from libs.policy.reserve.counts import Floats, not_passed
 
 
 class Holder:
-    """Takes the mean of the last period's forecasts for what each of the next period's windows may bring.
+    """A fixed reservation per period, from the mean of the last period's forecasts.
 
-    How far a period may stray from the one before it is what the calibration learns: each window is scored by the
-    distribution that was held for it.
+    The calibration learns how far a period may stray from the previous one: each window is scored by the
+    distribution held for it.
     """
 
     def __init__(self, confidence: float, windows: int) -> None:
-        """windows: of a period."""
+        """Hold reservations for periods of `windows` windows."""
         self._calibrator = Calibrator(confidence)
         self._windows = windows
         self._recent: list[Floats] = []
@@ -23,7 +23,7 @@ class Holder:
         self._place = 0
 
     def reserve(self, distribution: Floats) -> int:
-        """Units for the window that begins now, of which `distribution` is forecast; the same all period long."""
+        """Return the units for the window that begins now, given its forecast; they stay the same for a period."""
         self._recent.append(distribution)
         if self._place % self._windows == 0:
             self._held = _mean(self._recent)
@@ -33,9 +33,9 @@ class Holder:
         return self._units
 
     def learn(self, came_units: float) -> None:
-        """The most units at once in the window that `reserve` was last asked for."""
+        """Learn from the peak of units in the window that `reserve` was last called for."""
         if self._place <= 2 * self._windows:
-            return  # what was held for the first period was held in ignorance, and most of the second
+            return  # the first period, and most of the second, were reserved without knowledge
         came = int(np.ceil(came_units - 1e-9))
         self._calibrator.learn(self._held, came, covered=came <= self._units)
 
