@@ -103,7 +103,7 @@ class KeyBook(msgspec.Struct, frozen=True):
     keys: tuple[ApiKey, ...] = ()
     limits: dict[str, TenantLimits] = {}
     changes: tuple[KeyChange, ...] = ()
-    """The last `MAX_CHANGES` changes, oldest first."""
+    """The changes not dropped yet, at most `MAX_CHANGES`, oldest first."""
     cache_secret: str = ""
     """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
     deleted: dict[str, int] = {}

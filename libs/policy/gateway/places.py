@@ -1,10 +1,10 @@
 """How tenants share the decode places of one model while some of them wait for one.
 
-The shares are weighted max-min fair (Bertsekas and Gallager, Data Networks, 6.5): no tenant gets more than it
+The shares are weighted max-min fair (Bertsekas and Gallager, Data Networks, 6.5). No tenant gets more than it
 demands, and what it leaves is divided by weight among those that demand more. A tenant alone may hold every place.
 When another arrives, new places go to tenants below their share. If those are too few, running sequences of tenants
-above theirs give way, because answers of thousands of tokens would hold the places for longer than the other tenant
-can wait.
+above theirs give way. Answers of thousands of tokens would hold the places for longer than the other tenant can
+wait.
 
 A share is seldom a whole number. Each tenant is guaranteed the next smaller one: others above theirs give way to
 it, and free places are kept for it. The remainder goes by turns (fairness.py), to no tenant beyond its next larger
@@ -32,7 +32,6 @@ class PlaceDemand(NamedTuple):
     """The demand of one tenant for places."""
 
     running: int
-    """The sequences that hold a place."""
     waiting: int
     """The sequences that wait for a place, without batch lines, which wait behind all others."""
     weight: int = 1
@@ -93,7 +92,6 @@ class GatewayYield(NamedTuple):
     """The sequences of one tenant at one gateway that may give way."""
 
     running: int
-    """The sequences that hold a place."""
     able: int
     """The running sequences that can give way."""
     gave_way: int

@@ -1,8 +1,8 @@
 """Which prompt has killed the workers it was on, as opposed to prompts that were merely there.
 
 A prompt that kills its worker kills the next one at the same point, while whatever ran beside it is somewhere else
-by then. A prompt is accused if four things hold. It was being computed on two workers as each was lost, at the same
-stage both times, without progress in between, and no other prompt meets these conditions. It is poison once both
+by then. A prompt is accused if it was being computed on two workers as each was lost, at the same stage both times
+and without progress in between. It must be the only prompt of which all of that is true. It is poison once both
 workers are known to be dead, because a worker whose connection broke or fell silent may come back.
 """
 
@@ -81,7 +81,7 @@ class WorkerLoss:
 
 @dataclass(frozen=True, slots=True)
 class _Accusation:
-    """The pending case against one request."""
+    """An accusation of one request, pending until its workers return or die."""
 
     prompts: frozenset[Prompt]
     """The prompts of its choices that were exposed."""
@@ -116,7 +116,7 @@ class Suspicion:
     """The suspected and convicted prompts, derived from the loss, death and return of workers."""
 
     def __init__(self, memory_ns: int) -> None:
-        """Refuse convicted prompts for `memory_ns` nanoseconds."""
+        """Keep convicted prompts refused for `memory_ns` nanoseconds after their conviction."""
         self._memory_ns = memory_ns
         self._suspects: OrderedDict[Prompt, _Record] = OrderedDict()
         # Never more than there are suspects.

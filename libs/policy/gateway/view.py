@@ -55,7 +55,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The needs of one waiting request."""
+    """The part of a waiting request that binding depends on."""
 
     sequence_id: int
     model: str
@@ -83,7 +83,7 @@ class BindingPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The workers chosen for one request."""
+    """The workers chosen for one request and their expected latency."""
 
     sequence_id: int
     prompt_worker: str | None

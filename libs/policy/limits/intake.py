@@ -2,8 +2,8 @@
 
 All of a gateway's work shares one processor. While requests are taken in, frames from workers wait, and with them
 everybody's tokens and credits. So requests are taken in a few at a time, and frames are handled between two such
-rounds. A round serves tenants by start-time fair queueing (see libs/policy/queue/fairness.py), weighted by what a
-request costs here: one with 128 choices counts as much as eight with one.
+rounds. A round serves tenants by start-time fair queueing (see libs/policy/queue/fairness.py) over what a request
+costs here. One with 128 choices counts as much as eight with one.
 """
 
 from heapq import heapify, heappop, heappush

@@ -18,9 +18,8 @@ ANYBODY: Final = ""
 def may_take(slots: int, held: int, own: int, weight: int = 1) -> bool:
     """Return whether a tenant that holds `own` of the `held` slots may take one more.
 
-    This is a dynamic threshold, as in `queue_room`. Including the new slot, a tenant may hold its weight times the
-    slots left free besides the last one, which is reserved for a tenant that holds none. Of 8 slots one tenant gets
-    4, a second 2.
+    This is a dynamic threshold, as in `queue_room`: a tenant may hold at most its weight times the slots it leaves
+    free. The last slot is reserved for a tenant that holds none. Of 8 slots one tenant gets 4, a second 2.
     """
     free = slots - held
     return free > 0 and (own == 0 or own + 1 <= weight * (free - 1))

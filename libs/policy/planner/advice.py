@@ -58,7 +58,7 @@ class KvSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A single recommendation for a model."""
+    """A recommendation to the operator of a model, with its expected effect."""
 
     kind: AdviceKind
     what: str

@@ -1,7 +1,7 @@
 """The effect of past decisions, and the work lost by them: a fluid replay of the demand that arrived.
 
 The counterfactual of a decision is computed in closed form, without a simulation. The prompts that arrived are
-computed at the speed of the split that would have stayed, the excess waits, and decodes press on the workers that
+computed at the speed of the split that would have stayed, and the excess waits. Decodes press on the workers that
 would have been there. The split that was chosen is replayed in the same way, so that the two differ by the decision
 alone.
 """
@@ -16,7 +16,7 @@ from libs.policy.pressure.splits import Split, WorkerProfile, Workload, prompt_s
 METHOD: Final = "closed_form"
 NS_PER_HOUR: Final = 3_600_000_000_000
 MOST_WAITING_NS: Final = 3_600_000_000_000.0
-"""The bound on a replayed backlog."""
+"""The bound on a replayed backlog, in time of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, l
 
 
 def replayed(state: Replay, what: Came) -> Replay:
-    """Advance a replay by one sample."""
+    """Return the replay advanced by the demand of one sample."""
     speed = prompt_speed(what.engine, what.work, state.prefill, state.mixed)
     waiting_ns = min(max(state.waiting_ns + (what.inflow - speed) * what.lasted_ns, 0.0), MOST_WAITING_NS)
     work = replace(what.work, prompts=what.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)

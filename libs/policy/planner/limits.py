@@ -68,7 +68,7 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerLimits:
-    """The limits of all models together."""
+    """The limits that span all models, and those of each model."""
 
     moves_per_s: int = 64
     """The most role changes per second, over all models."""

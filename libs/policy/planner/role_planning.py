@@ -67,7 +67,7 @@ class PlannedWorker(NamedTuple):
     role: Role
     budget_tokens: int
     movable: bool
-    """Whether the worker takes new work."""
+    """Whether the worker takes new work, so that it may be moved."""
     prompt_tokens: int
     """The prompt tokens waiting at the worker."""
     kv_tokens: int
@@ -104,15 +104,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """The decision about one model's roles."""
+    """The decision about the roles and budgets of one model's workers."""
 
     moves: Sequence[RoleOrder]
-    """The orders to take another role."""
+    """The orders that change a worker's role, and maybe its budget."""
     budgets: Sequence[RoleOrder]
     """The orders that change only the budget."""
     code: RoleReason
     now: Split
-    """The present split, with budgets."""
+    """The present split, with the prompts that budgets allow."""
     then: Split
     """The split after the moves; equal to `now` if no role changes."""
     candidates: Sequence[Split]

@@ -2,8 +2,8 @@
 
 A worker that computes prompts beside its decodes lets each step take as long as TPOT allows. Sequences then stay
 longer, so more of them are there at once, with their KV. Rated by the present decodes, a split with separate
-decodes looks crowded although it would not be, and roles drift towards ever more and ever fuller mixed workers. The
-rate at which tokens are generated is what stays the same in every split.
+decodes looks crowded although it would not be. Roles would then drift towards ever more and ever fuller mixed
+workers. The rate at which tokens are generated is what stays the same in every split.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Which requests wait so that more can be in time, once not all can be.
 
-On one machine most jobs are in time if, whenever one in the line would be late, the longest job up to and including
-it is left out (J. M. Moore, Management Science 15:1, 1968). The jobs left out are about as much work as is too much
-anyway, so throughput in time does not suffer. Here all workers of a model are one machine with a measured pace.
-Each class of a tenant leaves out only its own requests; fairness.py decides between them.
+On one machine, most jobs are in time under Moore's rule (J. M. Moore, Management Science 15:1, 1968). Whenever one
+in the line would be late, the longest job up to and including it is left out. The jobs left out are about the work
+that is too much anyway, so the work done in time does not suffer. Here all workers of a model are one machine with
+a measured pace. Each class of a tenant leaves out only its own requests; fairness.py decides between them.
 """
 
 from collections.abc import Hashable, Iterable

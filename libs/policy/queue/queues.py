@@ -8,7 +8,7 @@ from libs.policy.gateway.view import WorkerView
 
 
 class Queued(Protocol):
-    """A request waiting in the queue."""
+    """A waiting request, as far as counting it by phase needs."""
 
     @property
     def model(self) -> str: ...

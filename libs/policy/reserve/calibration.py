@@ -15,7 +15,7 @@ import numpy as np
 from libs.policy.reserve.counts import Floats
 
 MOST: Final = 2880
-"""The most scores that are kept."""
+"""The most past scores that are kept: those of the latest windows."""
 HALF_LIFE: Final = 600.0
 """The number of windows after which a score weighs half."""
 TRUSTED: Final = 60.0

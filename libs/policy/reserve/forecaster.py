@@ -54,7 +54,7 @@ class SeenWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowOutlook:
-    """The forecast for one window."""
+    """The forecast of active models and their GPUs for one window."""
 
     expected_models: float
     """The expected number of active models, averaged over the window."""

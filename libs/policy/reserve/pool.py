@@ -47,7 +47,7 @@ class PoolWorker:
     left_s: float = 0.0
     """The time until it is expected to serve, while it is loading."""
     kept: frozenset[str] = frozenset()
-    """The models in its host memory."""
+    """The models whose weights its host memory holds, so that they only wake."""
     can_take: bool = True
     """Whether it may be given another model now, with no call to it outstanding."""
     gpu: str = ""
@@ -66,7 +66,7 @@ class PlacedModel:
     sleep_s: float = 0.0
     """The time to put it to sleep."""
     waiting: int = 0
-    """The requests that no worker has."""
+    """The requests that are not bound to a worker yet."""
     waited_s: float = 0.0
     """The wait of the first of them."""
     in_flight: int = 0
@@ -84,8 +84,8 @@ class PlacedModel:
     """The worth of loading it before it is requested."""
     blocked: bool = False
     """Whether loading has failed and is not retried yet."""
+    # Of the weights alone.
     size_bytes: int = 0
-    """The size of its weights."""
     lines_waiting: int = 0
     """The waiting requests that are batch lines."""
     lines_in_flight: int = 0
@@ -115,7 +115,7 @@ class PlacementOrder:
     """The model to hold from now on; empty for none."""
     why: Why
     evicts: str = ""
-    """The model that loses the worker."""
+    """The model that loses the worker; empty if none does."""
     switch_s: float = 0.0
     """The time until it is expected to serve."""
 

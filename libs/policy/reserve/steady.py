@@ -44,10 +44,10 @@ def gamma_cdf(shape: float, at: Floats) -> Floats:
 def renewal_active(gap: Cdf, mean_gap_s: float, run: Cdf, reach_s: float) -> float:
     """Return the share of time with at least one request in flight, for independent gaps and runs (GI/G/∞).
 
-    Let h(s) be the probability that no request that came s or longer ago is still in flight, where the latest of
-    them came exactly s ago. Then h(s) = run(s)·∫h(s + x) dgap(x), solved backwards from h = 1 at `reach_s`. The
-    idle share is the mean of h over the equilibrium law of the time since the last arrival, whose density is (1 −
-    gap)/mean.
+    Suppose the latest request before some time came s earlier. Let h(s) be the probability that neither it nor any
+    earlier request is still in flight. Then h(s) = run(s)·∫h(s + x) dgap(x), solved backwards from h = 1 at
+    `reach_s`. The idle share is the mean of h over the equilibrium law of the time since the last arrival, whose
+    density is (1 − gap)/mean.
     """
     step_s = reach_s / STEPS
     edges: Floats = np.arange(STEPS + 1, dtype=np.float64) * step_s
