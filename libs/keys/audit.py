@@ -148,7 +148,7 @@ class AuditDoor:
 
     def _event(self, scope: Scope, body: bytes, status: int) -> AuditEvent:
         caller, now_ns = caller_of(scope), self._clock.now_ns()
-        if not caller.name:  # refused for its role, or everybody is let in
+        if not caller.name:  # refused for its role, or everybody is admitted
             caller = self._table.identify(dict(scope["headers"]).get(b"authorization"))
         return AuditEvent(
             event_id=self._id(now_ns),

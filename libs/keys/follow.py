@@ -36,7 +36,7 @@ async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> K
         found = await store.load()
         assert found is not None
         book = found.book
-        if book.keys and not book.cache_secret:  # made by a release that had none
+        if book.keys and not book.cache_secret:  # created by an older release
             book = await store.change(KeyBook.with_cache_secret)
         table.replace(book, clock.now_ns() / 1e9)
     except StoreUnavailable as error:

@@ -15,7 +15,7 @@ from libs.runtime.redis import make_redis
 
 LOAD_TIMEOUT_S: Final = 1.0
 """The timeout of one read; the next one follows soon, and the last known keys hold until then."""
-# A person waits for the change, and would only try again.
+# Longer than a read: a person waits for the change, and would only try again.
 CHANGE_TIMEOUT_S: Final = 5.0
 MAX_ATTEMPTS: Final = 32
 """The most attempts at a change while others change the keys concurrently."""

@@ -52,7 +52,7 @@ class CreditBalance:
 
     def _settle_recall(self) -> None:
         # The worker settles a recall that crosses with a use in the same way, unless it has granted another credit
-        # meanwhile: then only this tells it that the recall is answered.
+        # meanwhile. Then only the reported `spent` answers the recall.
         over = max(self.owed - self.free - self.reserved, 0)
         self.owed -= over
         self.spent += over

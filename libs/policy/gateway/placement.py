@@ -102,7 +102,7 @@ class Placement:
     decode_worker: str = ""
     """The id of the worker that decodes it; empty before a decode is sent."""
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ state
 
     @property
     def prefilling(self) -> bool:
@@ -129,7 +129,7 @@ class Placement:
         apart = self.blocks is not None or self.reserved is not None or self.handing_over
         return attempt is not None and attempt.phase is not Phase.PREFILL and attempt.tokens > 0 and not apart
 
-    # ------------------------------------------------------------ to workers
+    # ------------------------------------------------------------ going to workers
 
     def queued(self, sequence_id: int) -> None:
         """Record that it waits for workers; its next attempts use this id."""
@@ -231,7 +231,7 @@ class Placement:
         self.hand_overs += 1
         return [*forget, *self._go_on(cluster, output_tokens, whole=whole)]
 
-    # ------------------------------------------------------------ what workers end
+    # ------------------------------------------------------------ ends reported by workers
 
     def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, whole: bool) -> Effects:
         """End or restart it after its worker has finished the attempt.
@@ -285,7 +285,7 @@ class Placement:
             self.blocks = None
         give_up = self._give_up_blocks() if attempt is self.decode_attempt and self.blocks_given else NOTHING
         drop = [*give_up, *self._drop(attempt)]
-        if self.waiting:  # for a decode worker: its blocks are gone
+        if self.waiting:  # it waited for a decode worker, and its blocks are gone
             self.blocks = None
             return drop
         if pulled and not silent:
@@ -293,7 +293,7 @@ class Placement:
         why, keep = f"worker {attempt.worker[0]} was lost", self.blocks is not None
         return [*drop, *self._restart(why, cluster, keep_blocks=keep, whole=whole)]
 
-    # ------------------------------------------------------------ elsewhere, and the end
+    # ------------------------------------------------------------ rerouting and the end
 
     def gives_way(self, why: str) -> Effects:
         """Leave the worker it decodes on, and wait with its tokens so far until there is a place again."""

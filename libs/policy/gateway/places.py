@@ -58,7 +58,7 @@ def place_shares(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, P
     asking.sort(key=lambda each: each[1].wanted / each[1].weight)
     weights, left = sum(demand.weight for _, demand in asking), places
     for at, (tenant, demand) in enumerate(asking):
-        if demand.wanted * weights > left * demand.weight:  # so does everyone after it
+        if demand.wanted * weights > left * demand.weight:  # and so does every later one
             parts = ((other, left * wants.weight) for other, wants in asking[at:])
             shares |= {other: PlaceShare(part // weights, -(-part // weights)) for other, part in parts}
             break

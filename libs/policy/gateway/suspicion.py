@@ -209,7 +209,7 @@ class Suspicion:
             accused = frozenset().union(*(each.prompts for each in self._accused))
             if not prompts <= accused:
                 losses = self._losses(blamed[0].request, stage=blamed[0].stage)
-                # A prompt that was there at two stages at once is on record with one of them.
+                # A prompt held at two stages at once is recorded with only one of them.
                 losses[worker] = WorkerLoss(self._numbers, blamed[0].stage, exposed=True)
                 self._accused.append(_Accusation(prompts, losses, now_ns))
 
@@ -242,11 +242,11 @@ class Suspicion:
                 exposed.setdefault((each.request, each.stage), []).append(each)
         before = {key: self._losses(key[0], but=worker, stage=key[1]) for key in exposed}
         again = {key: losses for key, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1}
-        # Prompts were kept apart from all others that are suspected, so that one of them at most is here.
+        # Suspected prompts were kept on separate workers, so at most one of them is here.
         prompts = [key for key in again if key[1] is not WorkStage.TOKENS]
         if prompts:
             return exposed[prompts[0]] if len(prompts) == 1 else []
-        # Of those that make tokens many may have come from the same worker: who has lost most, if it is one.
+        # Many decoding choices may have come from the same lost worker. Blame the one with most losses, if unique.
         most = max(map(len, again.values()), default=0)
         worst = [key for key, losses in again.items() if len(losses) == most]
         if len(worst) != 1 or (most < MAX_LOST_WORKERS and self._others_died(again[worst[0]])):
@@ -271,7 +271,7 @@ class Suspicion:
             self._poison.move_to_end(prompt)
         while len(self._poison) > MAX_POISON:
             self._poison.popitem(last=False)
-        # Whatever else was on those workers is not suspected for them any more.
+        # Other prompts on those workers are no longer suspected for their loss.
         for worker in losses.keys() & self._lost.keys():
             self._lost[worker].explained = True
         for prompt, record in list(self._suspects.items()):

@@ -58,7 +58,7 @@ class Promises:
         """
         self.forget(now_ns)
         known_ns = self._due_ns.get(key, 0)
-        if known_ns > now_ns + EARLY_NS:  # it is early: the time that it was given stands
+        if known_ns > now_ns + EARLY_NS:  # it is early, and its promised time stands
             return float(ceil((known_ns - now_ns) / SECOND_NS))
         if not key or per_s <= 0 or len(self._due_ns) >= MAX_PROMISES:
             return None
