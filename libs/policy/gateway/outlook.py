@@ -1,15 +1,23 @@
 """The expected load of one worker: its last report plus what this gateway has sent since."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
-from libs.policy.estimates.slowness import Slowness
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
 from libs.policy.worker.slack import IN_HAND
+
+SLOWNESS_WINDOW: Final = 12
+"""The answers behind one correction; after each, the window starts empty."""
+SLOWNESS_TOLERANCE: Final = 1.3
+"""The median ratio, or its inverse, beyond which a correction is made."""
+MAX_SLOWNESS: Final = 8.0
+# Shorter predictions measure the network rather than the worker.
+LEAST_JUDGED_NS: Final = 20_000_000
 
 
 class LoadReport(Protocol):
@@ -113,6 +121,34 @@ class Sent:
         if phase == Phase.DECODE:
             return cls(kv_tokens=tokens - held, decodes=True)
         return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == Phase.BOTH)
+
+
+class Slowness:
+    """The correction of one worker's reported speed by the answers it actually gives.
+
+    The reported speed can be wrong: a throttled device, a noisy neighbour on the host, a fit that lags. When a worker's
+    answers are consistently and clearly later than predicted, it is treated as that much slower, until they come sooner
+    again. Small errors are ignored, because predictions scatter and every correction shifts work.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        """The actual time as a multiple of the time its reported speed predicts."""
+        self._ratios: deque[float] = deque(maxlen=SLOWNESS_WINDOW)
+
+    def answered(self, predicted_ns: float, actual_ns: float) -> bool:
+        """Record an answer predicted with `factor` included, and return whether `factor` changed."""
+        if predicted_ns < LEAST_JUDGED_NS:
+            return False
+        self._ratios.append(actual_ns / predicted_ns)
+        if len(self._ratios) < SLOWNESS_WINDOW:
+            return False
+        median = sorted(self._ratios)[SLOWNESS_WINDOW // 2]
+        if 1 / SLOWNESS_TOLERANCE <= median <= SLOWNESS_TOLERANCE or (median < 1 and self.factor == 1.0):
+            return False
+        self._ratios.clear()
+        before, self.factor = self.factor, min(max(self.factor * median, 1.0), MAX_SLOWNESS)
+        return self.factor != before
 
 
 class WorkerOutlook:

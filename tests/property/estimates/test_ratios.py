@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.estimates.ratios import LEAST, LEVELS, Ratios
+from libs.policy.ratios import LEAST, LEVELS, Ratios
 
 S = 1_000_000_000
 
