@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
 from libs.policy.planner.pay_back import UNMEASURED, MoveEvidence
-from libs.policy.planner.splits import EVERY, Weighed, weigh
-from libs.policy.planner.steady import DecodePace
+from libs.policy.planner.splits import EVERY, DecodePace, RatedSplits, weigh
 from libs.policy.pressure.numbers import Numbers
 from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
@@ -148,11 +147,11 @@ def assign(
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
     if len(pool) == 1 or pool.alike or not limits.prefill_max:
         limits = limits.without_prefill()
-    apart, now, weighed = _weighed(engine, work, pool, limits, was_apart=memory.apart)
+    apart, now, rated = _rate_splits(engine, work, pool, limits, was_apart=memory.apart)
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
-    wanted = 0 if rests else _more_mixed(now, weighed, limits)
+    wanted = 0 if rests else _more_mixed(now, rated, limits)
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     moves = _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
@@ -160,7 +159,7 @@ def assign(
     if moves:
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
         roles = len(pool.prefill) - to_mixed, len(pool.mixed) + to_mixed
-        then = weighed.of(roles[0]) or split(engine, work, *roles, budgets=not apart)
+        then = rated.of(roles[0]) or split(engine, work, *roles, budgets=not apart)
         paid_ns = now_ns + evidence.pay_back_ns(_relieved(now, then))
         resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
     calm = _is_calm(engine, work, pool)
@@ -171,9 +170,9 @@ def assign(
         for change in _budgets(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
         if change.worker_id not in going
     ]
-    code = _code(now, weighed, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
+    code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
     left = Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns, apart)
-    return RolePlan(moves, budgets, code, now, then, weighed.first(MAX_CANDIDATES), left)
+    return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +203,16 @@ class _Pool:
         return len(self.prefill) + len(self.mixed)
 
 
-def _weighed(
+def _rate_splits(
     engine: WorkerProfile, work: Workload, pool: _Pool, limits: ModelLimits, *, was_apart: bool
-) -> tuple[bool, Split, Weighed]:
+) -> tuple[bool, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits."""
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     rides = any(each.budget_tokens for each in pool.mixed)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
     least_prefill, least_mixed = _fewest(pool, limits)
 
-    def splits_of(*, apart: bool) -> Weighed:
+    def splits_of(*, apart: bool) -> RatedSplits:
         def press(p: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:
             decodes, kv_tokens = pace.decodes_in(p, m, rides=not apart)
             lent = 0.0 * m if apart else m
@@ -257,7 +256,7 @@ def _fewest_mixed(engine: WorkerProfile, work: Workload) -> int:
 
 
 def _code(
-    now: Split, weighed: Weighed, limits: ModelLimits, *, moved: bool, wanted: int, budgets: bool, calm: bool
+    now: Split, rated: RatedSplits, limits: ModelLimits, *, moved: bool, wanted: int, budgets: bool, calm: bool
 ) -> RoleReason:
     if moved:
         if not limits.allow(now.prefill, now.mixed):
@@ -268,23 +267,23 @@ def _code(
         return RoleReason.CALM if calm else RoleReason.PROMPTS_PRESS
     if wanted:
         return RoleReason.HELD
-    if not limits.allow(now.prefill, now.mixed) and not len(weighed):
+    if not limits.allow(now.prefill, now.mixed) and not len(rated):
         return RoleReason.UNMET
     if not _presses(now):
         return RoleReason.BALANCED
-    least = weighed.least_pressure() if len(weighed) else now.pressure
+    least = rated.least_pressure() if len(rated) else now.pressure
     return RoleReason.TOO_SMALL if least > 1 else RoleReason.BEST
 
 
-def _more_mixed(now: Split, weighed: Weighed, limits: ModelLimits) -> int:
+def _more_mixed(now: Split, rated: RatedSplits, limits: ModelLimits) -> int:
     """Return how many workers should go from prefill to mixed, below 0 for the other way."""
-    best = weighed.best
+    best = rated.best
     if best is None:
         return 0
     if limits.allow(now.prefill, now.mixed) and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
         return 0
     # Among splits about as good as the best, take the nearest, since each move costs.
-    nearest = weighed.nearest(now.mixed, best.cost * (1 + GAIN / 3))
+    nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3))
     return nearest.mixed - now.mixed if nearest is not None else 0
 
 

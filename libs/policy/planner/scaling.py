@@ -5,7 +5,7 @@ start-up time. So the number is decided for the demand at the end of that time, 
 warm standby workers bridge it. The number falls only after work has been small for long, one worker at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -39,6 +39,8 @@ MOST_MORE: Final = 256
 """The most workers requested beyond those that serve; a larger number is reached in several decisions."""
 GUARD_S: Final = 60.0
 """The time a started worker may run on once asked to end, kept back from the day's GPU-hours."""
+AT_ONCE_NS: Final = 5 * SECOND_NS
+"""The wait up to which a machine counts as having been there before."""
 
 
 class ScaleReason(Enum):
@@ -264,3 +266,61 @@ def _growth(points: list[tuple[int, float]]) -> float:
     """Return the growth per nanosecond, as the median slope between neighbours, which one burst does not move."""
     slopes = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points) if b[0] > a[0])
     return slopes[len(slopes) // 2] if slopes else 0.0
+
+
+@dataclass(slots=True)
+class StartUp:
+    """The measured time from the request of a worker until it serves, for one actuator.
+
+    A worker waits for a machine with room, then starts on it. An autoscaling cluster has room at once for some workers
+    and takes minutes for the next one. So the wait is learned separately, and counts as long as the last worker that
+    came had to wait for its machine.
+    """
+
+    start_ns: int
+    """The time from machine to registration: the slowest of the last starts, initially as configured."""
+    machine_ns: int = 0
+    """The wait for a machine while machines are scarce: the longest of the last waits, initially as configured."""
+    scarce: bool = False
+    """Whether the last worker had to wait for its machine, so that the next one will too."""
+    # By worker not registered yet, the time the actuator first named it.
+    _asked_ns: dict[str, int] = field(default_factory=dict)
+    # By worker not registered yet, the time it had a machine.
+    _placed_ns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ahead_ns(self) -> int:
+        """The expected start-up time of a worker requested now."""
+        return self.start_ns + (self.machine_ns if self.scarce else 0)
+
+    def note(
+        self, names: Sequence[str], *, without_machine: Collection[str], there: Collection[str], now_ns: int
+    ) -> None:
+        """Record the progress of workers: `names` are those of the actuator, `there` those that are registered."""
+        for name in names:
+            if name in there:
+                self._note_registered(name, now_ns)
+                continue
+            asked_ns = self._asked_ns.setdefault(name, now_ns)
+            waited_ns = now_ns - asked_ns
+            if name in without_machine:
+                if waited_ns > AT_ONCE_NS:
+                    self.scarce = True
+                    self.machine_ns = max(self.machine_ns, waited_ns)
+            elif name not in self._placed_ns:
+                self._placed_ns[name] = now_ns
+                self._note_placed(waited_ns)
+        self._asked_ns = {name: at_ns for name, at_ns in self._asked_ns.items() if name in names}
+        self._placed_ns = {name: at_ns for name, at_ns in self._placed_ns.items() if name in names}
+
+    def _note_placed(self, waited_ns: int) -> None:
+        self.scarce = waited_ns > AT_ONCE_NS
+        if self.scarce:
+            self.machine_ns = max(waited_ns, (self.machine_ns + waited_ns) // 2)
+
+    def _note_registered(self, name: str, now_ns: int) -> None:
+        asked_ns = self._asked_ns.pop(name, None)
+        placed_ns = self._placed_ns.pop(name, asked_ns)
+        if placed_ns is not None:
+            took_ns = now_ns - placed_ns
+            self.start_ns = max(took_ns, (self.start_ns + took_ns) // 2)
