@@ -1,7 +1,8 @@
-"""Which batch job's next share is dealt to runners: evenly by tenant, within a tenant by priority and window.
+"""How batch jobs share a cluster: which job's next share is dealt to runners, and how much capacity its lines may use.
 
-At most half a minute's work is dealt ahead, so that a later job waits behind that much and no more.
-`MAX_OPEN_LINES` bounds it as well, so that the unread messages in the broker do not grow with the number of jobs.
+Shares are dealt evenly by tenant, and within a tenant by priority and window. At most half a minute's work is dealt
+ahead, so that a later job waits behind that much and no more. `MAX_OPEN_LINES` bounds it as well, so that the unread
+messages in the broker do not grow with the number of jobs.
 """
 
 from collections import Counter, deque
@@ -16,6 +17,13 @@ LEAST_OPEN_LINES = 4 * SHARE_LINES
 """The lower bound of lines dealt ahead, for a slow cluster or one whose rate is unknown."""
 AHEAD_S = 30.0
 """The seconds of work dealt ahead, within the two bounds; runners are dealt more long before it is done."""
+# Lines in flight even where workers show no room, so that the demand for more capacity stays visible.
+LOOK_AHEAD = 4
+MAX_LINES_WAITING = 32
+"""The most batch lines in the gateway's queue.
+
+It is enough for one round of binding. No more lines are read while workers accept none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +106,27 @@ def queues_of(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> Mapp
 def is_hopeless(job: OpenJob, now_ns: int, per_s: float | None) -> bool:
     """Return whether the job would miss its window even with the whole cluster's capacity."""
     return per_s is not None and job.left_lines * 1e9 > per_s * max(job.expires_unix_ns - now_ns, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLoad:
+    """A gateway's view of its workers' load at one moment."""
+
+    free: int
+    """The number of sequences that could be bound now."""
+    bound: int
+    """The number of bound sequences, interactive and batch."""
+    people_waiting: int
+    """The queued requests that are not batch lines."""
+    lines_waiting: int
+
+
+def allowed(load: GatewayLoad, share: float, max_in_flight: int) -> int:
+    """Return how many batch lines may be in flight.
+
+    None may be added while interactive requests wait. Otherwise the number leaves room for an interactive request,
+    but is never below a few lines that wait for workers.
+    """
+    if load.people_waiting or load.lines_waiting >= MAX_LINES_WAITING:
+        return 0
+    return min(max_in_flight, max(int(share * (load.free + load.bound)), LOOK_AHEAD))
