@@ -55,7 +55,7 @@ def named_actor(scope: Scope, caller: Caller, said: str) -> str:
 
 
 @dataclass(slots=True)
-class _Refused:
+class _RefusalSummary:
     event: AuditEvent
     more: int = 0
 
@@ -91,7 +91,7 @@ class AuditDoor:
         self._publish = publish
         self._with_body = with_body
         self._number = 0
-        self._refused: dict[tuple[str, str, int], _Refused] = {}
+        self._refused: dict[tuple[str, str, int], _RefusalSummary] = {}
         self._refused_total = Counter(
             names.AUDIT_REFUSED_TOTAL,
             "Requests that would change something, and were refused.",
@@ -134,7 +134,7 @@ class AuditDoor:
         elif len(self._refused) < MAX_REFUSED:
             summary = AuditEvent()
             summary.CopyFrom(event)
-            self._refused[alike] = _Refused(summary)
+            self._refused[alike] = _RefusalSummary(summary)
             self._publish(event)
             asyncio.get_running_loop().call_later(REFUSED_EVERY_S, self._sum_up, alike)
 

@@ -40,7 +40,7 @@ class RedisKeys:
                 text, version_then = await self._redis.hmget(self._name, _BOOK, _VERSION)
                 return Stored(_version(version_then), _book(text))
         except (RedisError, OSError, TimeoutError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
 
     async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
         """Change the book, repeated as long as another change came between."""
@@ -58,7 +58,7 @@ class RedisKeys:
                         continue
                     return book
         except (RedisError, OSError, TimeoutError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
         raise StoreUnavailable(f"others changed the keys {MAX_ATTEMPTS} times meanwhile: try again")
 
     async def close(self) -> None:
@@ -78,5 +78,5 @@ def _book(text: Any) -> KeyBook:
         raise StoreUnavailable(f"the keys in Redis cannot be read ({error})") from error
 
 
-def _away(error: Exception) -> StoreUnavailable:
+def _unavailable(error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"Redis, which holds the keys, does not answer ({error or type(error).__name__})")

@@ -87,7 +87,7 @@ class DescribedWorker(Protocol):
 
 
 @dataclass(slots=True)
-class Unreported:
+class UnreportedLoad:
     """The load of a worker that has not reported one yet."""
 
     free_kv_blocks: int
@@ -168,7 +168,7 @@ class WorkerOutlook:
         self.slowness = Slowness()
         # Number of the gateway's last binding that went to this worker.
         self.turn = 0
-        self._load: LoadReport = Unreported(kv_blocks)
+        self._load: LoadReport = UnreportedLoad(kv_blocks)
         self._reported_unix_ns = 0
         self._submits = 0
         self._unseen: dict[int, tuple[int, Sent]] = {}

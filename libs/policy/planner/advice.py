@@ -190,12 +190,12 @@ def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, 
     found = []
     for factor in (1 - spread, 1.0, 1 + spread):
         for waiting in (0.0, 1.0):
-            at = _changed(work, factor, waiting)
+            at = _with_demand(work, factor, waiting)
             found.append(min(split(engine, at, after.prefill, after.mixed).pressure, MOST_PRESSURE) - now)
     return min(found), max(found)
 
 
-def _changed(work: Workload, factor: float, waiting: float) -> Workload:
+def _with_demand(work: Workload, factor: float, waiting: float) -> Workload:
     """Return the work with `factor` times the demand and the share `waiting` of the present queue."""
     queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
     for_places = min(work.held_prompts, queued)

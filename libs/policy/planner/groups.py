@@ -17,7 +17,7 @@ UNEQUAL = "its workers are groups of different sizes"
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GroupedWorkers:
     """A model's workers with one entry per group."""
 
     workers: Sequence[PlannedWorker]
@@ -32,13 +32,13 @@ class Gathered:
     """The reason nothing can be decided about the workers; empty if something can."""
 
 
-def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> Gathered:
+def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> GroupedWorkers:
     """Combine one model's workers by group.
 
     `groups` maps worker ids to group names. A worker without a group forms a group of one.
     """
     if not groups:
-        return Gathered(standings)
+        return GroupedWorkers(standings)
     members: dict[str, list[PlannedWorker]] = {}
     for each in standings:
         members.setdefault(groups.get(each.id) or f"/{each.id}", []).append(each)
@@ -48,8 +48,8 @@ def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> Gat
     lacking = [each for each in found if len(each) < ranks]
     roles = {each[0].role for each in whole}
     like_whole = all(len(each) == ranks - 1 and each[0].role in roles for each in lacking)
-    return Gathered(
-        [*map(_one, whole), *(_one(each)._replace(movable=False) for each in lacking)],
+    return GroupedWorkers(
+        [*map(_as_worker, whole), *(_as_worker(each)._replace(movable=False) for each in lacking)],
         ranks,
         [order for each in whole for order in _strays(each)] if like_whole else (),
         {rank.id for each in lacking for rank in each},
@@ -80,7 +80,7 @@ def spread(orders: Iterable[RoleOrder], ranks: Mapping[str, Sequence[str]]) -> l
     ]
 
 
-def _one(ranks: Sequence[PlannedWorker]) -> PlannedWorker:
+def _as_worker(ranks: Sequence[PlannedWorker]) -> PlannedWorker:
     first = ranks[0]
     if len(ranks) == 1:
         return first

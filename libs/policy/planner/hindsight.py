@@ -49,7 +49,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class DemandSample:
     """The demand that arrived between two decisions, and the work present at its end."""
 
     engine: WorkerProfile
@@ -59,24 +59,24 @@ class Came:
     lasted_ns: int
 
 
-def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, lasted_ns: int) -> Came:
+def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, lasted_ns: int) -> DemandSample:
     """Estimate the demand between two samples of a model.
 
     `speed` is the prompt speed in between, in prefill workers; prompts that were computed have arrived too.
     """
     computed = min(max(now.prompts - now.waiting_ns / 1e9, 0.0), max(speed, 0.0))
     grown = (now.waiting_ns - before.waiting_ns) / max(lasted_ns, 1)
-    return Came(engine, now, max(computed + grown, 0.0), lasted_ns)
+    return DemandSample(engine, now, max(computed + grown, 0.0), lasted_ns)
 
 
-def replayed(state: Replay, what: Came) -> Replay:
+def replayed(state: Replay, sample: DemandSample) -> Replay:
     """Return the replay advanced by the demand of one sample."""
-    speed = prompt_speed(what.engine, what.work, state.prefill, state.mixed)
-    waiting_ns = min(max(state.waiting_ns + (what.inflow - speed) * what.lasted_ns, 0.0), MOST_WAITING_NS)
-    work = replace(what.work, prompts=what.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)
-    at = split(what.engine, work, state.prefill, state.mixed)
-    seen: RequestOutlook = outlook(what.engine, work, at)
-    lasted = what.lasted_ns
+    speed = prompt_speed(sample.engine, sample.work, state.prefill, state.mixed)
+    waiting_ns = min(max(state.waiting_ns + (sample.inflow - speed) * sample.lasted_ns, 0.0), MOST_WAITING_NS)
+    work = replace(sample.work, prompts=sample.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)
+    at = split(sample.engine, work, state.prefill, state.mixed)
+    seen: RequestOutlook = outlook(sample.engine, work, at)
+    lasted = sample.lasted_ns
     return replace(
         state,
         waiting_ns=waiting_ns,

@@ -141,7 +141,7 @@ def assign(
     `most_moves` bounds how many may change their role now. `evidence` holds the age of the reports and the duration
     of moves.
     """
-    pool = _Pool.of(workers)
+    pool = _RoleWorkers.of(workers)
     if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
@@ -167,7 +167,7 @@ def assign(
     going = {change.worker_id for change in moves}
     budgets = [
         change
-        for change in _budgets(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
+        for change in _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
         if change.worker_id not in going
     ]
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
@@ -176,7 +176,7 @@ def assign(
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _RoleWorkers:
     """The movable workers in a role, by role."""
 
     prefill: Sequence[PlannedWorker]
@@ -185,7 +185,7 @@ class _Pool:
     """Whether the budget of some mixed worker was set by an operator."""
 
     @classmethod
-    def of(cls, workers: Iterable[PlannedWorker]) -> "_Pool":
+    def of(cls, workers: Iterable[PlannedWorker]) -> "_RoleWorkers":
         """Return the pool of the workers that take work."""
         by_role: dict[Role, list[PlannedWorker]] = {Role.PREFILL: [], Role.MIXED: [], Role.STANDBY: []}
         for each in workers:
@@ -204,7 +204,7 @@ class _Pool:
 
 
 def _rate_splits(
-    engine: WorkerProfile, work: Workload, pool: _Pool, limits: ModelLimits, *, was_apart: bool
+    engine: WorkerProfile, work: Workload, pool: _RoleWorkers, limits: ModelLimits, *, was_apart: bool
 ) -> tuple[bool, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits."""
     prefill, mixed = len(pool.prefill), len(pool.mixed)
@@ -242,7 +242,7 @@ def _relieved(now: Split, then: Split) -> float:
     return 1 - then.cost / now.cost if now.cost else 0.0
 
 
-def _fewest(pool: _Pool, limits: ModelLimits) -> tuple[int, int]:
+def _fewest(pool: _RoleWorkers, limits: ModelLimits) -> tuple[int, int]:
     """Return the least numbers of prefill and mixed workers; pinned ones keep their role."""
     least = 0 if pool.alike or len(pool) == 1 or not limits.prefill_max else min(len(pool.prefill), 1)
     pinned_prefill, pinned_mixed = (sum([each.pinned for each in role]) for role in (pool.prefill, pool.mixed))
@@ -288,7 +288,7 @@ def _more_mixed(now: Split, rated: RatedSplits, limits: ModelLimits) -> int:
 
 
 def _role_changes(
-    engine: WorkerProfile, wanted: int, pool: _Pool, resting: Container[str], *, apart: bool
+    engine: WorkerProfile, wanted: int, pool: _RoleWorkers, resting: Container[str], *, apart: bool
 ) -> list[RoleOrder]:
     """Return the orders for the workers that are cheapest to move; pinned and resting ones stay."""
     if not wanted:
@@ -301,13 +301,13 @@ def _role_changes(
     return [RoleOrder(each.id, Role.PREFILL, 0) for each in ready[:-wanted]]
 
 
-def _is_calm(engine: WorkerProfile, work: Workload, pool: _Pool) -> bool:
+def _is_calm(engine: WorkerProfile, work: Workload, pool: _RoleWorkers) -> bool:
     """Return whether prompts would not press on prefill workers alone."""
     alone = split(engine, work, len(pool.prefill), len(pool.mixed), budgets=False).prompt_pressure
     return alone < (LOWER if any(each.budget_tokens for each in pool.mixed) else RAISE)
 
 
-def _budgets(
+def _budget_changes(
     engine: WorkerProfile, mixed: Sequence[PlannedWorker], calm_since_ns: int, now_ns: int, *, apart: bool
 ) -> list[RoleOrder]:
     """Return the budget changes of mixed workers that are not pinned.
@@ -316,17 +316,19 @@ def _budgets(
     calm.
     """
     if apart:
-        return [_lends(each, 0) for each in mixed if each.budget_tokens and not each.keeps_budget and not each.pinned]
+        return [
+            _with_budget(each, 0) for each in mixed if each.budget_tokens and not each.keeps_budget and not each.pinned
+        ]
     if not calm_since_ns:
-        return [_lends(each, engine.chunk_tokens) for each in mixed if not each.budget_tokens and not each.pinned]
+        return [_with_budget(each, engine.chunk_tokens) for each in mixed if not each.budget_tokens and not each.pinned]
     if now_ns - calm_since_ns < CALM_NS:
         return []
     return [
-        _lends(each, each.own_budget_tokens)
+        _with_budget(each, each.own_budget_tokens)
         for each in mixed
         if each.budget_tokens != each.own_budget_tokens and not each.keeps_budget and not each.pinned
     ]
 
 
-def _lends(worker: PlannedWorker, budget_tokens: int) -> RoleOrder:
+def _with_budget(worker: PlannedWorker, budget_tokens: int) -> RoleOrder:
     return RoleOrder(worker.id, Role.MIXED, budget_tokens)

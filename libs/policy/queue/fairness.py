@@ -18,21 +18,21 @@ _OTHERS: Final = "\0others"
 
 
 @dataclass(slots=True)
-class _Class:
+class _ClassQueue:
     waiting: int = 0
     turn: int = 0
 
 
 @dataclass(slots=True)
-class _Tenant:
-    classes: dict[str, _Class] = field(default_factory=dict)
+class _TenantQueue:
+    classes: dict[str, _ClassQueue] = field(default_factory=dict)
 
 
 class FairTurns:
     """The turns for one model. Only tenants with waiting requests are remembered."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantQueue] = {}
         self._served = 0
         """The highest turn bound so far, in prompt tokens of one tenant's share."""
 
@@ -48,11 +48,11 @@ class FairTurns:
         name, service_class = flow
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = _Tenant()
+            tenant = self._tenants[name] = _TenantQueue()
         if service_class not in tenant.classes and len(tenant.classes) >= MOST_CLASSES:
             service_class = _OTHERS
         if service_class not in tenant.classes:
-            tenant.classes[service_class] = _Class()
+            tenant.classes[service_class] = _ClassQueue()
         each = tenant.classes[service_class]
         turn = max(self._served, each.turn)
         each.waiting += 1

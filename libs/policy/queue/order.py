@@ -64,7 +64,7 @@ class Ordered(Protocol):
 W = TypeVar("W", bound=Ordered)
 
 
-class _Place(NamedTuple):
+class _SortKey(NamedTuple):
     """The sort key of a waiting request; smaller is sooner.
 
     Requests whose client has seen output come first and batch lines last. Between them tenants take turns.
@@ -78,7 +78,7 @@ class _Place(NamedTuple):
 
 
 # The key at which batch lines begin, behind late interactive requests.
-_FIRST_LINE: Final = _Place(True, False, 0, 0, 0)
+_FIRST_LINE: Final = _SortKey(True, False, 0, 0, 0)
 
 
 def hopeless_from_ns(waiting: Ordered, prefill_ns: float) -> float:
@@ -101,9 +101,9 @@ class Line(Generic[W]):
     """
 
     def __init__(self) -> None:
-        self._requests: dict[int, tuple[_Place, W, Hashable]] = {}
-        self._hopeful: list[_Place] = []
-        self._late: list[_Place] = []
+        self._requests: dict[int, tuple[_SortKey, W, Hashable]] = {}
+        self._hopeful: list[_SortKey] = []
+        self._late: list[_SortKey] = []
         # By sequence id; only requests passed to `judge`.
         self._due: dict[int, Due] = {}
         # A heap of (hopeless from, sequence id) that may still hold requests that have left.
@@ -128,9 +128,9 @@ class Line(Generic[W]):
 
         `turn` comes from fairness.py. Requests of one `flow` make room for each other.
         """
-        place = _Place(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
-        self._requests[sequence_id] = place, waiting, flow
-        insort(self._hopeful, place)
+        key = _SortKey(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
+        self._requests[sequence_id] = key, waiting, flow
+        insort(self._hopeful, key)
         self.hopeful_tokens += waiting.prompt_tokens
 
     def judge(self, sequence_id: int, hopeless_ns: float, prefill_ns: int = 0) -> None:
@@ -155,17 +155,17 @@ class Line(Generic[W]):
         found = self._requests.pop(sequence_id, None)
         if found is None:
             return False
-        place, waiting, _ = found
+        key, waiting, _ = found
         due = self._due.pop(sequence_id, None)
-        if _discard(self._hopeful, place):
-            self._hopes_less(waiting, due)
+        if _discard(self._hopeful, key):
+            self._uncount_hopeful(waiting, due)
         else:
-            _discard(self._late, place)
+            _discard(self._late, key)
         if not self._late:
             self._owed_tokens = 0.0
         return True
 
-    def _hopes_less(self, waiting: W, due: Due | None) -> None:
+    def _uncount_hopeful(self, waiting: W, due: Due | None) -> None:
         self.hopeful_tokens -= waiting.prompt_tokens
         self._hopeful_ns -= due.prefill_ns if due else 0
 
@@ -177,8 +177,8 @@ class Line(Generic[W]):
         """
         found, due = self._requests.get(sequence_id), self._due.get(sequence_id)
         if found is not None and self._late:
-            place, waiting, _ = found
-            if _index(self._late, place) is None:
+            key, waiting, _ = found
+            if _index(self._late, key) is None:
                 self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
             else:
                 self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
@@ -192,7 +192,7 @@ class Line(Generic[W]):
             found = self._requests.get(sequence_id)
             if found is not None and _discard(self._hopeful, found[0]):
                 insort(self._late, found[0])
-                self._hopes_less(found[1], self._due.get(sequence_id))
+                self._uncount_hopeful(found[1], self._due.get(sequence_id))
 
     def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
         """Yield the requests in the order they are bound. The line must not change during iteration.
@@ -210,11 +210,11 @@ class Line(Generic[W]):
         aside = [each for each in front if each.sequence_id in numbers] if numbers else []
         going = [each for each in front if each.sequence_id not in numbers] if numbers else front
         behind, lines = islice(hopeful, len(front), people), islice(hopeful, people, None)
-        for place in chain(going, behind, aside, self._late, lines):
-            if place is not first:
-                yield self._requests[place.sequence_id][1]
+        for key in chain(going, behind, aside, self._late, lines):
+            if key is not first:
+                yield self._requests[key.sequence_id][1]
 
-    def _making_room(self, front: list[_Place], now_ns: int, pace: float | None) -> set[int]:
+    def _making_room(self, front: list[_SortKey], now_ns: int, pace: float | None) -> set[int]:
         """Return the sequence ids of requests at the front that wait so that others can be in time."""
         turning = self._turning
         while turning and turning[0][1] not in self._requests:
@@ -232,7 +232,7 @@ class Line(Generic[W]):
         self.look(now_ns)
         return self._requests[self._hopeful[0].sequence_id][1].ttft_deadline_unix_ns if self._hopeful else 0
 
-    def _overdue(self, now_ns: int) -> _Place | None:
+    def _overdue(self, now_ns: int) -> _SortKey | None:
         """Return the oldest late request if it has been late for `LATE_PATIENCE_NS` and the owed tokens cover its
         prompt.
         """
@@ -244,14 +244,14 @@ class Line(Generic[W]):
         return oldest if self._owed_tokens >= self._requests[oldest.sequence_id][1].prompt_tokens else None
 
 
-def _discard(places: list[_Place], place: _Place) -> bool:
-    index = _index(places, place)
+def _discard(keys: list[_SortKey], key: _SortKey) -> bool:
+    index = _index(keys, key)
     if index is None:
         return False
-    del places[index]
+    del keys[index]
     return True
 
 
-def _index(places: list[_Place], place: _Place) -> int | None:
-    index = bisect_left(places, place)
-    return index if index < len(places) and places[index] == place else None
+def _index(keys: list[_SortKey], key: _SortKey) -> int | None:
+    index = bisect_left(keys, key)
+    return index if index < len(keys) and keys[index] == key else None

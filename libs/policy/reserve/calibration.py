@@ -14,7 +14,7 @@ import numpy as np
 
 from libs.policy.reserve.counts import Floats
 
-MOST: Final = 2880
+MAX_SCORES: Final = 2880
 """The most past scores that are kept: those of the latest windows."""
 HALF_LIFE: Final = 600.0
 """The number of windows after which a score weighs half."""
@@ -74,7 +74,7 @@ class Calibrator:
         self._miss = PRUDENCE * (1 - confidence)
         self._level_miss = self._miss
         # Scores minus the centre at their time.
-        self._left: list[float] = []
+        self._residuals: list[float] = []
         self._sum = self._weight = 0.0
         own = ((np.arange(400) + 0.5) / 400).tolist()
         self._own: Floats = np.array([_NORMAL.inv_cdf(each) for each in own])
@@ -87,7 +87,7 @@ class Calibrator:
     @property
     def deviate(self) -> float:
         """The deviate that the next window's reservation should cover."""
-        past = np.array(self._left)
+        past = np.array(self._residuals)
         age = np.arange(len(past))[::-1]
         weight = np.concatenate([0.5 ** (age / HALF_LIFE), np.full(len(self._own), TRUSTED / len(self._own))])
         values = np.concatenate([past, self._own])
@@ -100,9 +100,9 @@ class Calibrator:
 
     def learn(self, forecast: Floats, came: int, *, covered: bool) -> None:
         """Learn from a window: its forecast, its outcome, and whether the reservation covered it."""
-        self._left.append(score(forecast, came) - self.centre)
-        if len(self._left) > MOST:
-            del self._left[0]
+        self._residuals.append(score(forecast, came) - self.centre)
+        if len(self._residuals) > MAX_SCORES:
+            del self._residuals[0]
         kept = max(min(middle(forecast, came), CENTRE_REACH), -CENTRE_REACH)
         self._sum, self._weight = self._sum * CENTRE_KEEP + kept, self._weight * CENTRE_KEEP + 1
         self._level_miss += STEP * self._miss * (self._miss - (0.0 if covered else 1.0))

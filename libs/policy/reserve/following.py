@@ -69,7 +69,7 @@ class Spread:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _TrackedModel:
     place: int
     arrivals: int
     starts: deque[float] = field(default_factory=deque)
@@ -92,7 +92,7 @@ class UseFollower:
     def _reset(self) -> None:
         self._laws = ArrivalLaws(self._tick_s / 8)
         self._forecaster = ReserveForecaster(self._window_s, self._confidence)
-        self._models: dict[str, _Followed] = {}
+        self._models: dict[str, _TrackedModel] = {}
         self._tick_from_s = self._window_from_s = 0.0
         self._ticks = 0
         self._new: list[tuple[float, int]] = []
@@ -175,27 +175,27 @@ class UseFollower:
         return np.asarray(every[self._laws.chosen, :, np.arange(len(self._laws))].T)
 
     def _take(self, now_s: float, name: str, count: ModelCount) -> None:
-        followed = self._models.get(name)
-        if followed is None:
+        tracked = self._models.get(name)
+        if tracked is None:
             if len(self._models) >= MAX_PLACES:
                 self._reset()
                 self._tick_from_s = self._window_from_s = self._looked_s = now_s
             # When arrivals before the first sample came is unknown.
-            followed = self._models[name] = _Followed(len(self._models), count.arrivals)
+            tracked = self._models[name] = _TrackedModel(len(self._models), count.arrivals)
             self._laws.grow(len(self._models), now_s)
-        new = min(max(count.arrivals - followed.arrivals, 0), MOST_NEW)
-        followed.arrivals = count.arrivals
+        new = min(max(count.arrivals - tracked.arrivals, 0), MOST_NEW)
+        tracked.arrivals = count.arrivals
         last_s = min(max(count.last_s, self._looked_s), now_s)
         for number in range(new):
             at_s = self._looked_s + (last_s - self._looked_s) * (number + 1) / new
-            self._new.append((at_s, followed.place))
-            self._window_new.append((at_s, followed.place))
-            followed.starts.append(at_s)
-        gone = len(followed.starts) - count.in_flight
-        for _ in range(max(gone, len(followed.starts) - MAX_STARTS, 0)):
+            self._new.append((at_s, tracked.place))
+            self._window_new.append((at_s, tracked.place))
+            tracked.starts.append(at_s)
+        gone = len(tracked.starts) - count.in_flight
+        for _ in range(max(gone, len(tracked.starts) - MAX_STARTS, 0)):
             # Which request ended is unknown; taking the first preserves the mean run time.
-            began_s = followed.starts.popleft()
-            self._ended.append((followed.place, began_s, now_s))
+            began_s = tracked.starts.popleft()
+            self._ended.append((tracked.place, began_s, now_s))
             self._run_s, self._runs = self._run_s * RUN_KEEP + now_s - began_s, self._runs * RUN_KEEP + 1
 
     def _end_tick(self, now_s: float) -> None:

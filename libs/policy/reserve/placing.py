@@ -30,7 +30,7 @@ DRAIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _WorkerNeed:
     model: PlacedModel
     why: Why
 
@@ -49,7 +49,7 @@ def place(
     - sleeps: put models to sleep that are not worth the GPU time they hold
     - runs_s: the mean duration of requests, by which workers may become free early; it affects only the waits
     """
-    pool = _Pool(models, workers, turn_s, runs_s)
+    pool = _PlacementRound(models, workers, turn_s, runs_s)
     orders = [
         PlacementOrder(each.id, "", Why.GONE, each.model)
         for each in workers
@@ -57,11 +57,11 @@ def place(
     ]
     gone = {order.worker for order in orders}
     left = {each.id: each for each in workers if each.can_take and each.id not in gone}
-    for want in _wants(models, pool.held):
-        order = pool.best(want, left.values())
+    for need in _needs(models, pool.held):
+        order = pool.best(need, left.values())
         if order is not None:
             orders.append(order)
-            pool.took(want, left.pop(order.worker))
+            pool.assign(need, left.pop(order.worker))
     waits = pool.waits(orders)
     if sleeps:
         idle = [each for each in left.values() if pool.is_not_worth(each)]
@@ -79,21 +79,21 @@ def fits(model: PlacedModel, worker: PoolWorker) -> bool:
     return not worker.memory_bytes or model.size_bytes <= worker.memory_bytes
 
 
-def _wants(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_Want]:
-    """Yield the models that want one more worker, most urgent first."""
+def _needs(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_WorkerNeed]:
+    """Yield the models that need one more worker, most urgent first."""
     free = [each for each in models if not each.blocked]
     asked = [each for each in free if each.waiting and not held[each.name]]
     for each in sorted(asked, key=_urgency):
-        yield _Want(each, Why.ASKED)
+        yield _WorkerNeed(each, Why.ASKED)
     for each in sorted(free, key=lambda one: (-one.priority, one.name)):
         for _ in range(each.least - held[each.name]):
-            yield _Want(each, Why.KEPT)
+            yield _WorkerNeed(each, Why.KEPT)
     pressed = [each for each in free if each.waiting and 0 < held[each.name] < each.most]
     for each in sorted(pressed, key=lambda one: (-one.priority, -one.waited_s, one.name)):
-        yield _Want(each, Why.PRESSED)
+        yield _WorkerNeed(each, Why.PRESSED)
     ahead = [each for each in free if not held[each.name] and not each.waiting and each.worth_ahead > 1]
     for each in sorted(ahead, key=lambda one: (-one.worth_ahead, one.name)):
-        yield _Want(each, Why.AHEAD)
+        yield _WorkerNeed(each, Why.AHEAD)
 
 
 def _urgency(one: PlacedModel) -> tuple[bool, bool, int, float, str]:
@@ -101,7 +101,7 @@ def _urgency(one: PlacedModel) -> tuple[bool, bool, int, float, str]:
     return not one.people_wait, not one.least, -one.priority, -one.waited_s, one.name
 
 
-class _Pool:
+class _PlacementRound:
     """The workers of the pool while orders are found one after another."""
 
     def __init__(
@@ -115,30 +115,30 @@ class _Pool:
         self._runs_s = runs_s
         self._busy_on = Counter(each.gpu for each in workers if each.gpu and self._is_asked(each.model))
 
-    def best(self, want: _Want, workers: Iterable[PoolWorker]) -> PlacementOrder | None:
+    def best(self, need: _WorkerNeed, workers: Iterable[PoolWorker]) -> PlacementOrder | None:
         """Return the order for the cheapest worker, or None if none may be taken."""
         found: list[tuple[float, int, str, PlacementOrder]] = []
         for worker in workers:
-            loss_s = self._loss_s(want, worker) if fits(want.model, worker) else None
+            loss_s = self._loss_s(need, worker) if fits(need.model, worker) else None
             if loss_s is None:
                 continue
-            took_s = switch_s(want.model, worker) + self._put_away_s(worker)
+            took_s = switch_s(need.model, worker) + self._put_away_s(worker)
             loss_s += BESIDE_S * self._busy_beside(worker)
             evicts = worker.model if worker.stage is WorkerStage.SERVING else ""
             is_turn = bool(evicts) and self._is_needed(self.known[evicts])
-            why = Why.TURN if is_turn else want.why
-            order = PlacementOrder(worker.id, want.model.name, why, evicts, took_s)
+            why = Why.TURN if is_turn else need.why
+            order = PlacementOrder(worker.id, need.model.name, why, evicts, took_s)
             # Among equals the smallest; large ones are for models that fit nowhere else.
             found.append((took_s + loss_s, worker.memory_bytes, worker.id, order))
         return min(found, key=lambda each: each[:3])[3] if found else None
 
-    def took(self, want: _Want, worker: PoolWorker) -> None:
+    def assign(self, need: _WorkerNeed, worker: PoolWorker) -> None:
         """Count the worker as the model's from here on."""
-        self.held[want.model.name] += 1
+        self.held[need.model.name] += 1
         if worker.stage is WorkerStage.SERVING:
             self.held[worker.model] -= 1
         if worker.gpu:
-            self._busy_on[worker.gpu] += want.model.is_busy - self._is_asked(worker.model)
+            self._busy_on[worker.gpu] += need.model.is_busy - self._is_asked(worker.model)
 
     def _is_asked(self, name: str) -> bool:
         model = self.known.get(name)
@@ -153,23 +153,23 @@ class _Pool:
         held = self.known.get(worker.model)
         return held.sleep_s if held is not None and worker.stage is WorkerStage.SERVING else 0.0
 
-    def _loss_s(self, want: _Want, worker: PoolWorker) -> float | None:
+    def _loss_s(self, need: _WorkerNeed, worker: PoolWorker) -> float | None:
         """Return the cost of giving the worker to the model, besides the switch; None if that is not allowed."""
         if worker.stage is WorkerStage.EMPTY:
             return 0.0
         model = self.known.get(worker.model)
-        if worker.stage is not WorkerStage.SERVING or model is None or model.name == want.model.name:
+        if worker.stage is not WorkerStage.SERVING or model is None or model.name == need.model.name:
             return None
         if worker.since_s < SETTLE_S or self.held[model.name] <= model.least:
             return None
         if self._is_needed(model):
             # Answers run there, so it is taken only for waiting requests and after its turn.
-            is_over = self._free_of(model, want.model, worker.since_s)
-            return DRAIN_S + model.load_s if want.why is Why.ASKED and is_over else None
+            is_over = self._free_of(model, need.model, worker.since_s)
+            return DRAIN_S + model.load_s if need.why is Why.ASKED and is_over else None
         loss_s = model.soon * model.load_s
-        if want.why is Why.AHEAD:
+        if need.why is Why.AHEAD:
             settled = worker.since_s >= PAY_BACK * model.load_s
-            saves_s = want.model.soon * want.model.load_s
+            saves_s = need.model.soon * need.model.load_s
             return loss_s if settled and saves_s > AHEAD_GAIN * loss_s else None
         return loss_s
 
