@@ -32,7 +32,7 @@ It bounds the wait for a process whose event loop is stuck while its connections
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A connected worker with the length of its silence, of which a worker without work counts a fifth."""
+    """A connected worker and its silence, of which only a fifth counts if the worker is idle."""
 
     place: int
     """A number that distinguishes the worker from the others."""

@@ -20,7 +20,7 @@ from libs.policy.planner.splits import best_split
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload, split
 
 DEMAND_SPREAD: Final = 0.15
-"""The share by which demand is assumed to vary when it was not observed for long, as a mean over five seconds does."""
+"""The assumed variation of demand that was not observed for long; a mean over five seconds varies no more."""
 LEAST_GAIN: Final = 0.15
 """The least gain in pressure or speed worth advising; less is within the error of the predictions."""
 CHUNK_OF_BEST: Final = 0.95
@@ -162,7 +162,7 @@ def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
     slowest = min(each.gb_per_s for each in slow)
     names = ", ".join(each.worker_id for each in slow[:MAX_NAMED]) + ("…" if len(slow) > MAX_NAMED else "")
     beside = f", to others at {fastest:.1f}" if others else ""
-    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}: that is not the link's, check shared memory and RDMA"
+    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}; the link is not the limit, check shared memory and RDMA"
     return Advice(AdviceKind.LINK, what, "fulcrum doctor", "kv_gb_per_s", wanted / 2 - slowest, wanted - slowest,
                   LIKELY if others else MAYBE)  # fmt: skip
 
