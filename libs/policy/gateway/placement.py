@@ -73,10 +73,10 @@ class Placement:
     # Id of its next attempts. It is new for every wait and hand-over, so that no worker gets an id twice.
     sequence_id: int = 0
     prompt_attempt: Attempt | None = None
-    """The attempt that computes its prompt, or holds the blocks left by it."""
+    """The attempt that computes the prompt, or holds the blocks left by it."""
     decode_attempt: Attempt | None = None
     reserved: WorkerKey | None = None
-    """The worker with a decode credit reserved for it."""
+    """The worker with a decode credit reserved for the sequence."""
     blocks: Blocks | None = None
     """The complete blocks that wait at the prompt's worker for a decode worker."""
     streamed_blocks: Blocks | None = None
@@ -84,29 +84,29 @@ class Placement:
     waiting: bool = False
     ended: bool = False
     reroutes: int = 0
-    """The number of times it moved because a worker failed it."""
+    """The number of moves because a worker failed the sequence."""
     stale_role_retries: int = 0
     """The number of retries because a worker's role had changed, which do not count as failures."""
     hand_overs: int = 0
-    """The number of times it moved with its KV because its worker took another role."""
+    """The number of moves with the KV because the worker took another role."""
     given_up: int = 0
-    """The number of times it gave its place up to another tenant."""
+    """The number of times the sequence gave its place up to another tenant."""
     handing_over: bool = False
-    """Whether its worker was asked to hand it over; a worker that cannot move the KV ends the attempt instead."""
+    """Whether the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
-    """The number of times its prompt was computed again after its first token."""
+    """The number of times the prompt was computed again after the first token."""
     avoid: set[str] = field(default_factory=set)
-    """The ids of workers that have failed it."""
+    """The ids of workers that have failed the sequence."""
     prefill_worker: str = ""
-    """The id of the worker that computed its prompt last."""
+    """The id of the worker that computed the prompt last."""
     decode_worker: str = ""
-    """The id of the worker that decodes it; empty before a decode is sent."""
+    """The id of the worker that decodes; empty before a decode is sent."""
 
     # ------------------------------------------------------------ state
 
     @property
     def prefilling(self) -> bool:
-        """Whether a worker computes its prompt for another one, which may already be pulling blocks."""
+        """Whether a worker computes the prompt for another one, which may already be pulling blocks."""
         return self.prompt_attempt is not None and self.prompt_attempt.phase is Phase.PREFILL and self.blocks is None
 
     @property
@@ -119,12 +119,12 @@ class Placement:
 
     @property
     def resumed(self) -> bool:
-        """Whether it was bound before and lost its worker, or its place there."""
+        """Whether the sequence was bound before and lost its worker, or its place there."""
         return self.reroutes > 0 or self.stale_role_retries > 0 or self.given_up > 0
 
     @property
     def runs(self) -> bool:
-        """Whether one worker decodes it and no part of it is in transit to another."""
+        """Whether one worker decodes the sequence and no part of it is in transit to another."""
         attempt = self.decode_attempt or self.prompt_attempt
         apart = self.blocks is not None or self.reserved is not None or self.handing_over
         return attempt is not None and attempt.phase is not Phase.PREFILL and attempt.tokens > 0 and not apart
@@ -132,11 +132,11 @@ class Placement:
     # ------------------------------------------------------------ going to workers
 
     def queued(self, sequence_id: int) -> None:
-        """Record that it waits for workers; its next attempts use this id."""
+        """Record that the sequence waits for workers; its next attempts use this id."""
         self.sequence_id, self.waiting = sequence_id, True
 
     def bound(self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int) -> Effects:
-        """Start it on the workers it was bound to; `prompt` None: its prompt is computed and its blocks wait."""
+        """Start the sequence on the bound workers; `prompt` None: its prompt is computed and its blocks wait."""
         self.waiting = False
         self.reserved = decode
         if prompt is None:
@@ -214,14 +214,14 @@ class Placement:
         return True
 
     def place_found(self, attempt: Attempt, worker: WorkerKey) -> Effects:
-        """Reserve the place on the worker that takes it over from the one of `attempt`."""
+        """Reserve a place on the worker that takes the sequence over from the one of `attempt`."""
         self.reserved, self.handing_over = worker, True
         return [Reserve(worker), HandOver(attempt)]
 
     def handed_over(
         self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool
     ) -> Effects:
-        """Continue elsewhere after the worker has handed it over.
+        """Continue elsewhere after the worker has handed the attempt over.
 
         The attempt then stands for the blocks it left, as a prompt's attempt does.
         """
@@ -234,7 +234,7 @@ class Placement:
     # ------------------------------------------------------------ ends reported by workers
 
     def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, whole: bool) -> Effects:
-        """End or restart it after its worker has finished the attempt.
+        """End or restart the sequence after its worker has finished the attempt.
 
         `well` is False if the worker ended it without its KV during a hand-over, or without a reason.
         """
@@ -247,7 +247,7 @@ class Placement:
     def refused(
         self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, whole: bool
     ) -> Effects:
-        """End or restart it after a worker has refused the attempt; `why` None: the reason is not known here."""
+        """End or restart the sequence after a worker has refused the attempt; `why` None: unknown here."""
         drop = self._drop(attempt)
         if why is Refusal.INVALID:
             return [*drop, *self.end(EndReason.REFUSED, f"worker {attempt.worker[0]} refused: {detail}")]
@@ -258,7 +258,7 @@ class Placement:
     def failed(
         self, attempt: Attempt, detail: str, cluster: KnownWorkers, *, blocks_lost: bool, whole: bool
     ) -> Effects:
-        """Restart it after the worker could not go on.
+        """Restart the sequence after the worker could not go on.
 
         Blocks that do not arrive are their source's fault; if they were computed there again, they might never
         arrive.
@@ -311,21 +311,20 @@ class Placement:
         return NOTHING if self.ended else [End(why, detail)]
 
     def over(self) -> Effects:
-        """Mark it as ended and release everything it holds on workers."""
+        """Mark the sequence as ended and release everything it holds on workers."""
         self.ended, self.waiting = True, False
         return self._release(keep_blocks=False)
 
     def _restart(
         self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, whole: bool, stale_role: bool = False
     ) -> Effects:
-        """Reroute it after an attempt that ended early."""
+        """Reroute the sequence after an attempt that ended early."""
         if self.prefilling:  # nothing is lost: the attempt that computes the prompt decides
             return NOTHING
         return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, whole=whole)
 
     def _reroute(self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, stale_role: bool, whole: bool) -> Effects:
-        """Return it to the head of the queue with its prompt and tokens so far; `stale_role`: the worker had another
-        role.
+        """Return the sequence to the head of the queue; `stale_role`: the worker had another role.
 
         A request with complete output ends here, since it lost only the event of its end.
         """
@@ -353,7 +352,7 @@ class Placement:
         return [Forget(attempt, abort=False)]
 
     def _release(self, *, keep_blocks: bool) -> list[Effect]:
-        """Release everything it holds on workers, except blocks kept for another decode worker."""
+        """Release everything the sequence holds on workers, except blocks kept for another decode worker."""
         effects: list[Effect] = []
         if self.blocks_given:
             effects += self._give_up_blocks()

@@ -19,7 +19,7 @@ KEEP_NS: Final = 900_000_000
 It is shorter than a second by half of the longest period, so that one is reported every second.
 """
 NO_BOUND: Final = 1e9
-"""The GPU-hours a day that stand for no bound: forty times those of 100,000 workers with 100 GPUs each."""
+"""The GPU-hours a day that stand for no bound: four times those of 100,000 workers with 100 GPUs each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
