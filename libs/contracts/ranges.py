@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.batch import SHARE_LINES
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
 MOST_UNIX_NS: Final = 2**62 - 1

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Final
 
 from libs.dispatch.generation import Generation, RequestTimes
-from libs.policy.estimates.ratios import LEVELS, Ratios
+from libs.policy.ratios import LEVELS, Ratios
 
 MOST_MODELS: Final = 256
 """Of which something is remembered; the one that answered longest ago is forgotten first."""

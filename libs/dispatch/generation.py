@@ -71,7 +71,7 @@ class RequestTimes:
     predicted_first_ns: int = 0
     """When its first token was expected, as of then."""
     likely_first_ns: tuple[int, ...] = ()
-    """By when it comes with the chances of `libs.policy.estimates.ratios.LEVELS`, as of then; empty: not known."""
+    """By when it comes with the chances of `libs.policy.ratios.LEVELS`, as of then; empty: not known."""
     first_token_ns: int = 0
     last_token_ns: int = 0
 

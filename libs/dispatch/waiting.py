@@ -16,8 +16,7 @@ from libs.policy.gateway.view import WorkerView, prompts_may_start, rooms, serve
 from libs.policy.queue.expiry import Expiry, WaitBounds
 from libs.policy.queue.fairness import FairTurns, Flow
 from libs.policy.queue.order import Line, hopeless_from_ns
-from libs.policy.queue.outflow import Outflow, retry_after_s
-from libs.policy.queue.promises import NEWCOMERS, Promises
+from libs.policy.queue.retry_after import NEWCOMERS, Outflow, Promises, retry_after_s
 from libs.policy.speed import Speed
 
 RETRY_AFTER_S = 1.0

@@ -1,4 +1,4 @@
-"""Who changed what over REST: recorded at the door, so that no route can forget it. ASGI."""
+"""ASGI middleware that records who changed what over REST, in front of all routes so that none can be missed."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,48 +18,54 @@ from libs.runtime.clock import Clock
 MAX_DETAIL_BYTES: Final = 500
 MAX_PATH_CHARS: Final = 300
 REFUSED_EVERY_S: Final = 60.0
-"""Refused requests of one actor with one status are recorded once, and then summed up after this time."""
+"""The interval of summaries: refusals of one actor with one status are recorded once, then summed up."""
 MAX_REFUSED: Final = 1_000
-"""Actors and statuses that are summed up at once; what comes beyond is counted by the metric alone."""
+"""The most actors and statuses summed up at once; beyond it only the metric counts."""
 _READS: Final = ("GET", "HEAD", "OPTIONS")
+# Key in a request's scope. Its value is a list, because middleware before a route may copy the scope.
 _ACTOR: Final = "fulcrum.actor"
-"""Key of a request's scope: a list, as middleware between the door and a route may copy the scope."""
 
 Audited = Callable[[str, str], bool]
-"""From method and path to whether a request changes something."""
+"""A function from method and path to whether a request changes something."""
 
 
 def changes(method: str, path: str) -> bool:
-    """At planner and metrics service whatever is no look; a login's body is a key."""
+    """Return whether a request to the planner or metrics service is a write.
+
+    Logins are excluded, because their body is a key.
+    """
     return method not in _READS and path not in ("/login", "/logout")
 
 
 def deletes(method: str, path: str) -> bool:
-    """At a gateway, where all else are requests of tenants."""
+    """Return whether a request to a gateway deletes or cancels something; all others are tenants' requests."""
     return method == "DELETE" or path.endswith("/cancel")
 
 
 def changed_nothing(status: int) -> bool:
-    """Whether a request was refused; one that failed here (5xx) may have changed something."""
+    """Return whether a request was refused (4xx); one that failed here (5xx) may have changed something."""
     return 400 <= status < 500
 
 
 def named_actor(scope: Scope, caller: Caller, said: str) -> str:
-    """Return the actor of an admin verb, and have the door record the same one."""
+    """Return the actor of an admin verb, and have the middleware record the same one."""
     found = actor_of(caller, said)
     scope.get(_ACTOR, []).append(found)
     return found
 
 
 @dataclass(slots=True)
-class _Refused:
+class _RefusalSummary:
     event: AuditEvent
     more: int = 0
 
 
 class AuditDoor:
-    """Before a service's gate. What is refused for want of a key is not recorded: strangers could fill the topic.
-    Other refusals are summed up, since they would push out what did change something."""
+    """The middleware in front of a service's `KeyGate`.
+
+    Requests refused for want of a key are not recorded, since strangers could fill the topic. Other refusals are
+    summed up, since they would push out the records of changes.
+    """
 
     def __init__(
         self,
@@ -73,7 +79,10 @@ class AuditDoor:
         with_body: bool = True,
         metrics: CollectorRegistry | None = None,
     ) -> None:
-        """with_body: the beginning of what was sent is recorded too; nowhere that prompts are sent to."""
+        """Record the requests that `audited` selects.
+
+        `with_body` also records the beginning of the request body. It must be False where prompts are sent.
+        """
         self._app = app
         self._table = table
         self._clock = clock
@@ -82,7 +91,7 @@ class AuditDoor:
         self._publish = publish
         self._with_body = with_body
         self._number = 0
-        self._refused: dict[tuple[str, str, int], _Refused] = {}
+        self._refused: dict[tuple[str, str, int], _RefusalSummary] = {}
         self._refused_total = Counter(
             names.AUDIT_REFUSED_TOTAL,
             "Requests that would change something, and were refused.",
@@ -125,12 +134,12 @@ class AuditDoor:
         elif len(self._refused) < MAX_REFUSED:
             summary = AuditEvent()
             summary.CopyFrom(event)
-            self._refused[alike] = _Refused(summary)
+            self._refused[alike] = _RefusalSummary(summary)
             self._publish(event)
             asyncio.get_running_loop().call_later(REFUSED_EVERY_S, self._sum_up, alike)
 
     def _sum_up(self, alike: tuple[str, str, int]) -> None:
-        """Record how many requests of the last while were refused like the first one."""
+        """Record how many requests were refused like the first one since then."""
         found = self._refused.pop(alike)
         if found.more:
             found.event.repeats, found.event.at_unix_ns = found.more, self._clock.now_ns()
@@ -139,7 +148,7 @@ class AuditDoor:
 
     def _event(self, scope: Scope, body: bytes, status: int) -> AuditEvent:
         caller, now_ns = caller_of(scope), self._clock.now_ns()
-        if not caller.name:  # refused for its role, or everybody is let in
+        if not caller.name:  # refused for its role, or everybody is admitted
             caller = self._table.identify(dict(scope["headers"]).get(b"authorization"))
         return AuditEvent(
             event_id=self._id(now_ns),

@@ -1,7 +1,7 @@
-"""API keys and the tenants that they belong to, as they are stored: hashes, never the keys. Pure, but for what is
-drawn.
+"""The stored form of API keys and their tenants: hashes, never the keys themselves.
 
-A key is 32 random bytes, which nobody guesses: one SHA-256 of it is enough, where a password would need a slow hash.
+A key is 32 random bytes, which cannot be guessed. One SHA-256 of it is enough, where a password would need a slow
+hash.
 """
 
 import hashlib
@@ -17,19 +17,22 @@ from libs.contracts.errors import Conflict, InvalidRequest, KeyNotFound, quoted
 
 Role = Literal["user", "operator", "admin"]
 ROLES: Final[tuple[Role, ...]] = ("user", "operator", "admin")
-"""The least first: a user has its tenant's things, an operator sees everything and moves roles, an admin changes
-models and whatever is another tenant's."""
+"""The roles from least to most privileged.
+
+A user has access to its tenant's resources. An operator sees everything and moves roles. An admin changes models
+and the resources of other tenants.
+"""
 PREFIX: Final = "sk-fulcrum-"
-"""What every key begins with, so that scanners for secrets find one that has leaked."""
+"""The prefix of every key, by which secret scanners find one that has leaked."""
 SECRET_BYTES: Final = 32
 MAX_KEYS: Final = 10_000
-"""Keys that are kept, revoked ones included: the newest of those stay."""
+"""The most stored keys; beyond it the oldest ended ones are dropped."""
 MAX_LIMITED: Final = 10_000
-"""Tenants with limits of their own."""
+"""The most tenants with limits of their own."""
 MAX_DELETED: Final = 10_000
-"""Tenants that were deleted; the ones deleted last are known."""
+"""The most deleted tenants that are remembered, the latest ones."""
 MAX_CHANGES: Final = 200
-"""Of the book, that are kept with it."""
+"""The most changes of the book that are stored with it."""
 MAX_KEY_MODELS: Final = 256
 MAX_PRIORITY: Final = 100
 MAX_WEIGHT: Final = 100
@@ -38,56 +41,56 @@ TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """One key, as it is stored."""
+    """A key as it is stored, without its secret."""
 
     id: str
-    """Names it in lists and to revoke it; says nothing of the key."""
+    """The name of the key in lists and for revocation, which reveals nothing of the secret."""
+    # SHA-256 of the key, in hex.
     digest: str
-    """SHA-256 of the key, in hex."""
     tenant: str
     role: Role = "user"
     models: tuple[str, ...] = ()
-    """Names that requests may use; empty: all."""
+    """The models that requests may name; empty for all."""
     service_class: str = DEFAULT_CLASS
-    """Of its requests, which may ask for batch in its place; ANY: the one that they name."""
+    """The class of its requests, which may name batch instead; `ANY` lets them name every class."""
     priority: int = 0
-    """The highest that its batch jobs may have."""
+    """The highest priority of its batch jobs."""
     created_unix_s: int = 0
     expires_unix_s: int | None = None
     revoked_unix_s: int | None = None
 
     def ended(self, now_s: float) -> bool:
-        """Whether it lets nobody in any more."""
+        """Return whether the key is revoked or expired."""
         return self.revoked_unix_s is not None or (self.expires_unix_s is not None and now_s >= self.expires_unix_s)
 
 
 class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one tenant may have of the suite; None: as much as there is."""
+    """The limits of one tenant; None means unlimited."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
-    """Choices at once: each of a request's `n`, and each of its prompts, is one."""
+    """The choices in progress at once, counting each of a request's `n` and each of its prompts."""
     gpu_seconds_per_day: int | None = None
-    """Of GPUs, that its requests and batch lines are reckoned to take."""
+    """The estimated GPU time of its requests and batch lines per day."""
     stored_bytes: int | None = None
-    """Of files, answers of its batches included."""
+    """The total size of its files, including the answers of its batches."""
     file_days: int | None = None
-    """Its files are deleted after this many."""
+    """The days after which its files are deleted."""
     batch_lines: int | None = None
-    """Of batches that have not ended, together."""
+    """The lines of all its unfinished batches together."""
     weight: int | None = None
-    """Of its turns in a queue and of places to decode, against 1 of others."""
+    """The weight of its turns in a queue and of its decode places; that of other tenants is 1."""
     files: int | None = None
-    """That it has, or its unfinished batches will write; None: as the gateway's settings have it."""
+    """The number of files it has or that its unfinished batches will write; None: the gateway's setting."""
 
 
 class KeyChange(msgspec.Struct, frozen=True):
-    """Who changed the book; kept with it until the metrics service has brought it to the audit topic."""
+    """A change of the book, stored with it until the metrics service has published it to the audit topic."""
 
     at_unix_ns: int
     actor: str
-    """The user of the machine on which it was changed."""
+    """The user of the machine on which the book was changed."""
     action: str
     subject: str
     tenant: str = ""
@@ -95,25 +98,28 @@ class KeyChange(msgspec.Struct, frozen=True):
 
 
 class KeyBook(msgspec.Struct, frozen=True):
-    """All keys, the oldest first, and the limits of tenants that have some."""
+    """All keys, oldest first, and the limits of the tenants that have some."""
 
     keys: tuple[ApiKey, ...] = ()
     limits: dict[str, TenantLimits] = {}
     changes: tuple[KeyChange, ...] = ()
-    """The last MAX_CHANGES, the oldest first."""
+    """The changes not dropped yet, at most `MAX_CHANGES`, oldest first."""
     cache_secret: str = ""
-    """Hex, from which each tenant's salt of KV blocks is made; empty before there is a key."""
+    """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
     deleted: dict[str, int] = {}
-    """Tenants that were deleted, and when, in Unix ns: what they had before is nobody's."""
+    """The deleted tenants with the time of deletion in Unix ns; what they had before belongs to nobody."""
 
     def with_cache_secret(self, *, anew: bool = False) -> Self:
-        """With one; `anew`: with another one, so that no KV block is found again."""
+        """Return the book with a cache secret; `anew` draws another one, so that no cached KV block is found again."""
         if self.cache_secret and not anew:
             return self
         return msgspec.structs.replace(self, cache_secret=secrets.token_hex(SECRET_BYTES))
 
     def without_tenant(self, tenant: str, now_unix_ns: int) -> Self:
-        """With its keys revoked and its limits gone; what it has had so far is to be deleted. Raises InvalidRequest."""
+        """Return the book with the tenant's keys revoked, its limits removed and its deletion noted.
+
+        Everything the tenant had until then is to be deleted. Raise InvalidRequest for an invalid name.
+        """
         check_tenant(tenant)
         now_s = now_unix_ns / 1e9
         keys = tuple(_revoked(each, each.id, now_s) if each.tenant == tenant else each for each in self.keys)
@@ -123,11 +129,10 @@ class KeyBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, keys=keys, limits=others, deleted=deleted)
 
     def noted(self, change: KeyChange) -> Self:
-        """With one more change."""
         return msgspec.structs.replace(self, changes=(*self.changes, change)[-MAX_CHANGES:])
 
     def with_key(self, key: ApiKey, now_s: float) -> Self:
-        """With one more. Raises Conflict where there are MAX_KEYS that still let somebody in."""
+        """Return the book with one more key. Raise Conflict if there are `MAX_KEYS` active ones."""
         surplus = len(self.keys) + 1 - MAX_KEYS
         ended = {each.id for each in [each for each in self.keys if each.ended(now_s)][: max(surplus, 0)]}
         if surplus > len(ended):
@@ -136,14 +141,16 @@ class KeyBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, keys=(*kept, key)).with_cache_secret()
 
     def without_key(self, key_id: str, now_s: float) -> Self:
-        """With that key revoked; one that was stays as it is. Raises KeyNotFound."""
+        """Return the book with that key revoked, unless it already was. Raise KeyNotFound."""
         if not any(each.id == key_id for each in self.keys):
             raise KeyNotFound(f"no key {quoted(key_id)} is kept: `fulcrum keys list` shows them", param="id")
         return msgspec.structs.replace(self, keys=tuple(_revoked(each, key_id, now_s) for each in self.keys))
 
     def with_limits(self, tenant: str, limits: TenantLimits) -> Self:
-        """With that tenant's limits in place of what it had; none of them removes it. Raises Conflict at MAX_LIMITED,
-        InvalidRequest."""
+        """Return the book with the tenant's limits replaced; empty limits remove them.
+
+        Raise Conflict at `MAX_LIMITED` tenants, InvalidRequest for an invalid name.
+        """
         check_tenant(tenant)
         others = {name: each for name, each in self.limits.items() if name != tenant}
         if limits == TenantLimits():
@@ -160,7 +167,7 @@ def _revoked(key: ApiKey, key_id: str, now_s: float) -> ApiKey:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """What a key is looked up by."""
+    """Return the SHA-256 by which a key is looked up."""
     return hashlib.sha256(secret).digest()
 
 
@@ -174,7 +181,7 @@ def draw_key(
     priority: int = 0,
     expires_in_s: float | None = None,
 ) -> tuple[str, ApiKey]:
-    """A new key, which is to be shown once, and what is stored of it. Raises InvalidRequest that names the option."""
+    """Return a new key, which is to be shown once, and its stored form. Raise InvalidRequest that names the option."""
     check_tenant(tenant)
     if role not in ROLES:
         raise InvalidRequest(f"role {quoted(role)} is none of {', '.join(ROLES)}", param="role")
@@ -200,18 +207,18 @@ def draw_key(
 
 
 def check_tenant(tenant: str) -> None:
-    """Raises InvalidRequest for a name that no tenant can have."""
+    """Raise InvalidRequest for a name that no tenant can have."""
     if not TENANT_NAME.fullmatch(tenant):
         raise InvalidRequest(f"tenant {quoted(tenant)} must match {TENANT_NAME.pattern}", param="tenant")
 
 
 def read_book(text: bytes) -> KeyBook:
-    """What was stored. Raises msgspec.DecodeError for what is no book."""
+    """Decode a stored book. Raise msgspec.DecodeError for anything else."""
     return _BOOK.decode(text)
 
 
 def shown_key(key: ApiKey, now_s: float) -> Mapping[str, object]:
-    """A key as lists show it: without its hash."""
+    """Return a key with its status for lists, without its hash."""
     status = "revoked" if key.revoked_unix_s is not None else "expired" if key.ended(now_s) else "active"
     shown = msgspec.to_builtins(key)
     del shown["digest"]

@@ -1,4 +1,4 @@
-"""Who may change what a service of the control plane does: who sends a token or a key, never a browser's session."""
+"""Authorization of changes to a control plane service: the suite's token or a key, never a browser's session."""
 
 import hmac
 
@@ -9,17 +9,22 @@ from libs.runtime.clock import Clock
 
 
 class ChangeGuard:
-    """Before every route that changes something. Unlike the gate it lets nobody in for want of keys."""
+    """The check in front of every route that changes something.
+
+    Unlike `KeyGate` it admits nobody just because there are no keys.
+    """
 
     def __init__(self, keys: KeyTable | None, clock: Clock, *, token: str) -> None:
-        """token: the suite's, which counts as an admin's key; empty: none does."""
+        """Check against keys and the suite's `token`, which counts as an admin's key; empty for no token."""
         self._keys = keys
         self._clock = clock
         self._token = token
 
     def admit(self, authorization: str, what: str, least: Role = "operator") -> Caller:
-        """Who asks for `what`. Raises Unauthenticated without the token or a key, PermissionDenied for a key below that
-        role."""
+        """Return the caller of the action that `what` names.
+
+        Raise Unauthenticated without the token or a key, PermissionDenied for a key below that role.
+        """
         if self._token and hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
             return SUITE_TOKEN
         try:

@@ -1,4 +1,4 @@
-"""Keys in a file of one machine: whole whenever it is there, and for its owner alone."""
+"""Keys in a file of one machine, replaced atomically and readable by its owner only."""
 
 import asyncio
 import fcntl
@@ -17,26 +17,24 @@ from libs.keys.port import Stored
 from libs.runtime.paths import create_private, private_folder
 
 ABSENT: Final = "absent"
-"""Version of a book that was never stored."""
+"""The version of a book that was never stored."""
 _WRITABLE_TO_OTHERS: Final = 0o022
 
 
 class FileKeys:
-    """KeyStore in one file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def load(self, known: str = "") -> Stored | None:
-        """One look at the file's times where nothing has changed."""
+        # Only one fstat if nothing has changed.
         return await asyncio.to_thread(self._load, known)
 
     async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
-        """Under a lock that other processes of this machine hold to as well."""
+        """Change the book under a lock that other processes of this machine take as well."""
         return await asyncio.to_thread(self._change, edit)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since no file stays open."""
 
     def _load(self, known: str) -> Stored | None:
         with self._errors():

@@ -1,4 +1,4 @@
-"""A service's table of keys, which is FOLLOW_S behind their store at most."""
+"""Synchronize a service's table of keys with their store, at most `FOLLOW_S` behind it."""
 
 import asyncio
 from typing import Final
@@ -18,20 +18,25 @@ from libs.runtime.settings import CommonSettings
 log = structlog.get_logger()
 
 FOLLOW_S: Final = 0.5
-"""Between two looks at the store: a key that is revoked lets nobody in after this, the store's answer and a second look
-that one lost call costs, within two seconds."""
+"""The interval between two reads of the store.
+
+A revoked key is refused within two seconds: this interval, the store's answer, and a second read after a failed
+one.
+"""
 
 
 async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> KeyTable:
-    """The table with what the store has now. Raises StartupError for a file that cannot be used, and for a listener
-    beyond loopback that would let everybody in."""
+    """Return the table with the present contents of the store.
+
+    Raise StartupError for an unusable file, and for a listener beyond loopback that would admit everybody.
+    """
     trusted = _trusted(settings)
     table = KeyTable(open_without_keys=trusted, token=settings.token.get_secret_value())
     try:
         found = await store.load()
         assert found is not None
         book = found.book
-        if book.keys and not book.cache_secret:  # made by a release that had none
+        if book.keys and not book.cache_secret:  # created by an older release
             book = await store.change(KeyBook.with_cache_secret)
         table.replace(book, clock.now_ns() / 1e9)
     except StoreUnavailable as error:
@@ -49,7 +54,7 @@ async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> K
 
 
 async def follow_keys(store: KeyStore, table: KeyTable, clock: Clock) -> None:
-    """Take each change of the store, until cancelled. While it does not answer the last known keys count."""
+    """Apply each change of the store to the table until cancelled; while it is away, the last known keys hold."""
     version, away = "", False
     while True:
         try:
@@ -68,8 +73,10 @@ async def follow_keys(store: KeyStore, table: KeyTable, clock: Clock) -> None:
 
 
 def _trusted(settings: CommonSettings) -> bool:
-    """Whether whoever reaches the listener may be let in without a key: this machine's own processes, or those of a
-    network for which the operator has said how its parts trust one another."""
+    """Return whether callers that reach the listener may be admitted without a key.
+
+    They are this machine's own processes, or those of a network whose mutual trust the operator has configured.
+    """
     if is_loopback(f"{settings.host}:0") or settings.tls_cert:
         return True
     return bool(settings.token.get_secret_value()) and settings.allow_plaintext_token

@@ -1,4 +1,4 @@
-"""The door of a service's REST API: who calls is known before any route is asked. ASGI."""
+"""ASGI middleware in front of a service's REST API that identifies the caller before any route runs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,33 +15,33 @@ from libs.keys.table import ANYBODY, NOBODY, Caller, KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import relative
 
+# Key of the caller in a request's scope.
 CALLER: Final = "fulcrum.caller"
-"""Of a request's scope."""
 PROBES: Final = frozenset({"/healthz", "/health", "/readyz"})
-"""Answered to anybody: a probe has no secret, and learns no more than whether the process serves."""
+"""The paths answered to anybody; a probe has no secret and learns only whether the process serves."""
 _DOCS: Final = ("/docs", "/redoc", "/openapi.json", "/static-offline-docs")
 
 Need = Callable[[str, str], Role | None]
-"""From method and path to the least role that may ask for it; None: anybody."""
+"""A function from method and path to the least role that may request it; None for anybody."""
 
 
 def is_public(path: str) -> bool:
-    """Probes, and the description of the API, which is the same in every cluster."""
+    """Return whether a path is a probe or the description of the API, which is the same in every cluster."""
     return path in PROBES or path.startswith(_DOCS)
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who a request comes from; anybody where no gate stands before the app."""
+    """Return the caller of a request; `ANYBODY` if no gate stands before the app."""
     found: Caller = scope.get(CALLER, ANYBODY)
     return found
 
 
 class _NoLongerAdmitted(Exception):
-    """Ends an answer from within."""
+    """The internal signal that ends a running answer whose caller is no longer admitted."""
 
 
 class KeyGate:
-    """An app behind its door."""
+    """The middleware that admits or refuses each request by its key, session and host."""
 
     def __init__(
         self,
@@ -53,8 +53,11 @@ class KeyGate:
         hosts: HostCheck | None = None,
         sessions: Sessions | None = None,
     ) -> None:
-        """hosts: names that it answers to as long as there are no keys; None: any. sessions: of people in a browser,
-        who are sent to /login where they have none."""
+        """Guard an app with the keys of `table`.
+
+        `hosts` are the names that it answers to while there are no keys; None for any. `sessions` are those of
+        browser users, who are redirected to /login without one.
+        """
         self._app = app
         self._table = table
         self._clock = clock
@@ -77,7 +80,8 @@ class KeyGate:
         await self._app(scope, receive, send)
 
     async def _while_admitted(self, scope: Scope, receive: Receive, send: Send, found: dict[bytes, bytes]) -> None:
-        """Until the answer ends, or its caller would not be let in any more: a page's stream has no end of its own."""
+        """Run the app until the answer ends or its caller would no longer be admitted."""
+        # The event stream of a page has no end of its own.
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.body" and message.get("more_body", False):

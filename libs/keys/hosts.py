@@ -1,5 +1,8 @@
-"""Names that a service on loopback answers to. Without this a web page could have its own name resolve to 127.0.0.1,
-and ask what only this machine's processes may (DNS rebinding). Pure."""
+"""Host names that a service on loopback answers to.
+
+Without this check a web page could make its own name resolve to 127.0.0.1 and send requests that only this
+machine's processes may send (DNS rebinding).
+"""
 
 from functools import lru_cache
 from typing import Final
@@ -12,26 +15,26 @@ from libs.runtime.net.access import is_loopback
 
 VARIABLE: Final = "FULCRUM_HTTP_HOSTS"
 MAX_REMEMBERED: Final = 256
-"""Verdicts on hosts and origins; others are found again."""
+"""The most cached verdicts on hosts and origins."""
 
 
 def own_hosts(settings: HttpSettings) -> "HostCheck | None":
-    """For a listener on loopback, and for one whose names the setting gives; None: any name is its own."""
+    """Return the check for a listener on loopback or with configured names; None if any name is its own."""
     if is_loopback(f"{settings.host}:0") or settings.http_hosts:
         return HostCheck(settings.http_hosts)
     return None
 
 
 class HostCheck:
-    """Loopback's names, and those of the setting."""
+    """A check for the names of loopback and of the setting."""
 
     def __init__(self, names: str) -> None:
-        """`names`: comma-separated, without ports."""
+        """Accept `names`, a comma-separated list without ports, beside those of loopback."""
         self._names = frozenset(filter(None, (name.strip().lower() for name in names.split(","))))
         self._wrong = lru_cache(MAX_REMEMBERED)(self._find_wrong)
 
     def check(self, host: bytes | None, origin: bytes | None) -> None:
-        """Raises WrongHost. What sends no Host is no browser."""
+        """Raise WrongHost for a foreign host or origin. A client that sends no Host is no browser and passes."""
         wrong = self._wrong(host, origin)
         if wrong:
             raise WrongHost(wrong)

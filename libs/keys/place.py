@@ -1,5 +1,3 @@
-"""Where the keys of a cluster are."""
-
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +9,12 @@ IN_REDIS: Final = "redis"
 
 
 def keys_place(place: str, cluster: str) -> str:
-    """Where keys are by the setting: `redis`, or the path of a file."""
+    """Return where the keys are by the setting: `redis`, or the path of a file."""
     return place or str(cache_dir() / "keys" / f"{cluster}.json")
 
 
 def open_keys(place: str, *, redis: str, cluster: str) -> KeyStore:
-    """The store at `place`, as FULCRUM_KEYS has it."""
+    """Return the store at `place`, a value of FULCRUM_KEYS."""
     if place == IN_REDIS:
         from libs.keys.redis import RedisKeys  # noqa: PLC0415 (0.1 s, which most commands need not wait for)
 

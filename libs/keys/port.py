@@ -1,5 +1,3 @@
-"""The port to where keys are stored."""
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,23 +7,26 @@ from libs.keys.book import KeyBook
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A book and the version by which it is known whether there is a newer one."""
+    """A book and the version by which newer ones are recognized."""
 
     version: str
     book: KeyBook
 
 
 class KeyStore(Protocol):
-    """One book of keys. Raises StoreUnavailable while it does not answer, or holds something else."""
+    """A store of one book of keys.
+
+    Methods raise StoreUnavailable while it does not answer, or if it holds something else.
+    """
 
     async def load(self, known: str = "") -> Stored | None:
-        """The book; None where its version is still the `known` one. Where none was ever stored it is empty."""
+        """Return the book, or None if its version is still the `known` one. It is empty if none was ever stored."""
         ...
 
     async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
-        """Store what `edit` makes of the book; of two that change it at once both changes stay."""
+        """Store and return what `edit` makes of the book. Concurrent changes are both kept."""
         ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Disconnect from the store. Calling it twice is harmless."""
         ...

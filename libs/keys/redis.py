@@ -1,4 +1,4 @@
-"""Keys in Redis, for gateways on several machines: the book and its version, changed together."""
+"""Keys in Redis, for gateways on several machines: the book and its version are changed together."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from libs.keys.port import Stored
 from libs.runtime.redis import make_redis
 
 LOAD_TIMEOUT_S: Final = 1.0
-"""A look that takes longer counts as failed: the next one follows soon, and the last known keys count until then."""
+"""The timeout of one read; the next one follows soon, and the last known keys hold until then."""
+# Longer than a read: a person waits for the change, and would only try again.
 CHANGE_TIMEOUT_S: Final = 5.0
-"""A person waits for it, and would only try again."""
 MAX_ATTEMPTS: Final = 32
-"""At a change that others are quicker than."""
+"""The most attempts at a change while others change the keys concurrently."""
 _BOOK, _VERSION = "book", "version"
 ABSENT: Final = "0"
 
 
 class RedisKeys:
-    """KeyStore over Redis 6.2 or later."""
+    """A `KeyStore` over Redis 6.2 or later."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._name = keys.api_keys(cluster)
         self._redis = make_redis(url, timeout_ms=round(CHANGE_TIMEOUT_S * 1e3))
 
     async def load(self, known: str = "") -> Stored | None:
-        """One round trip for a few bytes where nothing has changed."""
+        # One round trip for a few bytes if nothing has changed.
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 version = _version(await self._redis.hget(self._name, _VERSION))
@@ -40,10 +40,10 @@ class RedisKeys:
                 text, version_then = await self._redis.hmget(self._name, _BOOK, _VERSION)
                 return Stored(_version(version_then), _book(text))
         except (RedisError, OSError, TimeoutError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
 
     async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
-        """Repeated where another change came between."""
+        """Change the book, repeated as long as another change came between."""
         try:
             for _attempt in range(MAX_ATTEMPTS):
                 async with asyncio.timeout(CHANGE_TIMEOUT_S), self._redis.pipeline(transaction=True) as pipe:
@@ -58,11 +58,10 @@ class RedisKeys:
                         continue
                     return book
         except (RedisError, OSError, TimeoutError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
         raise StoreUnavailable(f"others changed the keys {MAX_ATTEMPTS} times meanwhile: try again")
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()
 
 
@@ -79,5 +78,5 @@ def _book(text: Any) -> KeyBook:
         raise StoreUnavailable(f"the keys in Redis cannot be read ({error})") from error
 
 
-def _away(error: Exception) -> StoreUnavailable:
+def _unavailable(error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"Redis, which holds the keys, does not answer ({error or type(error).__name__})")

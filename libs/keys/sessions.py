@@ -1,4 +1,4 @@
-"""Sessions of people in a browser: a random cookie in place of their key, which stays on no disk. No I/O."""
+"""Browser sessions: a random cookie in place of a key, which is then stored on no disk."""
 
 import secrets
 from typing import Final
@@ -7,21 +7,21 @@ from libs.keys.book import digest_of
 
 COOKIE: Final = "fulcrum_session"
 MAX_SESSIONS: Final = 1_000
-"""The oldest ends where there is one more."""
+"""The most sessions; one more ends the oldest."""
 SESSION_S: Final = 12 * 3600
-"""From a login to the next."""
+"""The seconds from a login to the next."""
 TOKEN_BYTES: Final = 32
 
 
 class Sessions:
-    """Sessions of one process; they end with it, and with the key that they stand for."""
+    """The sessions of one process, which end with it and with the key they stand for."""
 
     def __init__(self) -> None:
+        # By the cookie's digest: the key's digest and the end of the session.
         self._keys: dict[bytes, tuple[bytes, float]] = {}
-        """By the cookie's digest: the key's digest, and when the session ends."""
 
     def begin(self, key: bytes, now_s: float) -> str:
-        """A session of a key's holder; its cookie's value."""
+        """Begin a session for a key's holder and return the value of its cookie."""
         while len(self._keys) >= MAX_SESSIONS:
             del self._keys[next(iter(self._keys))]
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -29,13 +29,12 @@ class Sessions:
         return token
 
     def digest(self, cookies: bytes, now_s: float) -> bytes | None:
-        """The digest of the key that a request's session stands for; None without one."""
+        """Return the digest of the key that the session of a request stands for; None without a session."""
         token = _token(cookies)
         found = self._keys.get(digest_of(token)) if token else None
         return found[0] if found is not None and now_s < found[1] else None
 
     def end(self, cookies: bytes) -> None:
-        """The session of a request is over."""
         self._keys.pop(digest_of(_token(cookies)), None)
 
 

@@ -1,4 +1,4 @@
-"""Who calls: a bounded table of callers by the digest of their key, and what each of them may do. No I/O."""
+"""The callers of a service by the digest of their key, and what each of them may do."""
 
 import hmac
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ UNKNOWN_YET: Final = (
     "which API keys there are is not known yet: their store has not answered since this service started"
 )
 DEFAULT_TENANT: Final = "default"
-"""Whose things those without a tenant's name are."""
+"""The tenant that owns everything without a tenant's name."""
 TENANT_HEADER: Final = "x-fulcrum-tenant"
 CLASS_HEADER: Final = "x-fulcrum-class"
 NO_NAME: Final = "anybody"
-"""The actor where nobody is held to have a key."""
+"""The actor in records where callers need no key."""
 MAX_SAID_CHARS: Final = 80
 _BEARER: Final = b"bearer "
 
 
 def named_in(headers: Mapping[bytes, bytes], header: str) -> str | None:
-    """Return the tenant or class that a header names. Raise InvalidRequest for what is no name."""
+    """Return the tenant or class that a header names. Raise InvalidRequest for an invalid name."""
     raw = headers.get(header.encode())
     if raw is None:
         return None
@@ -40,47 +40,49 @@ def named_in(headers: Mapping[bytes, bytes], header: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request comes from. The default is anybody of a suite without keys: all is everybody's."""
+    """The identity and rights of a request's sender.
+
+    The default is an anonymous caller of a suite without keys, who may do everything.
+    """
 
     tenant: str = ""
-    """Empty: the one that a header names, since nobody is held to one."""
+    """The tenant; empty if callers need no key, so that a header names it."""
     role: Role = "admin"
     models: frozenset[str] = frozenset()
-    """Empty: all."""
+    """The models it may use; empty for all."""
     service_class: str = ANY
     priority: int | None = None
-    """The highest that its batch jobs may have; None: any."""
+    """The highest priority of its batch jobs; None for any."""
     expires_unix_s: float = float("inf")
     name: str = ""
-    """The key's id; empty where nobody is held to have one."""
+    """The key's id; empty if callers need no key."""
 
     def may_use(self, model: str) -> bool:
-        """Whether its requests may name the model."""
         return not self.models or model in self.models
 
     def may_read(self, tenant: str) -> bool:
-        """Whether it may see what belongs to `tenant`."""
         return self.role != "user" or (tenant or DEFAULT_TENANT) == self.tenant
 
     def check_write(self, tenant: str, what: str) -> None:
-        """Raises PermissionDenied where it may see, but not change, what belongs to `tenant`."""
+        """Raise PermissionDenied if it may not change what belongs to `tenant`."""
         if self.role != "admin" and (tenant or DEFAULT_TENANT) != self.tenant:
             raise PermissionDenied(f"{what} belongs to another tenant: an operator may see it, an admin change it")
 
     def check_role(self, least: Role) -> None:
-        """Raises PermissionDenied for a caller below that role."""
+        """Raise PermissionDenied for a caller below that role."""
         if ROLES.index(self.role) < ROLES.index(least):
             raise PermissionDenied(f"this needs a key of role {least}; this one has role {self.role}")
 
     def check_named(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise InvalidRequest or PermissionDenied for a tenant or class in the headers that its requests may not
-        have."""
+        """Raise InvalidRequest or PermissionDenied for a tenant or class in the headers that the caller may not use."""
         self.tenant_of(named_in(headers, TENANT_HEADER))
         self.class_of(named_in(headers, CLASS_HEADER), self.service_class)
 
     def tenant_of(self, named: str | None) -> str:
-        """The tenant of a request whose header names `named`: an admin may act for any. Raises PermissionDenied for
-        another's."""
+        """Return the tenant of a request whose header names `named`; an admin may act for any.
+
+        Raise PermissionDenied if the header names another tenant.
+        """
         if self.role == "admin":
             return named or self.tenant or DEFAULT_TENANT
         if named is not None and named != self.tenant:
@@ -90,7 +92,7 @@ class Caller:
         return self.tenant
 
     def class_of(self, named: str | None, default: str) -> str:
-        """The class of a request whose header names `named`. Raises PermissionDenied for one above the key's."""
+        """Return the class of a request whose header names `named`. Raise PermissionDenied for one above the key's."""
         if self.service_class == ANY:
             return named or default
         if named not in (None, self.service_class, BATCH_CLASS):
@@ -103,17 +105,17 @@ class Caller:
 
 SALT_BYTES: Final = 16
 MAX_SALTS: Final = 10_000
-"""That are remembered."""
+"""The most tenants whose derived salts are cached."""
 NO_LIMITS: Final = TenantLimits()
 ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
 """The caller that sends the suite's own token."""
 NOBODY: Final = Caller(DEFAULT_TENANT, "user", frozenset({""}))
-"""Who has shown no key where one is needed: may use no model, and gets what is public."""
+"""The caller that has shown no key where one is needed: it may use no model, and gets what is public."""
 
 
 def actor_of(caller: Caller, said: str = "") -> str:
-    """Return who acts, as records name it: a key's id, or the suite's token with the name that its holder gives."""
+    """Return the actor as records name it: a key's id, or the suite's token with the name that its holder gives."""
     if caller.name != SUITE_TOKEN.name:
         return caller.name or NO_NAME
     said = masked(said)[:MAX_SAID_CHARS]
@@ -121,27 +123,33 @@ def actor_of(caller: Caller, said: str = "") -> str:
 
 
 class KeyTable:
-    """The callers of one service. Fed by `libs.keys.follow`; bounded as the book is."""
+    """The callers of one service, updated by `libs.keys.follow` and bounded like the book."""
 
     def __init__(self, *, open_without_keys: bool, token: str = "") -> None:
-        """open_without_keys: whether a suite that has no key lets everybody in. token: the suite's own, which counts as
-        an admin's key."""
+        """Create an empty table, whose contents are not `known` yet.
+
+        `open_without_keys` admits everybody in a suite without keys. `token` is the suite's own, which counts as an
+        admin's key.
+        """
         self.open_without_keys = open_without_keys
         self._token = digest_of(token.encode()) if token else None
         self._callers: dict[bytes, Caller] = {}
         self.limits: dict[str, TenantLimits] = {}
         self.changes: tuple[KeyChange, ...] = ()
-        """Of the book, the last ones."""
+        """The latest changes of the book, as stored with it."""
         self._deleted: dict[str, int] = {}
         self._cache_secret = b""
         self._salts: dict[str, str] = {}
         self.known = False
         """Whether the store has answered since the start."""
         self.closed = False
-        """Whether there is a key: one that is revoked counts, so that revoking the last lets nobody in."""
+        """Whether there is a key. A revoked one counts, so that revoking the last key admits nobody."""
 
     def replace(self, book: KeyBook, now_s: float) -> None:
-        """Take what the store has now. A book that has lost all its keys opens nothing while this process lives."""
+        """Replace the contents by those of the store.
+
+        A book that has lost all its keys admits nobody while this process lives.
+        """
         self.known = True
         self.closed = self.closed or bool(book.keys)
         callers = {bytes.fromhex(key.digest): _caller(key) for key in book.keys if not key.ended(now_s)}
@@ -152,22 +160,27 @@ class KeyTable:
         self._salts.clear()
 
     def limits_of(self, tenant: str) -> TenantLimits:
-        """What it is held to; nothing where everybody is let in."""
+        """Return the tenant's limits; no limits if everybody is admitted."""
         return (None if self.is_open else self.limits.get(tenant or DEFAULT_TENANT)) or NO_LIMITS
 
     def deleted_unix_ns(self, tenant: str) -> int:
-        """When it was deleted, with all that it had until then; 0: never."""
+        """Return when the tenant was deleted with everything it had until then, in Unix ns; 0 if never."""
         return self._deleted.get(tenant or DEFAULT_TENANT, 0)
 
     def home(self, tenant: str) -> str:
-        """The name under which its things are kept: another one after it was deleted, so that a tenant that is given
-        the same name finds nothing of the first one's."""
+        """Return the name under which the tenant's data is stored.
+
+        It changes with a deletion, so that a new tenant of the same name finds nothing of the first one's.
+        """
         at = self.deleted_unix_ns(tenant)
         return f"{tenant}@{at}" if at else tenant
 
     def cache_salt(self, tenant: str) -> str:
-        """What keeps its KV blocks apart from others': made from a secret, so that a name is not enough to find them;
-        the name itself in a suite without keys."""
+        """Return the salt that separates the tenant's KV blocks from others'.
+
+        It is derived from a secret, so that a name is not enough to find them. A suite without keys uses the name
+        itself.
+        """
         if not self._cache_secret or self.is_open:
             return tenant
         found = self._salts.get(tenant)
@@ -180,32 +193,37 @@ class KeyTable:
 
     @property
     def told_apart(self) -> bool:
-        """Whether a request's tenant is known for sure: where everybody is let in anyone may name any."""
+        """Whether a request's tenant is certain; if everybody is admitted, anyone may name any tenant."""
         return not self.is_open
 
     def weight(self, tenant: str) -> int:
-        """Of its turns and its places, against 1 of others."""
+        """Return the weight of the tenant's turns and places; 1 unless its limits set it."""
         return self.limits_of(tenant).weight or 1
 
     def identify(self, authorization: bytes | None) -> Caller:
-        """Who sends `authorization`, also where everybody is let in; ANYBODY for a key that is not known."""
+        """Return the sender of `authorization`, even where everybody is admitted; ANYBODY for an unknown key."""
         if not authorization or authorization[:7].lower() != _BEARER:
             return ANYBODY
         return self._callers.get(digest_of(authorization[7:].strip()), ANYBODY)
 
     def open(self) -> bool:
-        """Whether everybody is let in, since there are no keys. Raises StoreUnavailable while that is not known."""
+        """Return whether everybody is admitted because there are no keys. Raise StoreUnavailable before the first
+        answer.
+        """
         if not self.known:
             raise StoreUnavailable(UNKNOWN_YET, retry_after_s=1.0)
         return self.is_open
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody is let in, as far as is known."""
+        """Whether everybody is admitted, as far as is known."""
         return self.known and self.open_without_keys and not self.closed
 
     def caller(self, authorization: bytes | None, now_s: float) -> Caller:
-        """Who sends `authorization`. Raises InvalidApiKey, StoreUnavailable. One hash and one look-up."""
+        """Return the sender of `authorization`, at the cost of one hash and one lookup.
+
+        Raise InvalidApiKey for an unknown or expired key, StoreUnavailable before the store's first answer.
+        """
         if self.open():
             return ANYBODY
         if not authorization or authorization[:7].lower() != _BEARER:
@@ -213,7 +231,7 @@ class KeyTable:
         return self.by_digest(digest_of(authorization[7:].strip()), now_s)
 
     def by_digest(self, digest: bytes, now_s: float) -> Caller:
-        """Whose key has that digest. Raises InvalidApiKey."""
+        """Return the caller whose key has that digest. Raise InvalidApiKey if it is unknown or expired."""
         found = self._callers.get(digest)
         if found is None or now_s >= found.expires_unix_s:
             raise InvalidApiKey(WRONG_KEY)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from libs.lab.cluster.books import LabAnswer, LabOutcome
-from libs.policy.estimates.ratios import LEVELS
+from libs.policy.ratios import LEVELS
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.slack import largest_batch

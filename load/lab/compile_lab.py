@@ -24,7 +24,6 @@ from load.lab.compile_records import bases, with_constructors
 ROOT: Final = Path(__file__).parents[2]
 MODULES: Final = (
     "libs/policy/*.py",
-    "libs/policy/estimates/*.py",
     "libs/policy/gateway/*.py",
     "libs/policy/queue/*.py",
     "libs/policy/worker/*.py",

@@ -48,7 +48,7 @@ class LabAnswer:
     predicted_ttft_ns: int = 0
     """As the gateway expected when it bound the request; 0: it never did, or a policy named the worker."""
     likely_ttft_ns: tuple[int, ...] = ()
-    """TTFT that it would stay below with the chances of `libs.policy.estimates.ratios.LEVELS`, as of then."""
+    """TTFT that it would stay below with the chances of `libs.policy.ratios.LEVELS`, as of then."""
     cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""

@@ -1,7 +1,7 @@
-"""Which waiting request goes to which workers. Pure: views in, bindings out.
+"""Which waiting requests are bound to which workers: views in, bindings out.
 
-A request is bound only against credits. Its decode worker is chosen together with its prefill worker, so that a prompt
-is computed only where its tokens have somewhere to go.
+A request is bound only against credits. Its decode worker is chosen together with its prefill worker, so that a
+prompt is computed only where its tokens have somewhere to go.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ class _Market:
     def __init__(self) -> None:
         self.prompts: list[WorkerRoom] = []
         self.both: list[WorkerRoom] = []
+        # By kind of KV.
         self.decodes: dict[str, list[WorkerRoom]] = {}
-        """By kind of KV."""
 
     def add(self, room: WorkerRoom) -> None:
         view = room.view
@@ -31,7 +31,7 @@ class _Market:
                 self.decodes.setdefault(view.kv_kind, []).append(room)
 
     def drop_spent(self, room: WorkerRoom) -> None:
-        """Forget a room that this round has emptied."""
+        """Remove a worker that has no credits left in this round."""
         view = room.view
         if room in self.prompts and room.prefill_credits <= 0:
             self.prompts.remove(room)
@@ -43,7 +43,10 @@ class _Market:
 
 
 def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: RoutingPolicy, now_ns: int = 0) -> list[Binding]:
-    """Bind in the order of `asks`; one that finds no room holds up all later ones of its model, so none is starved."""
+    """Bind requests in the order of `asks`.
+
+    A request that finds no room holds up all later ones of its model, so that none starves.
+    """
     markets: dict[str, _Market] = {}
     for view in workers:
         market = markets.get(view.model)
@@ -88,7 +91,7 @@ def _choose(ask: Ask, market: _Market, policy: RoutingPolicy) -> tuple[WorkerRoo
 
 
 def _preferred(ask: Ask, rooms: Sequence[WorkerRoom]) -> Sequence[WorkerRoom]:
-    """Without those to be avoided, where others are left."""
+    """Return the workers not to be avoided, or all of them if there are no others."""
     if not ask.avoid:
         return rooms
     return [room for room in rooms if room.view.id not in ask.avoid] or rooms

@@ -1,4 +1,4 @@
-"""What is to be done about where a sequence is: `placement` decides, the gateway carries out. Pure."""
+"""The effects that `placement` returns and the gateway carries out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,100 +8,101 @@ from typing import Final, NamedTuple
 from libs.policy.roles import Phase
 
 WorkerKey = tuple[str, int]
-"""Id and incarnation: a worker that was started again is another one."""
+"""A worker's id and incarnation: a restarted worker is a different one."""
 
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """A sequence on a worker: one submit."""
+    """One submit of a sequence to a worker."""
 
     worker: WorkerKey
     sequence_id: int
     phase: Phase
     known: int
-    """Output tokens that its submit carried."""
+    """The output tokens that its submit carried."""
     tokens: int = 0
-    """Made there."""
+    """The output tokens generated on this worker."""
 
 
 class Blocks(NamedTuple):
-    """KV blocks of a sequence that its worker leaves, or lets be read as it computes them."""
+    """The KV blocks of a sequence that its worker leaves behind, or serves while it computes them."""
 
+    # What a decode worker needs to find the blocks; opaque here.
     source: "object"
-    """What a decode worker needs to find them."""
     worker_id: str
-    """Where they are."""
+    """The id of the worker that holds the blocks."""
     kind: str
-    """Workers of equal kind can exchange blocks."""
+    """The kind of KV; workers of equal kind can exchange blocks."""
     once: bool
-    """They are good for one reader only."""
+    """Whether only one reader may ever pull the blocks."""
 
 
 class Submit(NamedTuple):
-    """Send it there, against a prompt credit, or against the decode credit that is set aside there."""
+    """An attempt to send to its worker, against a prompt credit or the decode credit reserved there."""
 
     attempt: Attempt
     blocks: Blocks | None
-    """That its tokens go on from."""
+    """The blocks that the attempt continues from."""
 
 
 class Forget(NamedTuple):
-    """Listen to an attempt no more; `abort` also ends it there, or frees the blocks that it left."""
+    """An attempt to stop listening to.
+
+    `abort` also ends it on its worker, or frees the blocks that it left there.
+    """
 
     attempt: Attempt
     abort: bool
 
 
 class Proceed(NamedTuple):
-    """Tell an attempt that pulls blocks as they are computed that all are there, and which tokens it does not know."""
+    """An attempt whose blocks, pulled during prefill, are now complete; it also gets the tokens it lacks."""
 
     attempt: Attempt
 
 
 class HandOver(NamedTuple):
-    """Let the worker hand a running attempt over: its place elsewhere is reserved."""
+    """A running attempt that its worker should hand over, as a place elsewhere is reserved."""
 
     attempt: Attempt
 
 
 class Reserve(NamedTuple):
-    """Set a decode credit of a worker aside."""
+    """A decode credit to reserve on a worker."""
 
     worker: WorkerKey
 
 
 class Release(NamedTuple):
-    """A decode credit that was set aside is free again."""
+    """A reserved decode credit to free on a worker."""
 
     worker: WorkerKey
 
 
 class Requeue(NamedTuple):
-    """Back to the queue."""
+    """The return of the sequence to the gateway's queue."""
 
     why: str
 
 
 class End(NamedTuple):
-    """It is over."""
+    """The end of the sequence, for one of the reasons below."""
 
     why: "EndReason"
     detail: str = ""
 
 
 class EndReason(Enum):
-    """Why a sequence is over."""
-
+    # The output is complete.
     WHOLE = auto()
-    """Its output is complete."""
+    # A worker refused the request as invalid.
     REFUSED = auto()
-    """No worker would take it."""
+    # It was rerouted too often.
     GAVE_UP = auto()
-    """It went elsewhere too often."""
 
 
 WorkerEffect = Submit | Forget | Proceed | HandOver | Reserve | Release
-"""To be carried out on a worker; `Submit` and `Forget` also tell what is there."""
+"""The effects carried out on a worker; `Submit` and `Forget` also change the set of known attempts."""
 Effect = WorkerEffect | Requeue | End
 Effects = Sequence[Effect]
 NOTHING: Final[Effects] = ()

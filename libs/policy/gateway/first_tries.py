@@ -1,8 +1,9 @@
-"""How many workers a prompt may be on before one of them is known to survive it. Pure; time is passed in.
+"""How many workers an untried prompt may be on before one of them is known to survive it.
 
-A prompt that kills is known for it once two workers have died. Requests with the same prompt that come in one moment
-would reach as many workers as there are before the first is lost. So as many go at a time as a prompt may take; others
-wait until one has a token. Tenants are counted apart: how long a request waits must not show what another has asked.
+A prompt that kills workers is recognized once two of them have died. Requests with the same prompt arriving at once
+would reach every worker before the first is lost. So only as many go at a time as a prompt may kill, and the others
+wait until one has a token. Tenants are counted separately: the wait of a request must not reveal another tenant's
+prompts.
 """
 
 from collections import Counter, OrderedDict
@@ -12,12 +13,12 @@ from typing import Final, Generic, TypeVar
 from libs.policy.gateway.suspicion import MAX_LOST_WORKERS, Prompt
 
 MAX_COMPUTED: Final = 4096
-"""Prompts that had a token lately; of more, those longest ago are forgotten."""
+"""The most prompts remembered for a recent token; beyond it the oldest are forgotten."""
 COMPUTED_NS: Final = 60_000_000_000
-"""How long a prompt that had a token may go to any number of workers."""
+"""The time after its last first token in which a prompt may go to any number of workers."""
 
 Key = tuple[str, Prompt]
-"""Tenant and prompt."""
+"""A tenant and the fingerprint of its prompt."""
 T = TypeVar("T", bound=Hashable)
 
 
@@ -28,38 +29,37 @@ class _Tries(Generic[T]):
 
 
 class FirstTries(Generic[T]):
-    """Choices with a prompt that has had no token lately, from their coming until one has."""
+    """The choices whose prompt has had no token lately, from arrival until one has."""
 
     def __init__(self) -> None:
         self._keys: dict[T, Key] = {}
         self._tries: dict[Key, _Tries[T]] = {}
+        # By prompt, the time of its last first token.
         self._computed: OrderedDict[Key, int] = OrderedDict()
-        """When each had its last first token."""
 
     def __bool__(self) -> bool:
-        """Whether any is counted."""
         return bool(self._tries)
 
     def came(self, choice: T, key: Key, now_ns: int) -> None:
-        """It begins to wait for workers."""
+        """Record that a choice begins to wait for workers."""
         if now_ns - self._computed.get(key, -COMPUTED_NS) >= COMPUTED_NS:
             self._keys[choice] = key
             self._tries.setdefault(key, _Tries()).waiting[choice] = None
 
     def bound(self, choice: T) -> None:
-        """It goes to workers."""
+        """Record that a waiting choice goes to workers."""
         if (tries := self._of(choice)) is not None:
             tries.waiting.pop(choice, None)
             tries.on_workers.add(choice)
 
     def waits(self, choice: T) -> None:
-        """It has left its workers without a token, and waits for others."""
+        """Record that a choice left its workers without a token and waits for others."""
         if (tries := self._of(choice)) is not None:
             tries.on_workers.discard(choice)
             tries.waiting[choice] = None
 
     def computed(self, key: Key, now_ns: int) -> None:
-        """A choice has its first token: others with the prompt may go wherever there is room."""
+        """Record a choice's first token, after which others with the prompt go wherever there is room."""
         self._computed[key] = now_ns
         self._computed.move_to_end(key)
         if len(self._computed) > MAX_COMPUTED:
@@ -70,7 +70,7 @@ class FirstTries(Generic[T]):
                 del self._keys[each]
 
     def ended(self, choice: T) -> None:
-        """It is over, with a token or without."""
+        """Forget a choice that is over, with a token or without."""
         key = self._keys.pop(choice, None)
         if key is None:
             return
@@ -81,12 +81,15 @@ class FirstTries(Generic[T]):
             del self._tries[key]
 
     def waiting_with(self, choice: T) -> list[T]:
-        """Choices of its tenant with the same prompt that wait."""
+        """Return the waiting choices of the same tenant and prompt, this one included if it waits."""
         tries = self._of(choice)
         return [] if tries is None else list(tries.waiting)
 
     def round(self) -> Callable[[T], bool]:
-        """Whether a waiting choice may go to workers, beside those that it was said of before in this round."""
+        """Return a predicate for one binding round: whether a waiting choice may go to workers.
+
+        It counts the choices it has allowed in this round.
+        """
         gone: Counter[Key] = Counter()
 
         def may_start(choice: T) -> bool:

@@ -1,97 +1,93 @@
-"""The work ahead of one worker: its last reported load and speed, plus what this gateway sent since. Pure."""
+"""The expected load of one worker: its last report plus what this gateway has sent since."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
-from libs.policy.estimates.slowness import Slowness
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
 from libs.policy.worker.slack import IN_HAND
 
+SLOWNESS_WINDOW: Final = 12
+"""The answers behind one correction; after each, the window starts empty."""
+SLOWNESS_TOLERANCE: Final = 1.3
+"""The median ratio, or its inverse, beyond which a correction is made."""
+MAX_SLOWNESS: Final = 8.0
+# Shorter predictions measure the network rather than the worker.
+LEAST_JUDGED_NS: Final = 20_000_000
+
 
 class LoadReport(Protocol):
-    """A worker's own count of what it has, as a record or as a message."""
+    """A worker's own count of its load, as a record or as a message."""
 
     @property
     def running(self) -> int:
-        """Sequences that decode."""
+        """The number of sequences that are decoding."""
         ...
 
     @property
-    def waiting(self) -> int:
-        """Sequences in its queues."""
-        ...
+    def waiting(self) -> int: ...
 
     @property
-    def waiting_prefill_tokens(self) -> int:
-        """Prompt tokens still to compute."""
-        ...
+    def waiting_prefill_tokens(self) -> int: ...
 
     @property
     def waiting_prefill_squares(self) -> int:
-        """Sum over them of each prompt's length squared less the square of what it has computed, summed."""
+        """The sum over queued prompts of the squared length less the square of the part already computed."""
         ...
 
     @property
     def awaiting_kv(self) -> int:
-        """Sequences whose KV is on its way."""
+        """The number of sequences whose KV is still being transferred."""
         ...
 
     @property
     def free_kv_blocks(self) -> int:
-        """KV blocks that it could give out."""
+        """The KV blocks that the worker could allocate."""
         ...
 
 
 class DescribedCapabilities(Protocol):
-    """What a worker's engine can do, as far as binding is concerned."""
+    """The capabilities of a worker's engine that matter for binding."""
 
     @property
-    def block_size_tokens(self) -> int:
-        """Tokens of a KV block."""
-        ...
+    def block_size_tokens(self) -> int: ...
 
     @property
     def kv_blocks(self) -> int:
-        """0: without a bound."""
+        """The number of KV blocks; 0 if it is unbounded."""
         ...
 
     @property
     def streams_kv(self) -> bool:
-        """Whether blocks can be read while their prompt is computed."""
+        """Whether blocks can be read while their prompt is being computed."""
         ...
 
 
 class DescribedAssignment(Assigned, Protocol):
-    """A worker's assignment: its model and role."""
+    """A worker's assignment, including the model that it serves."""
 
     @property
-    def model(self) -> str:
-        """Model that it holds."""
-        ...
+    def model(self) -> str: ...
 
 
 class DescribedWorker(Protocol):
-    """A worker as it describes itself."""
+    """A worker's description of itself, as far as binding needs it."""
 
     id: str
 
     @property
-    def assignment(self) -> DescribedAssignment:
-        """Its present assignment."""
-        ...
+    def assignment(self) -> DescribedAssignment: ...
 
     @property
-    def capabilities(self) -> DescribedCapabilities:
-        """What it can do."""
-        ...
+    def capabilities(self) -> DescribedCapabilities: ...
 
 
 @dataclass(slots=True)
-class Unreported:
+class UnreportedLoad:
     """The load of a worker that has not reported one yet."""
 
     free_kv_blocks: int
@@ -104,39 +100,75 @@ class Unreported:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one submit adds to a worker's load, as far as its gateway can tell."""
+    """The load that one submit adds to a worker, estimated by its gateway."""
 
     prompt_tokens: int = 0
-    """To compute there."""
+    """The prompt tokens to compute on the worker."""
     squares: int = 0
-    """The prompt's length squared less the square of what is cached there."""
+    """The prompt's length squared less the square of the part cached on the worker."""
     kv_tokens: int = 0
-    """Whose KV it will hold and does not hold yet."""
+    """The tokens whose KV the worker will hold and does not hold yet."""
     decodes: bool = False
-    """Its tokens are made there."""
+    """Whether the worker also decodes the sequence."""
 
     @classmethod
     def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "Sent":
-        """A submit of `tokens` tokens; `cached`: leading tokens that each worker is thought to hold."""
+        """Return the load of a submit of `tokens` tokens.
+
+        `cached` is the number of leading tokens each worker is believed to hold, by worker id.
+        """
         held = min(cached.get(worker_id, 0), tokens)
         if phase == Phase.DECODE:
             return cls(kv_tokens=tokens - held, decodes=True)
         return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == Phase.BOTH)
 
 
+class Slowness:
+    """The correction of one worker's reported speed by the answers it actually gives.
+
+    The reported speed can be wrong: a throttled device, a noisy neighbour on the host, a fit that lags. When a worker's
+    answers are consistently and clearly later than predicted, it is treated as that much slower, until they come sooner
+    again. Small errors are ignored, because predictions scatter and every correction shifts work.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        """The actual time as a multiple of the time its reported speed predicts."""
+        self._ratios: deque[float] = deque(maxlen=SLOWNESS_WINDOW)
+
+    def answered(self, predicted_ns: float, actual_ns: float) -> bool:
+        """Record an answer predicted with `factor` included, and return whether `factor` changed."""
+        if predicted_ns < LEAST_JUDGED_NS:
+            return False
+        self._ratios.append(actual_ns / predicted_ns)
+        if len(self._ratios) < SLOWNESS_WINDOW:
+            return False
+        median = sorted(self._ratios)[SLOWNESS_WINDOW // 2]
+        if 1 / SLOWNESS_TOLERANCE <= median <= SLOWNESS_TOLERANCE or (median < 1 and self.factor == 1.0):
+            return False
+        self._ratios.clear()
+        before, self.factor = self.factor, min(max(self.factor * median, 1.0), MAX_SLOWNESS)
+        return self.factor != before
+
+
 class WorkerOutlook:
-    """Counts a submit from when it is sent until the worker's own count has it, or until it has ended."""
+    """The expected load and speed of one worker.
+
+    A submit is counted from when it is sent until the worker's own report includes it, or until it has ended.
+    """
 
     def __init__(self, device: str, speed: Speed, kv_blocks: int, tpot_ns: float = 0.0) -> None:
-        """`speed`: what is believed until the worker tells its own. `tpot_ns`: the target that its decodes are taken to
-        have, 0 where none."""
+        """Start with a speed that holds until the worker reports its own.
+
+        `tpot_ns` is the latency target its decodes are assumed to have; 0 means none.
+        """
         self._paced_step_ns = tpot_ns * (1 - IN_HAND)
         self.device = device
         self.speed = speed
         self.slowness = Slowness()
+        # Number of the gateway's last binding that went to this worker.
         self.turn = 0
-        """Of the gateway's bindings, the last one that went there."""
-        self._load: LoadReport = Unreported(kv_blocks)
+        self._load: LoadReport = UnreportedLoad(kv_blocks)
         self._reported_unix_ns = 0
         self._submits = 0
         self._unseen: dict[int, tuple[int, Sent]] = {}
@@ -149,24 +181,24 @@ class WorkerOutlook:
         self._reserved_tokens = 0
 
     def sent(self, sequence_id: int, sent: Sent) -> None:
-        """A submit leaves."""
+        """Count a submit from when it is sent to the worker."""
         self._submits += 1
         self._unseen[sequence_id] = self._submits, sent
         self._count(sent, 1)
 
     def ended(self, sequence_id: int) -> None:
-        """The gateway listens to it no more."""
+        """Stop counting a submit that the gateway no longer listens to."""
         found = self._unseen.pop(sequence_id, None)
         if found is not None:
             self._count(found[1], -1)
 
     def reserved(self, tokens: int, times: int = 1) -> None:
-        """Count a decode of `tokens` tokens that will come; `times` -1: it will not come, or has come."""
+        """Count an expected decode of `tokens` tokens; `times` -1 undoes it when it arrives or is cancelled."""
         self._reserved += times
         self._reserved_tokens += times * tokens
 
     def on_load_report(self, load: LoadReport, submits_taken: int, now_ns: int) -> None:
-        """Take the worker's own count, which has the first `submits_taken` in it."""
+        """Replace the worker's load by its report, which includes its first `submits_taken` submits."""
         self._load = load
         self._reported_unix_ns = now_ns
         for sequence_id, (number, _) in list(self._unseen.items()):
@@ -184,7 +216,7 @@ class WorkerOutlook:
         prompts: int = 0,
         batch_prompts: int = 0,
     ) -> WorkerView:
-        """For binding."""
+        """Return the worker as one binding round sees it."""
         load, capabilities, assignment = self._load, worker.capabilities, worker.assignment
         takes_prefill, takes_decode = serves(assignment, Phase.PREFILL), serves(assignment, Phase.DECODE)
         takes_both = serves(assignment, Phase.BOTH)
@@ -236,7 +268,7 @@ class WorkerOutlook:
 
 
 def lend_speeds(outlooks: Iterable[WorkerOutlook]) -> None:
-    """Let workers that have measured nothing yet be thought as fast as one of the same device that has.
+    """Give workers without a measured speed the speed of a measured worker on the same device.
 
     Beside a measured worker a guess would look like another device, and attract all work or none.
     """

@@ -1,8 +1,8 @@
-"""Where one sequence is: in the queue, on a worker for its prompt, on one for its tokens, on its way between. Pure.
+"""The state machine of one sequence's location: queued, at a prefill worker, at a decode worker, or in transit.
 
-What happened goes in, what is to be done comes out: `Dispatcher` and `Attempts` of libs/dispatch carry effects out in
-their order. Nobody else changes where a sequence is. At most one attempt computes its prompt or holds the blocks of it,
-and at most one decodes; a decode credit is set aside from binding until it decodes there.
+Events go in and effects come out. `Dispatcher` and `Attempts` of libs/dispatch carry the effects out in order, and
+nothing else changes where a sequence is. At most one attempt computes the prompt or holds its blocks, and at most
+one decodes. A decode credit stays reserved from binding until the sequence decodes there.
 """
 
 from dataclasses import dataclass, field
@@ -28,17 +28,19 @@ from libs.policy.gateway.effects import (
 from libs.policy.roles import Phase, Refusal
 
 MAX_HAND_OVERS: Final = 32
-"""Of one sequence; a worker that would hand it over once more keeps it to its end."""
+"""The most hand-overs of one sequence; a worker asked for another one keeps it to its end."""
 MAX_STALE_ROLE_RETRIES: Final = 256
-"""Retries of one sequence because a worker had another role by then: far more than role changes in its lifetime. Any
-more count as failures, so that a worker that always refuses does not keep it going for ever."""
+"""The most retries of one sequence because a worker's role had changed: far more than role changes in its lifetime.
+
+Further ones count as failures, so that a worker that always refuses does not keep it going forever.
+"""
+# Refusals of a worker whose role is not the one its gateway knew, or that is leaving.
 OTHER_ROLE: Final = (Refusal.STALE_ROLE, Refusal.DRAINING)
-"""What a worker refuses that has another role than its gateway knew, or leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """A worker, as far as sequences that are to decode there are concerned."""
+    """A worker as the target of a hand-over or a decode."""
 
     takes_decode: bool
     kv_kind: str
@@ -46,90 +48,95 @@ class Partner:
 
 
 class KnownWorkers(Protocol):
-    """What is known of the workers now."""
+    """The current state of the workers, as far as placement needs it."""
 
     max_reroutes: int
-    """How often a sequence may go elsewhere."""
+    """The number of times a sequence may be rerouted after failures."""
 
     def partner(self, worker: WorkerKey) -> Partner | None:
-        """None: it cannot be reached."""
+        """Return the worker, or None if it cannot be reached."""
         ...
 
     def decodes(self, model: str, kv_kind: str) -> bool:
-        """Whether some worker of the model could take over blocks of this kind, credits aside."""
+        """Return whether some worker of the model could take over blocks of this kind, regardless of credits."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """One sequence's. Its methods take what happened, with what its output is by then."""
+    """The location of one sequence.
+
+    Each method takes an event and returns its effects. `whole` says that the output is complete by then.
+    """
 
     model: str
+    # Id of its next attempts. It is new for every wait and hand-over, so that no worker gets an id twice.
     sequence_id: int = 0
-    """Of its next attempts: another one each time it waits or is handed over, so that no worker gets one twice."""
     prompt_attempt: Attempt | None = None
-    """Computes its prompt, or holds the blocks that it left."""
+    """The attempt that computes the prompt, or holds the blocks left by it."""
     decode_attempt: Attempt | None = None
     reserved: WorkerKey | None = None
-    """Has a decode credit set aside for it."""
+    """The worker with a decode credit reserved for the sequence."""
     blocks: Blocks | None = None
-    """That wait, at its prompt's worker, for whoever decodes."""
+    """The complete blocks that wait at the prompt's worker for a decode worker."""
     streamed_blocks: Blocks | None = None
-    """That can be read while its prompt is computed."""
+    """The blocks that can be read while the prompt is being computed."""
     waiting: bool = False
     ended: bool = False
     reroutes: int = 0
-    """How often it went elsewhere because a worker failed it."""
+    """The number of moves because a worker failed the sequence."""
     stale_role_retries: int = 0
-    """Retries because a worker had changed its role by then; they do not count as failures."""
+    """The number of retries because a worker's role had changed, which do not count as failures."""
     hand_overs: int = 0
-    """How often it went on elsewhere with its KV because its worker took another role."""
+    """The number of moves with the KV because the worker took another role."""
     given_up: int = 0
-    """How often it gave its place up to another tenant's."""
+    """The number of times the sequence gave its place up to another tenant."""
     handing_over: bool = False
-    """Its worker has been asked to hand it over; one that cannot move its KV ends it."""
+    """Whether the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
-    """How often its prompt was computed again although its first token had come."""
+    """The number of times the prompt was computed again after the first token."""
     avoid: set[str] = field(default_factory=set)
-    """Ids of workers that have failed it."""
+    """The ids of workers that have failed the sequence."""
     prefill_worker: str = ""
-    """Id of the one that computed its prompt last."""
+    """The id of the worker that computed the prompt last."""
     decode_worker: str = ""
-    """Empty until its second phase was sent to one."""
+    """The id of the worker that decodes; empty before a decode is sent."""
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ state
 
     @property
     def prefilling(self) -> bool:
-        """Whether a worker computes its prompt for another one, whether or not that pulls already."""
+        """Whether a worker computes the prompt for another one, which may already be pulling blocks."""
         return self.prompt_attempt is not None and self.prompt_attempt.phase is Phase.PREFILL and self.blocks is None
 
     @property
     def blocks_given(self) -> bool:
-        """Whether blocks that can be read once are a decode worker's, which may read them any time until it says that
-        the sequence has ended there."""
+        """Whether a decode worker has been given blocks that only one reader may pull.
+
+        It may read them at any time until it reports that the sequence has ended there.
+        """
         return self.blocks is not None and self.blocks.once and self.decode_attempt is not None
 
     @property
     def resumed(self) -> bool:
-        """Whether it was bound already and lost its worker, or its place there."""
+        """Whether the sequence was bound before and lost its worker, or its place there."""
         return self.reroutes > 0 or self.stale_role_retries > 0 or self.given_up > 0
 
     @property
     def runs(self) -> bool:
-        """Whether one worker makes its tokens, and nothing of it is on its way to another."""
+        """Whether one worker decodes the sequence and no part of it is in transit to another."""
         attempt = self.decode_attempt or self.prompt_attempt
         apart = self.blocks is not None or self.reserved is not None or self.handing_over
         return attempt is not None and attempt.phase is not Phase.PREFILL and attempt.tokens > 0 and not apart
 
-    # ------------------------------------------------------------ to workers
+    # ------------------------------------------------------------ going to workers
 
     def queued(self, sequence_id: int) -> None:
-        """It waits for workers; its next attempts have this id."""
+        """Record that the sequence waits for workers; its next attempts use this id."""
         self.sequence_id, self.waiting = sequence_id, True
 
     def bound(self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int) -> Effects:
-        """Workers have room for it; `prompt` None: its prompt is computed and its blocks wait."""
+        """Start the sequence on the bound workers; `prompt` None: its prompt is computed and its blocks wait."""
         self.waiting = False
         self.reserved = decode
         if prompt is None:
@@ -143,7 +150,7 @@ class Placement:
         return [Reserve(decode), Submit(self.prompt_attempt, None)]
 
     def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
-        """Against the credit that is set aside."""
+        """Return the submit that uses the reserved decode credit."""
         self.reserved, self.decode_worker = None, worker[0]
         self.decode_attempt = Attempt(worker, self.sequence_id, Phase.DECODE, output_tokens)
         return Submit(self.decode_attempt, blocks)
@@ -151,8 +158,11 @@ class Placement:
     def opened_blocks(
         self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, left: int
     ) -> Effects:
-        """Blocks can be read while the prompt is computed; `left`: tokens that may still come. A decode worker that
-        cannot read them so is asked afterwards."""
+        """Start the decode attempt on blocks that can be read during prefill.
+
+        `left` is the number of tokens that may still come. A decode worker that cannot stream blocks of this kind
+        gets its submit after the prefill.
+        """
         worker = self.reserved
         partner = cluster.partner(worker) if worker is not None else None
         if worker is None or partner is None or not self.prefilling or attempt is not self.prompt_attempt:
@@ -164,7 +174,7 @@ class Placement:
         return [self._submit_decode(worker, blocks, output_tokens)]
 
     def prefilled(self, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
-        """Its prompt is computed and its blocks wait; `whole`: with its first token the output is complete."""
+        """Continue after the prefill, with the blocks waiting; `whole`: the first token completes the output."""
         if whole:
             return self.end(EndReason.WHOLE)
         self.blocks, self.streamed_blocks = blocks, None
@@ -173,7 +183,7 @@ class Placement:
         return self._go_on(cluster, output_tokens, whole=False)
 
     def _go_on(self, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
-        """Second phase, on the worker whose credit is set aside; back to the queue for another one if there is none."""
+        """Start the decode attempt on the reserved worker, or requeue the sequence if that worker cannot take it."""
         worker, blocks = self.reserved, self.blocks
         partner = cluster.partner(worker) if worker is not None else None
         takes = partner is not None and partner.takes_decode
@@ -184,15 +194,19 @@ class Placement:
         return [self._submit_decode(worker, blocks, output_tokens)]
 
     def first_decoded(self) -> Effects:
-        """The first token has come from where it decodes: blocks have arrived there and their sender knows."""
+        """Forget the prompt's attempt after the first decoded token."""
+        # The blocks have arrived at the decode worker, and their sender has noticed.
         self.blocks = None
         return self._forget_prompt(abort=False)
 
     # ------------------------------------------------------------ hand-overs
 
     def hands_over(self, attempt: Attempt, sequence_id: int) -> bool:
-        """The worker wants to hand this attempt over, and repeats it with each role change. Returns whether the gateway
-        should look for a place, under the new id; False where one is reserved."""
+        """Return whether the gateway should look for a place, under the new id, for an attempt its worker wants to
+        hand over.
+
+        A worker repeats the request with each role change. It is False if a place is reserved already.
+        """
         runs = attempt in (self.prompt_attempt, self.decode_attempt) and self.blocks is None
         if not runs or self.reserved is not None or self.hand_overs >= MAX_HAND_OVERS:
             return False
@@ -200,24 +214,30 @@ class Placement:
         return True
 
     def place_found(self, attempt: Attempt, worker: WorkerKey) -> Effects:
-        """A worker has room to take it over from the one of `attempt`."""
+        """Reserve a place on the worker that takes the sequence over from the one of `attempt`."""
         self.reserved, self.handing_over = worker, True
         return [Reserve(worker), HandOver(attempt)]
 
     def handed_over(
         self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool
     ) -> Effects:
-        """The worker has handed it over: the attempt stands for the blocks that it left, as that of a prompt does."""
+        """Continue elsewhere after the worker has handed the attempt over.
+
+        The attempt then stands for the blocks it left, as a prompt's attempt does.
+        """
         forget = self._forget_prompt(abort=True) if attempt is not self.prompt_attempt else NOTHING
         self.prompt_attempt, self.decode_attempt = attempt, None
         self.blocks, self.streamed_blocks, self.handing_over = blocks, None, False
         self.hand_overs += 1
         return [*forget, *self._go_on(cluster, output_tokens, whole=whole)]
 
-    # ------------------------------------------------------------ what workers end
+    # ------------------------------------------------------------ ends reported by workers
 
     def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, whole: bool) -> Effects:
-        """The worker has ended it, `well`, or without its KV when it was to hand it over, or for no reason."""
+        """End or restart the sequence after its worker has finished the attempt.
+
+        `well` is False if the worker ended it without its KV during a hand-over, or without a reason.
+        """
         handing_over, drop = self.handing_over, self._drop(attempt)
         if well:
             return [*drop, *self.end(EndReason.WHOLE)]
@@ -227,7 +247,7 @@ class Placement:
     def refused(
         self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, whole: bool
     ) -> Effects:
-        """The worker has not taken it; `why` None: for a reason that is not known here."""
+        """End or restart the sequence after a worker has refused the attempt; `why` None: unknown here."""
         drop = self._drop(attempt)
         if why is Refusal.INVALID:
             return [*drop, *self.end(EndReason.REFUSED, f"worker {attempt.worker[0]} refused: {detail}")]
@@ -238,22 +258,25 @@ class Placement:
     def failed(
         self, attempt: Attempt, detail: str, cluster: KnownWorkers, *, blocks_lost: bool, whole: bool
     ) -> Effects:
-        """The worker cannot go on with it. Blocks that do not come are their source's fault: computed there again, they
-        might never come."""
+        """Restart the sequence after the worker could not go on.
+
+        Blocks that do not arrive are their source's fault; if they were computed there again, they might never
+        arrive.
+        """
         drop = self._drop(attempt)
         source = (self.blocks or self.streamed_blocks) if blocks_lost else None
         self.avoid.add(source.worker_id if source is not None else attempt.worker[0])
         return [*drop, *self._restart(detail, cluster, keep_blocks=False, whole=whole)]
 
     def reservation_lost(self) -> None:
-        """The worker is gone that had a credit set aside; seen to when the credit would be used."""
+        """Forget the reserved worker, which is gone; the loss is handled when the credit would be used."""
         self.reserved = None
 
     def lost(self, attempt: Attempt, cluster: KnownWorkers, *, silent: bool, whole: bool) -> Effects:
-        """The stream to a worker broke, or was left because it was silent.
+        """Handle the broken stream to a worker, or one closed because the worker was silent.
 
-        Blocks that still wait at a prefill worker serve another decode worker, if more than one can read them. A pull
-        from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
+        Blocks that still wait at a prefill worker serve another decode worker, if more than one may read them. A
+        pull from a dead worker ends by itself, with or without the blocks. A pull from a silent worker would hang.
         """
         if attempt not in (self.prompt_attempt, self.decode_attempt):
             return NOTHING
@@ -262,7 +285,7 @@ class Placement:
             self.blocks = None
         give_up = self._give_up_blocks() if attempt is self.decode_attempt and self.blocks_given else NOTHING
         drop = [*give_up, *self._drop(attempt)]
-        if self.waiting:  # for a decode worker: its blocks are gone
+        if self.waiting:  # it waited for a decode worker, and its blocks are gone
             self.blocks = None
             return drop
         if pulled and not silent:
@@ -270,10 +293,10 @@ class Placement:
         why, keep = f"worker {attempt.worker[0]} was lost", self.blocks is not None
         return [*drop, *self._restart(why, cluster, keep_blocks=keep, whole=whole)]
 
-    # ------------------------------------------------------------ elsewhere, and the end
+    # ------------------------------------------------------------ rerouting and the end
 
     def gives_way(self, why: str) -> Effects:
-        """Leave its worker, where it runs, and wait with its tokens so far until there is a place for it again."""
+        """Leave the worker it decodes on, and wait with its tokens so far until there is a place again."""
         if not self.runs or self.ended or self.waiting:
             return NOTHING
         self.given_up += 1
@@ -284,25 +307,27 @@ class Placement:
         return self._release(keep_blocks=False)
 
     def end(self, why: EndReason, detail: str = "") -> Effects:
-        """It is over, for one of these reasons."""
+        """Return the end of the sequence, unless it has ended already."""
         return NOTHING if self.ended else [End(why, detail)]
 
     def over(self) -> Effects:
-        """It is over, for whatever reason: all that it has on workers is let go."""
+        """Mark the sequence as ended and release everything it holds on workers."""
         self.ended, self.waiting = True, False
         return self._release(keep_blocks=False)
 
     def _restart(
         self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, whole: bool, stale_role: bool = False
     ) -> Effects:
-        """An attempt has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
-        if self.prefilling:
+        """Reroute the sequence after an attempt that ended early."""
+        if self.prefilling:  # nothing is lost: the attempt that computes the prompt decides
             return NOTHING
         return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, whole=whole)
 
     def _reroute(self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, stale_role: bool, whole: bool) -> Effects:
-        """Return to the head of the queue with prompt and tokens so far; `stale_role`: the worker had another role. A
-        request whose output is whole ends here: it lost only the event of its end."""
+        """Return the sequence to the head of the queue; `stale_role`: the worker had another role.
+
+        A request with complete output ends here, since it lost only the event of its end.
+        """
         if self.ended or self.waiting:
             return NOTHING
         if whole:
@@ -318,7 +343,7 @@ class Placement:
         return [*self._release(keep_blocks=keep_blocks), Requeue(why)]
 
     def _drop(self, attempt: Attempt) -> Effects:
-        """Its worker has ended an attempt, or is lost."""
+        """Forget an attempt that its worker has ended or lost."""
         self.handing_over = False
         if self.prompt_attempt is attempt:
             self.prompt_attempt = None
@@ -327,7 +352,7 @@ class Placement:
         return [Forget(attempt, abort=False)]
 
     def _release(self, *, keep_blocks: bool) -> list[Effect]:
-        """Let go of everything on workers, except blocks that are to wait for another decode worker."""
+        """Release everything the sequence holds on workers, except blocks kept for another decode worker."""
         effects: list[Effect] = []
         if self.blocks_given:
             effects += self._give_up_blocks()
@@ -343,9 +368,9 @@ class Placement:
         return effects
 
     def _give_up_blocks(self) -> Effects:
-        """Leave blocks that can be read once to the decode worker that has them: whoever else reads them may find
-        another prompt's. Freed at their source they could become that while it reads, and stay in its prefix cache;
-        that it is done with them, or gone, the source learns by itself."""
+        """Leave blocks that only one reader may pull to the decode worker that has them."""
+        # Freed at their source, they could become another prompt's while the worker reads them, and stay in its prefix
+        # cache. The source notices by itself when the worker is done with them or gone.
         self.blocks = None
         return self._forget_prompt(abort=False)
 

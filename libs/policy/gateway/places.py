@@ -1,19 +1,20 @@
-"""How tenants share the places to decode of one model while some of them wait for one. Pure.
+"""How tenants share the decode places of one model while some of them wait for one.
 
-Weighted max-min fairness (Bertsekas and Gallager, Data Networks, 6.5): nobody gets more than it asks for, and what one
-leaves is shared by weight among those that ask for more. A tenant alone may hold every place. Once another comes, new
-places go to whoever is below its share, and as many running sequences of tenants above theirs give way as that takes:
-answers of thousands of tokens would hold the places for longer than the other tenant can wait.
+The shares are weighted max-min fair (Bertsekas and Gallager, Data Networks, 6.5). No tenant gets more than it
+demands, and what it leaves is divided by weight among those that demand more. A tenant alone may hold every place.
+When another arrives, new places go to tenants below their share. If those are too few, running sequences of tenants
+above theirs give way. Answers of thousands of tokens would hold the places for longer than the other tenant can
+wait.
 
-A share is seldom a whole number. Each tenant is sure of the next smaller one: others above theirs give way to it, and
-free places are kept for it. What is left over goes by turns (fairness.py), to nobody beyond the next larger one, so
-nobody starves where there are fewer places than tenants, and two never take a place from each other in turn.
+A share is seldom a whole number. Each tenant is guaranteed the next smaller one: others above theirs give way to
+it, and free places are kept for it. The remainder goes by turns (fairness.py), to no tenant beyond its next larger
+whole number. So nobody starves where there are fewer places than tenants, and two tenants never take a place from
+each other in turn.
 
-Where several gateways share the places of a model, shares are of what all of them hold and ask for. What a tenant lacks
-is given out by each gateway in the part of the tenant's requests that wait there, and what it has too much is given up
-by each in the part that runs there, or by others where it cannot give way. Gateways that see the same round so that
-their parts add up to the whole, and what is left over of what is given out goes to another one of them from second to
-second.
+Where several gateways share the places of a model, shares cover what all of them hold and demand. A tenant's
+missing places are given out by each gateway in proportion to the requests waiting there. Its surplus is given up by
+each in proportion to what runs there, or by others where it cannot give way. Gateways with the same view round so
+that their parts add up to the whole. The remainder of what is given out goes to a different gateway every second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,42 +24,41 @@ from math import floor
 from typing import Final, NamedTuple
 
 PHASE_NS: Final = 1_000_000_000
+# Multiples of it, modulo 1, fill the unit interval evenly (Weyl).
 GOLDEN: Final = 0.6180339887498949
-"""Multiples of it fill the unit interval evenly (Weyl)."""
 
 
 class PlaceDemand(NamedTuple):
-    """What one tenant asks for."""
+    """The demand of one tenant for places."""
 
     running: int
-    """Sequences that hold a place."""
     waiting: int
-    """Sequences that wait for one; lines of batch jobs do not count, which wait behind all others."""
+    """The sequences that wait for a place, without batch lines, which wait behind all others."""
     weight: int = 1
 
     @property
     def wanted(self) -> int:
-        """Places that it would use."""
+        """The number of places that it would use."""
         return self.running + self.waiting
 
 
 class PlaceShare(NamedTuple):
-    """Places of one tenant, as whole numbers around its share."""
+    """The whole numbers of places around one tenant's share."""
 
     least: int
-    """With fewer than these, others give way to it."""
+    """The places below which others give way to it."""
     most: int
-    """With these it gets no more."""
+    """The places at which it gets no more."""
 
 
 def place_shares(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, PlaceShare]:
-    """The share of each tenant of `places`, which are all that there are, held or free."""
+    """Return each tenant's share of all `places`, held and free ones together."""
     shares: dict[str, PlaceShare] = {}
     asking = [(tenant, demand) for tenant, demand in demands.items() if demand.wanted]
     asking.sort(key=lambda each: each[1].wanted / each[1].weight)
     weights, left = sum(demand.weight for _, demand in asking), places
     for at, (tenant, demand) in enumerate(asking):
-        if demand.wanted * weights > left * demand.weight:  # so does everyone after it
+        if demand.wanted * weights > left * demand.weight:  # and so does every later one
             parts = ((other, left * wants.weight) for other, wants in asking[at:])
             shares |= {other: PlaceShare(part // weights, -(-part // weights)) for other, part in parts}
             break
@@ -69,14 +69,14 @@ def place_shares(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, P
 
 
 class GatewayPart(NamedTuple):
-    """What one gateway has of something that all of them have together."""
+    """One gateway's part of a quantity summed over all gateways."""
 
     before: int
-    """Of gateways that come before it, by name."""
+    """The sum over the gateways that sort before this one by name."""
     here: int
 
     def of(self, total: int, everywhere: int, phase: float) -> int:
-        """Its part of `total`. phase: from 0 to 1, the same at all gateways: who gets what is left over."""
+        """Return its part of `total`. `phase` (0 to 1, equal at all gateways) decides who gets the remainder."""
         if self.here >= everywhere:
             return total
         end, start = total * (self.before + self.here) / everywhere, total * self.before / everywhere
@@ -84,38 +84,38 @@ class GatewayPart(NamedTuple):
 
 
 def phase_at(now_ns: int) -> float:
-    """Another one each second, spread evenly in the long run."""
+    """Return a phase that changes every second and is evenly distributed in the long run."""
     return now_ns // PHASE_NS * GOLDEN % 1
 
 
 class GatewayYield(NamedTuple):
-    """Sequences of one tenant at one gateway."""
+    """The sequences of one tenant at one gateway that may give way."""
 
     running: int
-    """Those that hold a place."""
     able: int
-    """Those of them that can give way."""
+    """The running sequences that can give way."""
     gave_way: int
-    """Those that have lately."""
+    """The sequences that have given way lately."""
 
     @property
     def weight(self) -> int:
-        """Its part of all that give way is in proportion."""
+        """The weight of its part of all sequences that give way."""
         return self.running + self.gave_way
 
     def bounded(self, part: int) -> int:
-        """At least what has given way, and at most all that can as well."""
+        """Return `part` limited to at least what has given way and at most what also can."""
         return min(max(part, self.gave_way), self.able + self.gave_way)
 
 
 def yields_by_gateway(count: int, gateways: Sequence[GatewayYield]) -> list[int]:
-    """How many of one tenant's sequences give way at each gateway, where `count` do at all of them.
+    """Return how many of one tenant's sequences give way at each gateway, where `count` do in total.
 
-    Its part of all that give way, those that have lately included, less what has there. So a gateway never takes on
-    what another has given up, or is about to, while neither has heard of the other's. What one cannot give up is made
-    up for by the others, and what it gave up beyond its part is taken off theirs: parts are cut anew among those within
-    their bounds, as lengths are in CSS (Flexible Box Layout, 9.7). What is left over of parts always goes to the same
-    one: in turns, two would give it up."""
+    A gateway's number is its part of all that give way, recent ones included, less its own recent ones. So a
+    gateway never repeats what another has given up or is about to, before either has heard of the other's. What one
+    gateway cannot give up is made up by the others, and what it gave up beyond its part is deducted from theirs. To
+    do so, parts are divided again among the gateways within their bounds, as lengths are in CSS (Flexible Box
+    Layout, 9.7). The remainder always goes to the same gateway, because in turns two would give it up.
+    """
     left = min(count, sum(each.able for each in gateways)) + sum(each.gave_way for each in gateways)
     within, found = list(range(len(gateways))), [0] * len(gateways)
     while True:
@@ -132,13 +132,13 @@ def yields_by_gateway(count: int, gateways: Sequence[GatewayYield]) -> list[int]
 
 
 def _cut(total: int, weights: Sequence[int]) -> list[int]:
-    """Whole parts of `total` in proportion, along one line."""
+    """Divide `total` into integers in proportion to the weights, rounding the cumulative sums."""
     everywhere, ends = max(sum(weights), 1), list(accumulate(weights, initial=0))
     return [total * end // everywhere - total * start // everywhere for start, end in pairwise(ends)]
 
 
 class PlaceAllowance:
-    """Who may be given the places that are free, in one round of binding."""
+    """The free places that each tenant may still be given in one binding round."""
 
     def __init__(
         self,
@@ -148,7 +148,10 @@ class PlaceAllowance:
         parts: Mapping[str, GatewayPart] | None = None,
         phase: float = 0.0,
     ) -> None:
-        """free: of the places, here. parts: of those that wait, by tenant; None: all wait here."""
+        """Divide the places of a model of which `free` are free here.
+
+        `parts` is this gateway's part of each tenant's waiting requests; None if all of them wait here.
+        """
         self._due: dict[str, int] = {}
         self._more: dict[str, int] = {}
         for tenant, share in place_shares(places, demands).items():
@@ -159,7 +162,7 @@ class PlaceAllowance:
         self._left_over = max(free - sum(self._due.values()), 0)
 
     def take(self, tenant: str) -> bool:
-        """Whether the tenant may have one more; it has it then."""
+        """Take one more place for the tenant and return whether it was allowed."""
         if self._due.get(tenant, 0):
             self._due[tenant] -= 1
             return True
@@ -170,13 +173,16 @@ class PlaceAllowance:
         return False
 
     def asked(self, waiting: Mapping[str, int]) -> int:
-        """Of those that wait by tenant, how many may have a place once there are some."""
+        """Return how many of the waiting requests, by tenant, may have a place once some are free."""
         return sum(min(count, self._due.get(t, 0) + self._more.get(t, 0)) for t, count in waiting.items())
 
 
 def places_to_yield(places: int, free: int, demands: Mapping[str, PlaceDemand]) -> dict[str, int]:
-    """How many running sequences of each tenant give way: those beyond `most` to whoever has less than its own, then
-    those beyond `least` to whoever has less than that. `free`: places that are, or are about to be."""
+    """Return how many running sequences of each tenant give way.
+
+    First those beyond `most` give way to tenants with less than their own `most`, then those beyond `least` to
+    tenants with less than their `least`. `free` counts places that are or are about to be free.
+    """
     shares = place_shares(places, demands)
     yields: dict[str, int] = {}
     for bounds in ({t: share.most for t, share in shares.items()}, {t: share.least for t, share in shares.items()}):
@@ -191,10 +197,10 @@ def places_to_yield(places: int, free: int, demands: Mapping[str, PlaceDemand]) 
 
 
 def _furthest_above(over: Mapping[str, int], count: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """Take `count` of the places in `over`, each from the tenant with the most left for its weight; of equals from the
-    one whose name comes last.
+    """Take `count` of the places in `over`, each from the tenant with the most left for its weight.
 
-    All tenants come down to one level, at most one place too far each; the least of these go back.
+    Among equals the tenant whose name sorts last is taken from. All tenants come down to one level, each at most
+    one place too far. The surplus is returned to the lowest.
     """
     order = sorted(over, key=lambda t: over[t] / weights[t], reverse=True)
     above, weight = -count, 0  # the level is above / weight
@@ -216,10 +222,10 @@ def _furthest_above(over: Mapping[str, int], count: int, weights: Mapping[str, i
 
 
 def queue_room(max_waiting: int, waiting: int, own: int, weight: int) -> int:
-    """How many more of a tenant's requests may wait, of which `own` do, in a queue that holds `waiting` of
+    """Return how many more requests of a tenant with `own` waiting may join a queue that holds `waiting` of
     `max_waiting`.
 
-    A dynamic threshold (Choudhury and Hahne, IEEE/ACM ToN 1998): a tenant may take its weight times what it leaves
-    free. One of weight 1 alone gets half, each of two a third, and some is free for the next one that comes.
+    This is a dynamic threshold (Choudhury and Hahne, IEEE/ACM ToN 1998): a tenant may use its weight times what it
+    leaves free. One of weight 1 alone gets half and each of two a third, so that some room is left for a newcomer.
     """
     return max((weight * (max_waiting - waiting) - own) // (weight + 1), 0)

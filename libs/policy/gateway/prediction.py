@@ -1,8 +1,9 @@
-"""How long a request waits for its first and its second token on given workers. Pure; nanoseconds throughout.
+"""How long a request waits for its first and second token on given workers, in nanoseconds.
 
-TTFT = prompts before it there + its own uncached tokens, at that worker's speed and beside that worker's decodes. The
-second token waits for what of the KV transfer does not hide behind the prompt, then for one decode step. Not modelled:
-the network, the gateway, sequences that decode only later, and room for KV that comes free in time.
+TTFT is the time of the prompts before it plus that of its own uncached tokens, at the worker's speed and beside
+that worker's decodes. The second token waits for the part of the KV transfer that does not overlap with the prompt,
+then for one decode step. Not modelled are the network, the gateway, sequences that begin to decode later, and KV
+space that is freed in time.
 """
 
 from collections.abc import Iterable
@@ -11,14 +12,18 @@ from typing import Final
 from libs.policy.gateway.view import Ask, BindingPrediction, WorkerRoom, WorkerView
 from libs.policy.speed import UNKNOWN_SPEED, Speed
 
+# Prompt tokens at which speeds are compared.
 _TYPICAL: Final = 1024
-"""Prompt tokens by which speeds are compared."""
 NO_KV_ROOM_NS = 10e9
-"""A worker whose KV is full makes others' sequences end first, or preempts them: worse than any queue worth joining."""
+"""The penalty for a worker without free KV blocks.
+
+The request would wait for other sequences to end there or preempt them, which is worse than any queue worth
+joining.
+"""
 
 
 def prompt_ns(ask: Ask, room: WorkerRoom) -> float:
-    """Computing what of the prompt has no KV there; at least its last token."""
+    """Return the time to compute the uncached part of the prompt, which is at least its last token."""
     view, tokens = room.view, ask.tokens
     cached = ask.cached_tokens.get(view.id, 0)
     if cached >= tokens:
@@ -28,24 +33,24 @@ def prompt_ns(ask: Ask, room: WorkerRoom) -> float:
 
 
 def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
-    """Of those that compute prompts of a model: what a request could hope for at best."""
+    """Return the fastest speed among the workers that compute prompts of a model."""
     speeds = {id(view.speed): view.speed for view in workers if view.model == model and _computes_prompts(view)}
     return min(speeds.values(), key=lambda speed: speed.prompt_ns(_TYPICAL, _TYPICAL**2), default=UNKNOWN_SPEED)
 
 
 def first_token_ns(ask: Ask, room: WorkerRoom) -> float:
-    """From now to the first token, were its prompt sent there."""
+    """Return the time from now to the first token if the prompt goes to this worker."""
     wait_ns = room.backlog_ns + prompt_ns(ask, room)
     return wait_ns if _missing_tokens(ask, room) <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
 def hidden_ns(ask: Ask, source: WorkerRoom | None) -> float:
-    """How long a prompt that is computed at `source` can hide the transfer of its KV; 0 for one computed before."""
+    """Return how much of the KV transfer the prompt at `source` can overlap; 0 if it is already computed."""
     return prompt_ns(ask, source) if source is not None and source.view.streams_kv else 0.0
 
 
 def second_token_ns(ask: Ask, room: WorkerRoom, hidden_ns: float) -> float:
-    """From the first token to the second, were its KV to be pulled there while `hidden_ns` pass anyway."""
+    """Return the time from the first to the second token if this worker pulls the KV, `hidden_ns` of it overlapped."""
     view = room.view
     missing = _missing_tokens(ask, room)
     wait_ns = (room.arriving_kv_tokens + missing) * view.speed.kv_token_ns
@@ -56,7 +61,7 @@ def second_token_ns(ask: Ask, room: WorkerRoom, hidden_ns: float) -> float:
 
 
 def predict(ask: Ask, source: WorkerRoom | None, room: WorkerRoom) -> BindingPrediction:
-    """Both, for the workers that were chosen; a prompt that is computed already has no first token to come."""
+    """Return both times for the chosen workers; an already computed prompt has a TTFT of 0."""
     if source is room:
         return BindingPrediction(first_token_ns(ask, room), _step_ns(ask, room))
     ttft_ns = first_token_ns(ask, source) if source is not None else 0.0
@@ -64,7 +69,7 @@ def predict(ask: Ask, source: WorkerRoom | None, room: WorkerRoom) -> BindingPre
 
 
 def take(ask: Ask, source: WorkerRoom | None, room: WorkerRoom, turn: int) -> None:
-    """Count a binding in what later ones of the round find."""
+    """Count a binding in the rooms that later requests of the round see."""
     missing = _missing_tokens(ask, room)
     if source is not None:
         source.backlog_ns += prompt_ns(ask, source)

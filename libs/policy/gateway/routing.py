@@ -1,4 +1,4 @@
-"""Routing policies: of the workers that could serve a request, which one does. Pure and without state of their own."""
+"""Routing policies: which of the workers that could serve a request does. They keep no state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -9,35 +9,34 @@ from libs.policy.gateway.view import Ask, WorkerRoom
 
 PolicyName = Literal["predicted-ttft", "least-loaded", "round-robin"]
 
+# Predictions within this share of the best plus this time are considered equal.
 EQUAL_SHARE = 0.05
 EQUAL_NS = 2e6
-"""Predictions no further apart than this share of the best and this time are as good as equal."""
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among one or more rooms; `bind` has seen to credits, models and blocks."""
+    """A choice among one or more rooms; `bind` has already checked credits, models and KV kinds."""
 
     def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
-        """Where its prompt is computed; a room that takes both is where it stays."""
+        """Return where the prompt is computed; a room that takes both phases also keeps the sequence."""
         ...
 
     def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
-        """Where its tokens are made, once its prompt is computed at `source` or was before."""
+        """Return where tokens are decoded once the prompt is computed at `source`; None if it already is."""
         ...
 
 
 class PredictedTtft:
-    """The soonest first token, then the soonest second one; equal predictions go to the least loaded.
+    """The policy of the earliest first token, then the earliest second one; ties go to the least loaded worker.
 
-    A cached prefix counts for the time it saves there and now, so a holder with a backlog loses to an idle worker.
+    A cached prefix counts for the time it saves on that worker now, so a holder with a backlog loses to an idle
+    worker.
     """
 
     def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
-        """By predicted time to first token."""
         return _soonest(rooms, [first_token_ns(ask, room) for room in rooms])
 
     def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
-        """By predicted time from first to second token."""
         if len(rooms) == 1:
             return rooms[0]
         hidden = hidden_ns(ask, source)
@@ -45,26 +44,22 @@ class PredictedTtft:
 
 
 class LeastLoaded:
-    """The fewest sequences, whatever their length and whatever is cached."""
+    """The policy of the fewest sequences, regardless of their length and of cached prefixes."""
 
     def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
-        """By sequences there."""
         return min(rooms, key=_by_load)
 
     def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
-        """By sequences there."""
         return min(rooms, key=_by_load)
 
 
 class RoundRobin:
-    """Each in turn, as far as they have credits."""
+    """The policy of the worker bound longest ago among those with credits."""
 
     def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
-        """The one that was bound longest ago."""
         return min(rooms, key=_by_turn)
 
     def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
-        """The one that was bound longest ago."""
         return min(rooms, key=_by_turn)
 
 

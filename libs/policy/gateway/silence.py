@@ -1,7 +1,7 @@
-"""Which silent workers are left: frozen, starved, or cut off. Pure.
+"""Which silent workers to leave because they are frozen, starved or cut off.
 
-Silence is measured in time that the gateway was there to listen in. What it spent late, because its own machine was
-busy, counts for nobody's silence.
+Silence counts only the time in which the gateway was listening. Time that it lost because its own machine was busy
+does not count.
 """
 
 from collections import Counter
@@ -11,28 +11,35 @@ from dataclasses import dataclass
 from libs.policy.gateway.view import WorkerView, serves
 
 SILENT_MS = 350.0
-"""After three and a half signs of life, unless a setting says otherwise, what runs there goes to other workers, where
-they can take it."""
+"""The silence after which a worker's sequences go to other workers, if those can take them.
+
+It is three and a half heartbeats, unless a setting overrides it.
+"""
 QUIET_SHARE = 2.0 / 3.5
-"""After this part of it new work goes to other workers, where there are any."""
+"""The part of that silence after which new work goes to other workers, if there are any."""
 MAX_AWAY_SHARE = 0.5
-"""Of a model's workers, one at least. More that are quiet at once say more of the network, or of this machine, than of
-workers: then nobody is left so soon."""
+"""The share of a model's workers that may be left at once, at least one.
+
+If more are quiet together, the network or this machine is the likelier cause, and they are left only after
+`MAX_SILENT_MS`.
+"""
 MAX_SILENT_MS = 30_000.0
-"""After so long, unless a setting says otherwise, a worker is left whatever becomes of its model: a loop that is stuck
-for ever in a process whose connections live is not waited for without end."""
+"""The silence after which a worker is left whatever becomes of its model, unless a setting overrides it.
+
+It bounds the wait for a process whose event loop is stuck while its connections stay open.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One connected worker, and how long it has said nothing; a fifth of it where it has no work."""
+    """A connected worker and its silence, of which only a fifth counts if the worker is idle."""
 
     place: int
-    """Tells it from others."""
+    """A number that distinguishes the worker from the others."""
     model: str
     silent_ms: float
     view: WorkerView | None
-    """None when it takes no new work."""
+    """The worker's view; None if it accepts no new work."""
 
 
 def whom_to_leave(
@@ -41,10 +48,11 @@ def whom_to_leave(
     silent_after_ms: float = SILENT_MS,
     max_silent_ms: float = MAX_SILENT_MS,
 ) -> list[Heard]:
-    """Silent workers that the others can do without, and those that have been silent for too long anyway.
+    """Return the silent workers that the others can replace, and those silent for `max_silent_ms` in any case.
 
-    `away`: workers of each model that were left before and have not come back. Until `max_silent_ms` nobody is left
-    whose model would then not be served: as long as there is no one else, waiting is all that can be done.
+    `away` counts each model's workers that were left earlier and have not come back. Before `max_silent_ms` a
+    worker is not left if its model would then be unserved, since waiting is all that can be done without a
+    replacement.
     """
     leaving: list[Heard] = []
     for model in {each.model for each in heard}:

@@ -1,9 +1,9 @@
-"""Which prompt has killed the workers that it was on, and which had only been there. Pure; time is passed in.
+"""Which prompt has killed the workers it was on, as opposed to prompts that were merely there.
 
-A prompt that kills its worker kills the next one too, at the same place; whatever ran beside it on the first is
-somewhere else by then. So a prompt is accused when it was being computed on two workers as each was lost, at the same
-stage both times, had come no further in between, and was the only one of which all of that is true. It is poison once
-both workers are known to be dead: a connection that broke, or was silent, may come back.
+A prompt that kills its worker kills the next one at the same point, while whatever ran beside it is somewhere else
+by then. A prompt is accused if it was being computed on two workers as each was lost, at the same stage both times
+and without progress in between. It must be the only prompt of which all of that is true. It is poison once both
+workers are known to be dead, because a worker whose connection broke or fell silent may come back.
 """
 
 from collections import OrderedDict
@@ -13,38 +13,42 @@ from enum import Enum
 from typing import Final
 
 MAX_LOST_WORKERS: Final = 2
-"""That one request takes with it."""
+"""The most workers that one request may take down."""
 FRESH_TOKENS: Final = 4
-"""A choice that produced this many tokens on a new worker is past the place where it lost the last one, with tokens in
-transit counted. A choice with fewer tokens may have killed its worker."""
+"""The output tokens on a new worker after which a choice is past the point where the last worker was lost.
+
+The number covers tokens in transit. A choice with fewer tokens may have killed its worker.
+"""
 MAX_SUSPECTS: Final = 4096
-"""Prompts that have lost one worker; of more, those that lost it longest ago are forgotten."""
+"""The most prompts remembered for the loss of one worker; beyond it the oldest losses are forgotten."""
 MAX_POISON: Final = 1024
-"""Prompts that are refused; likewise."""
+"""The most prompts that are refused; beyond it the oldest are forgotten."""
 MAX_WELL: Final = 4096
-"""Prompts that were computed lately; likewise."""
+"""The most prompts remembered as computed lately; beyond it the oldest are forgotten."""
 WELL_NS: Final = 60_000_000_000
-"""How long one that was computed is taken for one that can be, once: what is asked again and again is on every worker,
-and on each that is lost."""
+"""The time for which a computed prompt is trusted for one loss.
+
+A frequent prompt is on every worker, and so on each one that is lost.
+"""
 MAX_LOSSES: Final = 256
-"""Latest losses of workers that are looked back on."""
+"""The most lost workers that are remembered."""
 SUSPECTED_NS: Final = 600_000_000_000
-"""How long a lost worker speaks against the prompts that it had."""
+"""The time for which a lost worker counts against the prompts it held."""
 HOLD_NS: Final = 10_000_000_000
-"""How long an accused prompt waits for news of its workers; one that is not back by then is dead."""
+"""The time an accused prompt waits for news of its workers; one not back by then counts as dead."""
 
 Worker = tuple[str, int]
-"""Id and incarnation: a worker that was started again is another one."""
+"""A worker's id and incarnation: a restarted worker is a different one."""
 Prompt = bytes
-"""Fingerprint of a model and a prompt's tokens."""
+"""The fingerprint of a model and a prompt's tokens."""
 
 
 class WorkStage(Enum):
-    """What a worker did for a choice."""
+    """The stage of a worker's computation for a choice."""
 
     PROMPT = "prompt"
+    # The prompt is computed again, with the tokens generated elsewhere.
     AGAIN = "again"
-    """Its prompt once more, with the tokens that it had made elsewhere."""
     TOKENS = "tokens"
 
 
@@ -54,33 +58,33 @@ class HeldChoice:
 
     prompt: Prompt
     request: frozenset[Prompt]
-    """All prompts of its request, which stand and fall together."""
+    """The prompts of all its request's choices, which are judged together."""
     stage: WorkStage
     tokens: int
-    """Made on that worker."""
+    """The output tokens generated on that worker."""
 
     @property
     def exposed(self) -> bool:
-        """Whether the worker may have died of it: it did for it what it had not done before."""
+        """Whether the worker may have died of it, because it had just begun this stage."""
         return self.stage is not WorkStage.TOKENS or self.tokens < FRESH_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """One worker that a prompt has lost."""
+    """The loss of a worker that held a given prompt."""
 
     number: int
-    """Of all losses, in order."""
+    """The position of this loss among all losses."""
     stage: WorkStage
     exposed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Accusation:
-    """What is held against one request."""
+    """An accusation of one request, pending until its workers return or die."""
 
     prompts: frozenset[Prompt]
-    """Those of its choices that were exposed."""
+    """The prompts of its choices that were exposed."""
     losses: dict[Worker, WorkerLoss]
     since_ns: int
 
@@ -90,7 +94,7 @@ class _LostWorker:
     number: int
     dead: bool = False
     explained: bool = False
-    """Whether a prompt is known that it died of."""
+    """Whether a prompt has been convicted of its death."""
 
 
 @dataclass(slots=True)
@@ -101,43 +105,42 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class SuspectTrial:
-    """What a suspected choice has to get past."""
+    """The progress that clears a suspected choice."""
 
     stage: WorkStage
     until: int
-    """Output tokens that show it."""
+    """The number of output tokens that proves it."""
 
 
 class Suspicion:
-    """Lost workers go in, verdicts come out."""
+    """The suspected and convicted prompts, derived from the loss, death and return of workers."""
 
     def __init__(self, memory_ns: int) -> None:
-        """`memory_ns`: how long a prompt is refused."""
+        """Keep convicted prompts refused for `memory_ns` nanoseconds after their conviction."""
         self._memory_ns = memory_ns
         self._suspects: OrderedDict[Prompt, _Record] = OrderedDict()
+        # Never more than there are suspects.
         self._accused: list[_Accusation] = []
-        """As many as there are suspects at most."""
         self._poison: OrderedDict[Prompt, _Record] = OrderedDict()
+        # By prompt, the time its last answer was completed.
         self._well: OrderedDict[Prompt, int] = OrderedDict()
-        """When each was computed to its end."""
         self._lost: OrderedDict[Worker, _LostWorker] = OrderedDict()
         self._numbers = 0
 
     def __bool__(self) -> bool:
-        """Whether anything is remembered."""
+        """Return whether any prompt is suspected or refused."""
         return bool(self._suspects or self._poison)
 
     def poison(self, now_ns: int) -> int:
-        """Prompts that are refused now."""
+        """Return the number of prompts that are refused now."""
         _expire(self._poison, now_ns - self._memory_ns)
         return len(self._poison)
 
     def is_poison(self, prompt: Prompt, now_ns: int) -> bool:
-        """Whether a prompt is refused."""
         return bool(self.poison(now_ns)) and prompt in self._poison
 
     def stage(self, prompt: Prompt, now_ns: int) -> WorkStage | None:
-        """What a suspected prompt has to get past; None of one that is not suspected."""
+        """Return the stage that a prompt has to get past; None if it is not suspected."""
         _expire(self._suspects, now_ns - SUSPECTED_NS)
         losses = self._losses((prompt,))
         if not losses:
@@ -145,22 +148,22 @@ class Suspicion:
         return WorkStage.TOKENS if any(loss.stage is WorkStage.TOKENS for loss in losses.values()) else WorkStage.PROMPT
 
     def ended_well(self, prompt: Prompt, now_ns: int) -> None:
-        """It was computed, and all of its answer."""
+        """Record that the prompt and its whole answer were computed."""
         self._well[prompt] = now_ns
         self._well.move_to_end(prompt)
         if len(self._well) > MAX_WELL:
             self._well.popitem(last=False)
 
     def is_alone(self, prompt: Prompt) -> bool:
-        """Whether a prompt is to share a worker with no other of its kind until it has got past: it was exposed."""
+        """Return whether the prompt may not share a worker with other suspects, because it was exposed to a loss."""
         return any(loss.exposed for loss in self._losses((prompt,)).values())
 
     def is_accused(self, prompt: Prompt) -> bool:
-        """Whether a prompt waits for news of the workers that it has lost."""
+        """Return whether the prompt waits for news of the workers it was on."""
         return any(prompt in accusation.prompts for accusation in self._accused)
 
     def passed(self, prompt: Prompt, stage: WorkStage) -> None:
-        """It was computed beyond where it had been lost: those workers did not die of it."""
+        """Clear a prompt that got past the stage: the workers lost at it did not die of the prompt."""
         record = self._suspects.get(prompt)
         if record is None:
             return
@@ -174,8 +177,10 @@ class Suspicion:
             del self._suspects[prompt]
 
     def returned(self, worker: Worker) -> bool:
-        """A lost worker is there again, so nothing has killed it, and what rested on that falls; whether a prompt
-        waited for it."""
+        """Drop everything held against prompts because of a worker that has returned.
+
+        Return whether a prompt was waiting for news of it.
+        """
         if self._lost.pop(worker, None) is None:
             return False
         accused = len(self._accused)
@@ -188,7 +193,7 @@ class Suspicion:
         return len(self._accused) < accused
 
     def lost(self, worker: Worker, held: Sequence[HeldChoice], now_ns: int) -> None:
-        """A worker was lost with all of these, dead or not."""
+        """Record the loss of a worker with the choices it held, whether or not it is dead."""
         self._numbers += 1
         _expire(self._suspects, now_ns - SUSPECTED_NS)
         well = {each.prompt for each in held if now_ns - self._well.pop(each.prompt, -WELL_NS) < WELL_NS}
@@ -204,12 +209,12 @@ class Suspicion:
             accused = frozenset().union(*(each.prompts for each in self._accused))
             if not prompts <= accused:
                 losses = self._losses(blamed[0].request, stage=blamed[0].stage)
-                # A prompt that was there at two stages at once is on record with one of them.
+                # A prompt held at two stages at once is recorded with only one of them.
                 losses[worker] = WorkerLoss(self._numbers, blamed[0].stage, exposed=True)
                 self._accused.append(_Accusation(prompts, losses, now_ns))
 
     def died(self, worker: Worker, now_ns: int) -> set[Prompt]:
-        """A lost worker is dead; the prompts that are poison by that."""
+        """Record the death of a lost worker, and return the prompts that are now poison."""
         lost = self._lost.get(worker)
         if lost is None or lost.dead:
             return set()
@@ -217,7 +222,7 @@ class Suspicion:
         return self._judge(now_ns)
 
     def overdue(self, now_ns: int) -> set[Prompt]:
-        """Prompts that are poison since their workers have not come back in time."""
+        """Return the prompts that are poison now because their workers have not come back in time."""
         return self._judge(now_ns) if self._accused else set()
 
     def _judge(self, now_ns: int) -> set[Prompt]:
@@ -230,18 +235,18 @@ class Suspicion:
         return found
 
     def _blamed(self, worker: Worker, held: Sequence[HeldChoice]) -> list[HeldChoice]:
-        """What the worker died of: choices of one request; none where that cannot be said."""
+        """Return the choices of the one request that the worker died of; empty if that cannot be decided."""
         exposed: dict[tuple[frozenset[Prompt], WorkStage], list[HeldChoice]] = {}
         for each in held:
             if each.exposed:
                 exposed.setdefault((each.request, each.stage), []).append(each)
         before = {key: self._losses(key[0], but=worker, stage=key[1]) for key in exposed}
         again = {key: losses for key, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1}
-        # Prompts were kept apart from all others that are suspected, so that one of them at most is here.
+        # Suspected prompts were kept on separate workers, so at most one of them is here.
         prompts = [key for key in again if key[1] is not WorkStage.TOKENS]
         if prompts:
             return exposed[prompts[0]] if len(prompts) == 1 else []
-        # Of those that make tokens many may have come from the same worker: who has lost most, if it is one.
+        # Many decoding choices may have come from the same lost worker. Blame the one with most losses, if unique.
         most = max(map(len, again.values()), default=0)
         worst = [key for key, losses in again.items() if len(losses) == most]
         if len(worst) != 1 or (most < MAX_LOST_WORKERS and self._others_died(again[worst[0]])):
@@ -249,7 +254,10 @@ class Suspicion:
         return exposed[worst[0]]
 
     def _others_died(self, losses: dict[Worker, WorkerLoss]) -> bool:
-        """Whether workers have died since the first of these that nothing explains: they do now for other reasons."""
+        """Return whether other workers died unexplained since the first of these losses.
+
+        If so, workers currently die for other reasons.
+        """
         first = min(loss.number for loss in losses.values())
         others = (each for worker, each in self._lost.items() if worker not in losses)
         return any(each.number >= first and each.dead and not each.explained for each in others)
@@ -263,7 +271,7 @@ class Suspicion:
             self._poison.move_to_end(prompt)
         while len(self._poison) > MAX_POISON:
             self._poison.popitem(last=False)
-        # Whatever else was on those workers is not suspected for them any more.
+        # Other prompts on those workers are no longer suspected for their loss.
         for worker in losses.keys() & self._lost.keys():
             self._lost[worker].explained = True
         for prompt, record in list(self._suspects.items()):
@@ -285,13 +293,13 @@ class Suspicion:
     def _losses(
         self, prompts: Iterable[Prompt], but: Worker | None = None, stage: WorkStage | None = None
     ) -> dict[Worker, WorkerLoss]:
-        """Workers that any of these has lost, at one stage or at all."""
+        """Return the workers lost by any of these prompts, at one stage or at all."""
         records = (self._suspects[prompt] for prompt in prompts if prompt in self._suspects)
         losses = ((worker, loss) for record in records for worker, loss in record.losses.items() if worker != but)
         return {worker: loss for worker, loss in losses if stage in (None, loss.stage)}
 
 
 def _expire(records: OrderedDict[Prompt, _Record], before_ns: int) -> None:
-    """They are in the order of their last loss."""
+    """Remove records last changed at or before `before_ns`; they are ordered by that time."""
     while records and next(iter(records.values())).seen_ns <= before_ns:
         records.popitem(last=False)

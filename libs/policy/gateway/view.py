@@ -1,6 +1,6 @@
-"""What one binding round works on: workers as this gateway sees them, requests that wait, and who gets whom.
+"""The inputs and outputs of a binding round: worker views, waiting requests, bindings.
 
-Also whether these workers can serve a model at all. Pure.
+It also decides whether a set of workers can serve a model at all.
 """
 
 import math
@@ -17,85 +17,85 @@ class WorkerView:
     id: str
     model: str
     kv_kind: str
-    """Workers with equal kinds can exchange blocks."""
+    """The kind of KV; workers of equal kind can exchange blocks."""
     takes_prefill: bool
     takes_decode: bool
     takes_both: bool
     prefill_credits: int
     decode_credits: int
-    """A request that runs on one worker from start to end is bound against one of these."""
+    """The free decode credits; a request that runs on one worker from start to end takes one of these."""
     load: int
-    """Sequences there, running, waiting and bound."""
+    """The number of sequences there: running, waiting and bound."""
     turn: int = 0
-    """Grows with each binding of this gateway: the worker that was bound longest ago has the lowest."""
+    """The number of this gateway's last binding to the worker; the lowest was bound longest ago."""
     speed: Speed = UNKNOWN_SPEED
     reported_backlog_ns: float = 0.0
-    """Prefill time queued at the last load report."""
+    """The prefill time queued at the last load report."""
     reported_unix_ns: int = 0
     unseen_ns: float = 0.0
-    """Prefill time of prompts that this gateway sent since."""
+    """The prefill time of prompts that this gateway has sent since the report."""
     prompt_tokens: int = 0
-    """Of both, still to compute."""
+    """The prompt tokens still to compute, reported and sent since."""
     decode_sequences: int = 0
     kv_tokens: int = 0
-    """What its sequences hold, about what one of its decode steps reads."""
+    """The tokens whose KV its sequences hold, roughly what one of its decode steps reads."""
     arriving_kv_tokens: int = 0
-    """On their way there from other workers."""
+    """The tokens whose KV is being transferred there from other workers."""
     free_kv_tokens: float = math.inf
     streams_kv: bool = True
     prompts: int = 0
-    """Of this gateway, being computed there against prefill credits."""
+    """The prompts of this gateway that hold one of its prefill credits."""
     batch_prompts: int = 0
-    """Of them, those of batch lines."""
+    """The part of `prompts` that belongs to batch lines."""
 
     def backlog_ns(self, now_ns: int) -> float:
-        """Time until it has computed all its prompts: the reported backlog has shrunk since the report."""
+        """Return the time until it has computed all its prompts; the reported part has shrunk since the report."""
         return max(self.reported_backlog_ns - max(now_ns - self.reported_unix_ns, 0), 0.0) + self.unseen_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one waiting request needs."""
+    """The part of a waiting request that binding depends on."""
 
     sequence_id: int
     model: str
     tokens: int = 0
-    """To be computed or pulled: the prompt, and what was generated before."""
+    """The tokens to compute or pull: the prompt and the output so far."""
     kv_kind: str | None = None
-    """Set when its prompt is computed and its blocks wait for a decode worker of this kind."""
+    """The kind of decode worker that its computed blocks wait for; None before the prompt is computed."""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Of the prompt's start, how many have their KV at a worker already, by worker id."""
+    """By worker id, the leading prompt tokens whose KV the worker already holds."""
     avoid: frozenset[str] = frozenset()
-    """Workers that failed it: taken only where there are no others."""
+    """The ids of workers that failed it, used only if there are no others."""
     batch: bool = False
-    """Nobody waits for it in person."""
+    """Whether it is a batch line, which nobody waits for interactively."""
 
 
 @dataclass(frozen=True, slots=True)
 class BindingPrediction:
-    """What a request is expected to see of the workers it was bound to."""
+    """The latencies expected of the workers that a request was bound to."""
 
     ttft_ns: float
-    """From binding to the first token."""
+    """The time from binding to the first token."""
     second_ns: float
-    """From the first token to the second."""
+    """The time from the first to the second token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Who serves a request."""
+    """The workers chosen for one request and their expected latency."""
 
     sequence_id: int
     prompt_worker: str | None
-    """None: the prompt is computed already."""
+    """The worker that computes the prompt; None if it is computed already."""
     decode_worker: str
-    """Equal to `prompt_worker` when one worker does both."""
+    """The worker that decodes, equal to `prompt_worker` when one worker does both."""
     predicted: BindingPrediction
 
 
 @dataclass(slots=True, eq=False)
 class WorkerRoom:
-    """A view, and what a binding round has changed of it so far."""
+    """A worker's view and what the current binding round has changed of it."""
 
     view: WorkerView
     prefill_credits: int
@@ -111,7 +111,7 @@ class WorkerRoom:
 
     @classmethod
     def of(cls, view: WorkerView, now_ns: int) -> "WorkerRoom":
-        """Nothing is bound yet."""
+        """Return the room of a worker before anything is bound."""
         return cls(
             view,
             view.prefill_credits,
@@ -128,19 +128,23 @@ class WorkerRoom:
 
     @property
     def runs_out_of_prompts(self) -> bool:
-        """Whether a step could lack prompt tokens before the next prompt is there. What a worker cannot begin yet waits
-        in a gateway, where it can still go elsewhere, or let others by: credits bound how many are there, but not how
-        long they are."""
+        """Whether a step could lack prompt tokens before the next prompt arrives.
+
+        A prompt that the worker cannot begin yet waits in a gateway, where it can still go elsewhere or let others
+        pass. Credits bound how many prompts are at a worker, but not how long they are.
+        """
         return _runs_out(self.prompt_tokens, self.view.speed)
 
     def admits(self, ask: Ask) -> bool:
-        """Whether the prompt may take a prefill credit: batch lines leave half of a gateway's to people who may come,
-        where it has more than one."""
+        """Return whether the prompt may take a prefill credit.
+
+        Batch lines leave half of a gateway's credits to interactive requests if it has more than one.
+        """
         return not ask.batch or self.batch_prompts < max((self.view.prefill_credits + self.view.prompts) // 2, 1)
 
 
 def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
-    """How many requests can be bound at most, by model: each takes a decode credit."""
+    """Return the most requests that can be bound by model; each takes a decode credit."""
     found: dict[str, int] = {}
     for view in workers:
         found[view.model] = found.get(view.model, 0) + max(view.decode_credits, 0)
@@ -148,7 +152,7 @@ def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
 
 
 def prompts_may_start(workers: Iterable[WorkerView], model: str) -> bool:
-    """Whether some worker of the model takes a prompt now, credits of the other phase aside."""
+    """Return whether some worker of the model takes a prompt now, regardless of the other phase's credits."""
     return any(
         view.model == model
         and ((view.takes_prefill and view.prefill_credits > 0) or (view.takes_both and view.decode_credits > 0))
@@ -162,20 +166,20 @@ def _runs_out(prompt_tokens: int, speed: Speed) -> bool:
 
 
 def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bool:
-    """Whether some worker could take over blocks of this kind, credits aside."""
+    """Return whether some worker could take over blocks of this kind, regardless of credits."""
     return any(view.model == model and view.takes_decode and view.kv_kind == kv_kind for view in workers)
 
 
 def why_not(workers: Iterable[WorkerView], model: str) -> str:
-    """What keeps a model that has workers from being served, to be added to a sentence; empty where it has none."""
+    """Return the clause explaining why a model with workers is not served; empty if there is no reason to give."""
     views = [view for view in workers if view.model == model]
     if any(view.takes_prefill for view in views) and any(view.takes_decode for view in views):
-        return ": its prefill and decode workers have different kinds of KV, `fulcrum workers` tells in what"
+        return ": its prefill and decode workers have different kinds of KV; `fulcrum workers` shows how they differ"
     return ""
 
 
 def serves(workers: Iterable[WorkerView], model: str) -> bool:
-    """Whether both phases of the model have a worker, credits aside."""
+    """Return whether both phases of the model have a worker, regardless of credits."""
     views = [view for view in workers if view.model == model]
     if any(view.takes_both for view in views):
         return True

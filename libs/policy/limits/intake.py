@@ -1,10 +1,9 @@
-"""Whose request a gateway reads, checks and cuts into choices next. Pure.
+"""Which tenant's request a gateway reads, validates and splits into choices next.
 
-All of a gateway's work shares one processor: while requests are taken in, frames of workers wait, and with them
-everybody's tokens and credits. So requests are taken in a few at a time, and between two such rounds whatever has come
-from workers is handled. A round serves tenants by start-time fair queueing (see libs/policy/queue/fairness.py), by
-what a request costs here rather than by how many there are: one that asks for 128 choices counts as nine that ask for
-one.
+All of a gateway's work shares one processor. While requests are taken in, frames from workers wait, and with them
+everybody's tokens and credits. So requests are taken in a few at a time, and frames are handled between two such
+rounds. A round serves tenants by start-time fair queueing (see libs/policy/queue/fairness.py) over what a request
+costs here. One with 128 choices counts as much as eight with one.
 """
 
 from heapq import heapify, heappop, heappush
@@ -13,31 +12,31 @@ from typing import Final
 from libs.policy.queue.fairness import FairTurns, Flow
 
 ROUND_UNITS: Final = 4
-"""Units of one round. A unit is about 0.3 ms: what it takes to read and refuse one request."""
+"""The units of one round. A unit is about 0.3 ms, the time to read and refuse one request."""
 CHOICES_PER_UNIT: Final = 16
 TURN_UNITS: Final = 1000
-"""A unit moves a turn by this much. Turns are whole numbers, and a weight divides this finely enough."""
+"""The amount by which one unit moves a turn. Turns are integers, and weights divide this finely enough."""
 MOST_WAITING: Final = 8192
-"""Requests that wait here, as many as a gateway has connections at most."""
+"""The most requests waiting for intake, equal to a gateway's maximum number of connections."""
+# Entries of requests that left early are removed once they outnumber the waiting requests and this.
 _FORGET_LEFT: Final = 64
-"""Those that have left early are cleared away once there are more of them than of those that wait, and than this."""
 
 
 def units_of(choices: int) -> int:
-    """What it takes to make the choices of one request ready to wait for workers."""
+    """Return the units that preparing a request with this many choices costs."""
     return -(-choices // CHOICES_PER_UNIT)
 
 
 class IntakeLine:
-    """Requests that wait to be taken in."""
+    """The requests waiting for intake, ordered by their tenants' turns."""
 
     def __init__(self) -> None:
         self._left = ROUND_UNITS
         self._turns = FairTurns()
+        # A heap of (turn, ticket) that may still hold requests that have left.
         self._line: list[tuple[int, int]] = []
-        """A heap of (turn, ticket); those that have left may still be in it."""
+        # By ticket: (flow, turn, units).
         self._waiting: dict[int, tuple[Flow, int, int]] = {}
-        """By ticket: flow, turn, units."""
         self._tickets = 0
 
     def __len__(self) -> int:
@@ -45,12 +44,11 @@ class IntakeLine:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing of this round is used, and nobody waits: no other round is needed."""
+        """Whether this round is unused and nobody waits, so that no further round is needed."""
         return self._left == ROUND_UNITS and not self._waiting
 
     def enter(self, tenant: str, units: int, weight: int = 1) -> int | None:
-        """A request of a tenant's that costs `units` has come: a ticket by which it waits, or None where it may go on
-        at once."""
+        """Admit a request that costs `units`: return None if it may proceed now, otherwise the ticket it waits by."""
         if self._left > 0 and not self._waiting:
             self._left -= units
             return None
@@ -61,7 +59,7 @@ class IntakeLine:
         return self._tickets
 
     def leave(self, ticket: int) -> None:
-        """It waits no more, though its turn has not come."""
+        """Remove a request that stops waiting before its turn."""
         found = self._waiting.pop(ticket, None)
         if found is not None:
             self._turns.left(found[0], found[1], bound=False)
@@ -70,7 +68,7 @@ class IntakeLine:
                 heapify(self._line)
 
     def next_round(self) -> list[int]:
-        """Tickets of those that go on now. What the last round used beyond its units is missing in this one."""
+        """Return the tickets that proceed now. Units overdrawn by the last round are missing from this one."""
         self._left = min(self._left + ROUND_UNITS, ROUND_UNITS)
         found: list[int] = []
         while self._left > 0 and self._line:

@@ -1,7 +1,7 @@
-"""Which tenant gets the next of a few slots, and who may wait for one. Pure.
+"""Which tenant gets the next of a few slots, and which requests may wait for one.
 
-A slot is held for a bounded time: an upload, a check of a schema, the tokenising of a prompt. The line serves tenants
-by start-time fair queueing (see libs/policy/queue/fairness.py), so a tenant waits behind its own requests.
+A slot is held for a bounded time: an upload, a schema check, the tokenization of a prompt. Tenants are served by
+start-time fair queueing (see libs/policy/queue/fairness.py), so a tenant waits behind its own requests.
 """
 
 from collections import Counter
@@ -12,58 +12,60 @@ from libs.policy.limits.intake import TURN_UNITS
 from libs.policy.queue.fairness import FairTurns, Flow
 
 ANYBODY: Final = ""
-"""The tenant of every request where tenants are not told apart; it is held to no share."""
+"""The tenant of every request where tenants are not distinguished; no share bounds it."""
 
 
 def may_take(slots: int, held: int, own: int, weight: int = 1) -> bool:
-    """Whether a tenant that holds `own` of the `held` slots may take one more.
+    """Return whether a tenant that holds `own` of the `held` slots may take one more.
 
-    A dynamic threshold, as in `queue_room`: with one more it may hold no more than its weight times what it leaves
-    beside a last slot, which is for a tenant that holds none. Of 8 slots one tenant gets 4, a second 2.
+    This is a dynamic threshold, as in `queue_room`: a tenant may hold at most its weight times the slots it leaves
+    free. The last slot is reserved for a tenant that holds none. Of 8 slots one tenant gets 4, a second 2.
     """
     free = slots - held
     return free > 0 and (own == 0 or own + 1 <= weight * (free - 1))
 
 
 class SlotLine:
-    """Requests that hold a slot or wait for one, by tenant."""
+    """The requests that hold a slot or wait for one, by tenant."""
 
     def __init__(self, slots: int, max_waiting: int, *, shared: bool) -> None:
-        """shared: whether `may_take` bounds what a tenant holds. Otherwise it may hold all, which suits slots that come
-        free within moments."""
+        """Create a line for `slots` slots.
+
+        `shared` bounds each tenant's slots by `may_take`. Without it one tenant may hold them all, which suits
+        slots that are free again within moments.
+        """
         self._slots = slots
         self._max_waiting = max_waiting
         self._shared = shared
         self._held: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
         self._turns = FairTurns()
+        # By ticket: (turn, tenant, flow, weight) of the waiting requests.
         self._line: dict[int, tuple[int, str, Flow, int]] = {}
-        """Turn, tenant, flow and weight of those that wait, by ticket."""
         self._tickets = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of waiting requests, without those that hold a slot."""
         return len(self._line)
 
     @property
     def held(self) -> int:
-        """Slots that are taken."""
         return self._held.total()
 
     def has_room(self, tenant: str, weight: int = 1) -> bool:
-        """Whether one more request of the tenant may wait; some room is left to every other tenant."""
+        """Return whether one more request of the tenant may wait; every other tenant keeps some room."""
         if tenant == ANYBODY:
             return len(self._line) < self._max_waiting
         return queue_room(self._max_waiting, len(self._line), self._waits[tenant], weight) > 0
 
     def take(self, tenant: str, weight: int = 1) -> bool:
-        """Take a slot at once, if there is one for the tenant and none of its requests waits for it."""
+        """Take a slot if one is free for the tenant and none of its requests waits; return whether it was taken."""
         taken = not self._waits[tenant] and self._may_hold(tenant, weight)
         self._held[tenant] += taken
         return taken
 
     def wait(self, tenant: str, cost: int = 1, weight: int = 1) -> int:
-        """Return the ticket by which a request waits. cost: what it moves the tenant's next turn by."""
+        """Enqueue a request and return its ticket. `cost` is the amount by which the tenant's next turn moves."""
         self._tickets += 1
         flow, turn = self._turns.came((tenant, ""), cost * TURN_UNITS, weight)
         self._line[self._tickets] = turn, tenant, flow, weight
@@ -71,16 +73,14 @@ class SlotLine:
         return self._tickets
 
     def leave(self, ticket: int) -> None:
-        """Forget a request that waits no more."""
         self._remove(ticket, served=False)
 
     def done(self, tenant: str) -> None:
-        """Take back a slot of the tenant's."""
         self._held[tenant] -= 1
         self._held += Counter()  # drops zeros
 
     def next(self) -> list[int]:
-        """Return the tickets that have a slot from now on, in the order of their turns."""
+        """Grant free slots and return the tickets that received one, in the order of their turns."""
         found = []
         for ticket in sorted(self._line, key=lambda each: (self._line[each][0], each)):
             if self.held >= self._slots:

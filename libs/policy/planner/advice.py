@@ -1,9 +1,10 @@
-"""What somebody may do that the planner may not, and what it is expected to bring, as a range. Pure.
+"""Advice on what an operator may do that the planner may not, with the expected effect as a range.
 
-The effect is the change of pressure from now: with demand as it is and with as much less and more of it as it varies,
-and with what waits now computed by then or not. Prompts that wait for places alone are computed as soon as there are
-some: by then their sequences decode, or have ended. The range spans what comes of those; `make bench-advice` holds it
-against the lab, and what came of an advice that was taken stands beside it.
+The effect is the change of pressure from now. It is evaluated with demand as it is and with the spread by which
+demand varies, and with the present queue computed by then or not. Prompts that wait only for decode places are
+computed as soon as there are some, and by then their sequences decode or have ended. The range covers both
+outcomes. `make bench-advice` compares it with the lab, and the measured effect of advice that was followed is
+reported beside it.
 """
 
 import shlex
@@ -20,28 +21,26 @@ from libs.policy.planner.splits import best_split
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload, split
 
 DEMAND_SPREAD: Final = 0.15
-"""Share by which demand is taken to vary where it has not been seen for long: a mean over five seconds does no more."""
+"""The assumed variation of demand that was not observed for long; a mean over five seconds varies no more."""
 LEAST_GAIN: Final = 0.15
-"""Of pressure or speed: less is within what predictions are off."""
+"""The least gain in pressure or speed worth advising; less is within the error of the predictions."""
 CHUNK_OF_BEST: Final = 0.95
-"""A chunk is large enough that computes prompts at this share of the best speed of any."""
+"""The share of the best prompt speed at which a chunk counts as large enough."""
 MOST_CHUNK_TOKENS: Final = 16_384
 CHUNK_STEP: Final = 32
 SHORT_SHARE: Final = 0.3
-"""Prompts are short where they are this much of a worker's time beside its decodes, or less."""
+"""The share of a worker's time up to which prompts count as short beside its decodes."""
 LIKELY: Final = 0.8
-"""That the effect lies in its range: the aim."""
+"""The target probability that the effect lies in its range."""
 DRAIN_S: Final = 10.0
 MAX_NAMED: Final = 4
 MAYBE: Final = 0.5
-"""Where there is no faster link to promise by."""
+"""The confidence of advice for which no faster link serves as a reference."""
 MOST_PRESSURE: Final = 1e3
-"""Of a phase that nobody serves."""
+"""The finite pressure that stands for a phase without workers."""
 
 
 class AdviceKind(Enum):
-    """What is advised."""
-
     ADD_WORKERS = "add_workers"
     CHUNK = "chunk"
     AGGREGATE = "aggregate"
@@ -50,40 +49,45 @@ class AdviceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KvSpeed:
-    """How fast KV comes to a worker, at best."""
+    """The highest speed at which KV reaches a worker."""
 
     worker_id: str
     gb_per_s: float
     gpu: bool
-    """Whether it has one: between CPUs what is sent is small, and says little of the link."""
+    """Whether the worker has a GPU; transfers between CPUs are small and do not measure the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to do about a model."""
+    """A recommendation to the operator of a model, with its expected effect."""
 
     kind: AdviceKind
     what: str
-    """In words."""
+    """The recommendation as a sentence for the operator."""
     command: str
     figure: str
-    """What changes: pressure (of the phase that is worse off), or prompt_tokens_per_s."""
+    """The figure that changes: `pressure` of the worse phase, `prompt_tokens_per_s` or `kv_gb_per_s`."""
+    # Lower and upper bound of the figure's change.
     low: float
     high: float
-    """Its change, from the least to the most."""
     confidence: float = LIKELY
 
 
 def settled(work: Workload) -> Workload:
-    """What workers are needed for in the long run: what waits computed within `DRAIN_S`, not within a second, which
-    would take many times the workers for as long as it lasts."""
+    """Return the work that workers are needed for in the long run.
+
+    The queue is to be computed within `DRAIN_S` rather than within a second, which would take many times the
+    workers for as long as it lasts.
+    """
     queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
     return replace(work, prompts=work.prompts - queued * (1 - 1 / DRAIN_S))
 
 
 def mean_of(looks: Sequence[tuple[Workload, Split]]) -> tuple[Workload, Split]:
-    """Of at least one look, one second apart, at a model whose roles did not change: single ones are too noisy to
-    promise by."""
+    """Return the mean of one or more samples taken a second apart while the model's roles did not change.
+
+    Single samples are too noisy to promise an effect by.
+    """
     count = len(looks)
     work, now = looks[-1]
     return (
@@ -115,8 +119,10 @@ def advise(
     needed: int,
     spread: float = DEMAND_SPREAD,
 ) -> list[Advice]:
-    """All that is worth saying now. `needed`: workers with which the best split has room; `spread`: the share by which
-    demand varies."""
+    """Return all advice worth giving now.
+
+    `needed` is the number of workers whose best split has room. `spread` is the share by which demand varies.
+    """
     found = []
     workers = now.prefill + now.mixed
     if needed > workers and now.pressure > FULL:
@@ -144,8 +150,10 @@ def _add(
 
 
 def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
-    """Where KV comes to workers at a fraction of what others of their model get, or of what any link of a GPU brings.
-    At most as fast as to the others is promised, at least half of that."""
+    """Return advice about workers that receive KV much slower than others of their model, or than any GPU link.
+
+    It promises at most the speed of the others and at least half of it.
+    """
     fastest = max((each.gb_per_s for each in links), default=0.0)
     others = fastest >= LEAST_GB_PER_S or not any(each.gpu for each in links)
     wanted = fastest if others else 2 * LEAST_GB_PER_S
@@ -155,13 +163,13 @@ def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
     slowest = min(each.gb_per_s for each in slow)
     names = ", ".join(each.worker_id for each in slow[:MAX_NAMED]) + ("…" if len(slow) > MAX_NAMED else "")
     beside = f", to others at {fastest:.1f}" if others else ""
-    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}: that is not the link's, check shared memory and RDMA"
+    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}; the link is not the limit, check shared memory and RDMA"
     return Advice(AdviceKind.LINK, what, "fulcrum doctor", "kv_gb_per_s", wanted / 2 - slowest, wanted - slowest,
                   LIKELY if others else MAYBE)  # fmt: skip
 
 
 def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: float) -> Advice | None:
-    """All workers mixed, where prompts are little beside the decodes and the split costs more."""
+    """Advise mixed workers only, where prompts are short beside the decodes and the split costs more."""
     workers = now.prefill + now.mixed
     if not now.prefill or workers < 2 or not work.decodes:
         return None
@@ -175,19 +183,21 @@ def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: flo
 
 
 def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, spread: float) -> tuple[float, float]:
-    """By how much the pressure of now will have changed, from the least to the most: over demand as it may be, and
-    over what waits now having been computed by then, or as much waiting still."""
+    """Return the lower and upper bound of the change in pressure.
+
+    They cover the spread of demand, and the present queue being computed by then or still waiting.
+    """
     now = min(before.pressure, MOST_PRESSURE)
     found = []
     for factor in (1 - spread, 1.0, 1 + spread):
         for waiting in (0.0, 1.0):
-            at = _changed(work, factor, waiting)
+            at = _with_demand(work, factor, waiting)
             found.append(min(split(engine, at, after.prefill, after.mixed).pressure, MOST_PRESSURE) - now)
     return min(found), max(found)
 
 
-def _changed(work: Workload, factor: float, waiting: float) -> Workload:
-    """With `factor` times the demand, and the share `waiting` of what waits now."""
+def _with_demand(work: Workload, factor: float, waiting: float) -> Workload:
+    """Return the work with `factor` times the demand and the share `waiting` of the present queue."""
     queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
     for_places = min(work.held_prompts, queued)
     decodes, kv_tokens = work.decodes + work.held * waiting, work.kv_tokens + work.held_kv_tokens * waiting
@@ -218,7 +228,7 @@ def _chunk(engine: WorkerProfile) -> Advice | None:
 
 
 def best_chunk(engine: WorkerProfile) -> int:
-    """The smallest chunk, in steps of `CHUNK_STEP`, at which prompts go nearly as fast as at any."""
+    """Return the smallest chunk, in steps of `CHUNK_STEP`, at which prompts run nearly as fast as at any size."""
     sizes: Sequence[int] = range(CHUNK_STEP, MOST_CHUNK_TOKENS + 1, CHUNK_STEP)
     speeds = [size / max(engine.step_time.chunks_ns(size, size * size), 1.0) for size in sizes]
     enough = max(speeds) * CHUNK_OF_BEST

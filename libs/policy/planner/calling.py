@@ -1,4 +1,4 @@
-"""Which spare workers take a role, and which stand by again, for a number of workers that is wished. Pure."""
+"""Which spare workers take a role, and which return to standby, to reach a number of serving workers."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from libs.policy.roles import Role
 
 @dataclass(frozen=True, slots=True)
 class RoleWish:
-    """How many of a model's workers are to have a role."""
+    """The desired number of a model's workers in a role."""
 
     serving: int
     spares: frozenset[str]
-    """Workers that an actuator started: these alone take and leave roles for it."""
+    """The workers started by an actuator, the only ones that take and leave roles for it."""
 
 
 def call_up(
@@ -28,8 +28,10 @@ def call_up(
     *,
     most: int,
 ) -> list[RoleOrder]:
-    """The first `most` changes towards the wish. Of spare workers that leave, those that hold least go first, and none
-    without which a role would have fewer workers than limits ask for, or none at all."""
+    """Return the first `most` role changes towards the desired number.
+
+    Of the spare workers that leave, those with the least KV go first. None leaves a role below its limit, or empty.
+    """
     serving = [each for each in workers if each.role is not Role.STANDBY]
     ready = [each for each in workers if each.role is Role.STANDBY and each.movable and _is_free(each, wish.spares)]
     if len(serving) < wish.serving:
@@ -72,7 +74,7 @@ def _down(
     least = {Role.PREFILL: max(limits.prefill_min, min(counts[Role.PREFILL], 1)), Role.MIXED: limits.decode_min}
     best = best_split(engine, work, len(serving) - count, limits) if count > 0 else None
     wanted = {Role.PREFILL: best.prefill, Role.MIXED: best.mixed} if best is not None else least
-    # From the role that has most beyond what the best split of the others would have, whoever holds least.
+    # Take from the role with the largest surplus over the best split of the rest, least KV first.
     for each in sorted(leaving, key=lambda each: (each.kv_tokens, each.prompt_tokens)):
         beyond = {role: counts[role] - wanted[role] for role in counts}
         if len(found) < count and counts[each.role] > least[each.role] and beyond[each.role] == max(beyond.values()):

@@ -1,32 +1,37 @@
-"""What a model's workers have to do, from what they say: prompts, and decodes to come. Pure."""
+"""Estimate a model's work, prompts and upcoming decodes, from the reports of its workers and gateways."""
 
 from typing import Final
 
 from libs.policy.pressure.splits import WorkerProfile, Workload
 
 HORIZON_NS: Final = 1_000_000_000
-"""Within which what waits is to be computed."""
+"""The time within which the present queue should be computed."""
 
 
 def prompts_wanted(served: float, waiting_ns: float) -> float:
-    """Workers' worth of prompts; `served`: computed of late, `waiting_ns`: what one worker would take for what waits.
+    """Return the number of workers that prompts keep busy.
 
-    While all that comes is served, that is what is wanted. What a cluster falls behind shows in what waits.
+    `served` is that number for the prompts computed lately, `waiting_ns` the time one worker would take for the
+    queue. While everything that arrives is served, `served` is the demand; a cluster that falls behind shows in the
+    queue.
     """
     return served + waiting_ns / HORIZON_NS
 
 
 def pressing_tokens(served: float, hopeful_tokens: int, waiting_tokens: int) -> int:
-    """Prompt tokens at gateways that press. Those that can no longer be in time are served by what others leave; where
-    nothing is served, nothing leaves them anything, and they press as well."""
+    """Return the prompt tokens at gateways that count as pressure.
+
+    Late requests are served by whatever the others leave, so they count only where nothing is being served.
+    """
     return hopeful_tokens if served else max(hopeful_tokens, waiting_tokens)
 
 
 def decodes_to_come(running: int, waiting: int, prompt_tokens: int) -> tuple[int, float]:
-    """Sequences that decode soon, of a prefill worker's prompts, and the KV tokens that they bring: those that it
-    computes. One that waits decodes no sooner than one before it has ended, and takes its place.
+    """Return the sequences of a prefill worker that will decode soon, and the KV tokens they bring.
 
-    prompt_tokens: of all of them, still to be computed."""
+    Only the prompts being computed count. A waiting one takes the place of an earlier sequence when that has ended.
+    `prompt_tokens` is the number still to be computed, of running and waiting prompts together.
+    """
     if not running:
         return 0, 0.0
     return running, prompt_tokens * running / (running + waiting)
@@ -43,11 +48,15 @@ def workload(
     held_prompt_tokens: int,
     tpot_ns: int,
 ) -> Workload:
-    """What a model's workers have to do.
+    """Return the work of a model's workers.
 
-    served: workers' worth of prompts computed of late. waiting_tokens: of prompts that wait. decodes, kv_tokens: of
-    sequences that decode or soon will. held, held_prompt_tokens: of requests that wait for a place to decode; what is
-    computed of them already gateways do not say, so they are taken to hold as much as others.
+    - served: the number of workers kept busy by the prompts computed lately
+    - waiting_tokens: tokens of waiting prompts
+    - decodes, kv_tokens: sequences that decode or soon will, and their KV
+    - held, held_prompt_tokens: requests waiting for a place to decode
+
+    Gateways do not report how much of the held requests is already computed, so each is assumed to hold as much KV
+    as the other sequences.
     """
     waiting_ns = waiting_tokens / engine.chunk_speed
     alike = kv_tokens // decodes if decodes else 0

@@ -1,10 +1,10 @@
-"""Data-parallel groups, each of which is decided about as one worker. Pure.
+"""Data-parallel groups, each of which is planned as one worker.
 
-The ranks of a group run their steps in lockstep: all take part in what one computes. So they have one role, and a group
-is one worker with the GPUs of all. Groups of equal size are weighed by one rank of each: a rank does its part of the
-model's work, at a rank's speed. The largest group says how many ranks a whole one has. A group that lacks one rank
-waits for it, and nothing is decided about it. Where groups differ by more, or no whole one has the role of one that
-lacks a rank, the rest does not show the model as it is, and nothing is decided about any.
+The ranks of a group run their steps in lockstep, so they share one role, and a group is one worker with the GPUs of
+all. Groups of equal size are represented by one rank each: a rank does its part of the model's work at a rank's
+speed. The largest group defines how many ranks a complete one has. A group that lacks one rank waits for it, and
+nothing is decided about it. If groups differ by more, or no complete group has the role of an incomplete one, the
+remaining workers do not represent the model. Then nothing is decided about any of them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,28 +17,28 @@ UNEQUAL = "its workers are groups of different sizes"
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """A model's workers with one for each group."""
+class GroupedWorkers:
+    """A model's workers with one entry per group."""
 
     workers: Sequence[PlannedWorker]
-    """A group's has the id and the role of its first rank."""
+    """The workers; a group has the id and role of its first rank."""
     ranks: int = 1
-    """Of each worker."""
+    """The number of ranks that each worker stands for."""
     strays: Sequence[RoleOrder] = ()
-    """What ranks are to take that have another role or budget than their group's first."""
+    """The orders for ranks whose role or budget differs from that of their group's first rank."""
     incomplete: Collection[str] = ()
-    """Ranks of groups that lack one: what they do is no part of the work that is shared out."""
+    """The ranks of groups that lack one, whose work is not part of what is divided."""
     unknown: str = ""
-    """Why nothing can be decided about them."""
+    """The reason nothing can be decided about the workers; empty if something can."""
 
 
-def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> Gathered:
-    """One model's workers. `groups`: names by worker, of those in one.
+def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> GroupedWorkers:
+    """Combine one model's workers by group.
 
-    A worker without a group is one of a group of one.
+    `groups` maps worker ids to group names. A worker without a group forms a group of one.
     """
     if not groups:
-        return Gathered(standings)
+        return GroupedWorkers(standings)
     members: dict[str, list[PlannedWorker]] = {}
     for each in standings:
         members.setdefault(groups.get(each.id) or f"/{each.id}", []).append(each)
@@ -48,8 +48,8 @@ def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> Gat
     lacking = [each for each in found if len(each) < ranks]
     roles = {each[0].role for each in whole}
     like_whole = all(len(each) == ranks - 1 and each[0].role in roles for each in lacking)
-    return Gathered(
-        [*map(_one, whole), *(_one(each)._replace(movable=False) for each in lacking)],
+    return GroupedWorkers(
+        [*map(_as_worker, whole), *(_as_worker(each)._replace(movable=False) for each in lacking)],
         ranks,
         [order for each in whole for order in _strays(each)] if like_whole else (),
         {rank.id for each in lacking for rank in each},
@@ -58,7 +58,7 @@ def gather(standings: Sequence[PlannedWorker], groups: Mapping[str, str]) -> Gat
 
 
 def share(work: Workload, ranks: int) -> Workload:
-    """What one rank of each group has to do of it."""
+    """Return the part of the work that falls to one rank of each group."""
     if ranks == 1:
         return work
     return replace(
@@ -74,13 +74,13 @@ def share(work: Workload, ranks: int) -> Workload:
 
 
 def spread(orders: Iterable[RoleOrder], ranks: Mapping[str, Sequence[str]]) -> list[RoleOrder]:
-    """An order to a group's first rank as orders to all of them. `ranks`: all of a group, by its first."""
+    """Repeat the orders to a group's first rank for all its ranks, given by their first."""
     return [
         order._replace(worker_id=name) for order in orders for name in ranks.get(order.worker_id, [order.worker_id])
     ]
 
 
-def _one(ranks: Sequence[PlannedWorker]) -> PlannedWorker:
+def _as_worker(ranks: Sequence[PlannedWorker]) -> PlannedWorker:
     first = ranks[0]
     if len(ranks) == 1:
         return first

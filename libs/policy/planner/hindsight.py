@@ -1,8 +1,9 @@
-"""What a decision brought, and what was lost by all of them: a fluid replay of the demand that came. Pure.
+"""The effect of past decisions, and the work lost by them: a fluid replay of the demand that arrived.
 
-A decision's counterfactual is closed-form, and no simulation: the prompts that came are computed at the speed of the
-split that would have stayed, what is more than that waits, and decodes press on the workers that would have been there.
-The split that was taken is replayed in the same way beside it, so that the two differ by the decision alone.
+The counterfactual of a decision is computed in closed form, without a simulation. The prompts that arrived are
+computed at the speed of the split that would have stayed, and the excess waits. Decodes press on the workers that
+would have been there. The split that was chosen is replayed in the same way, so that the two differ by the decision
+alone.
 """
 
 from dataclasses import dataclass, replace
@@ -15,27 +16,27 @@ from libs.policy.pressure.splits import Split, WorkerProfile, Workload, prompt_s
 METHOD: Final = "closed_form"
 NS_PER_HOUR: Final = 3_600_000_000_000
 MOST_WAITING_NS: Final = 3_600_000_000_000.0
-"""What a replayed backlog grows to at most."""
+"""The bound on a replayed backlog, in time of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One split of roles under the demand that came."""
+    """A split of roles replayed under the demand that arrived."""
 
     prefill: int
     mixed: int
     waiting_ns: float
-    """Prompts that wait, in time of one worker."""
+    """The prompts that wait, in time of one worker."""
     lasted_ns: int = 0
+    # This field and those below are integrals over `lasted_ns`.
     ttft_ns: float = 0.0
-    """Sums over time from here on."""
     tpot_ns: float = 0.0
     served: float = 0.0
     prompt_pressure: float = 0.0
     decode_pressure: float = 0.0
 
     def mean(self) -> "Replay":
-        """The sums over the time that it lasted."""
+        """Return the replay with its integrals divided by its duration."""
         lasted = max(self.lasted_ns, 1)
         return replace(
             self,
@@ -48,31 +49,34 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """What came between two decisions: the present work, and the prompts that are new in it."""
+class DemandSample:
+    """The demand that arrived between two decisions, and the work present at its end."""
 
     engine: WorkerProfile
     work: Workload
     inflow: float
-    """Prompts that came, in workers that they would keep busy."""
+    """The prompts that arrived, as the number of workers they would keep busy."""
     lasted_ns: int
 
 
-def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, lasted_ns: int) -> Came:
-    """From two looks at a model. `speed`: of its prompts in between, in prefill workers: what was computed came too."""
+def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, lasted_ns: int) -> DemandSample:
+    """Estimate the demand between two samples of a model.
+
+    `speed` is the prompt speed in between, in prefill workers; prompts that were computed have arrived too.
+    """
     computed = min(max(now.prompts - now.waiting_ns / 1e9, 0.0), max(speed, 0.0))
     grown = (now.waiting_ns - before.waiting_ns) / max(lasted_ns, 1)
-    return Came(engine, now, max(computed + grown, 0.0), lasted_ns)
+    return DemandSample(engine, now, max(computed + grown, 0.0), lasted_ns)
 
 
-def replayed(state: Replay, what: Came) -> Replay:
-    """A replay, one look later."""
-    speed = prompt_speed(what.engine, what.work, state.prefill, state.mixed)
-    waiting_ns = min(max(state.waiting_ns + (what.inflow - speed) * what.lasted_ns, 0.0), MOST_WAITING_NS)
-    work = replace(what.work, prompts=what.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)
-    at = split(what.engine, work, state.prefill, state.mixed)
-    seen: RequestOutlook = outlook(what.engine, work, at)
-    lasted = what.lasted_ns
+def replayed(state: Replay, sample: DemandSample) -> Replay:
+    """Return the replay advanced by the demand of one sample."""
+    speed = prompt_speed(sample.engine, sample.work, state.prefill, state.mixed)
+    waiting_ns = min(max(state.waiting_ns + (sample.inflow - speed) * sample.lasted_ns, 0.0), MOST_WAITING_NS)
+    work = replace(sample.work, prompts=sample.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)
+    at = split(sample.engine, work, state.prefill, state.mixed)
+    seen: RequestOutlook = outlook(sample.engine, work, at)
+    lasted = sample.lasted_ns
     return replace(
         state,
         waiting_ns=waiting_ns,
@@ -86,32 +90,32 @@ def replayed(state: Replay, what: Came) -> Replay:
 
 
 class LossCause(Enum):
-    """Why work was lost that another split of the same workers would have served in time."""
+    """The reason work was lost that another split of the same workers would have served in time."""
 
+    # The planner had decided or was about to, and the split followed later.
     LATE = "late"
-    """The planner had decided, or was about to: the split followed."""
+    # Workers rested, were pinned, or it was quiet hours.
     HELD = "held"
-    """Workers rested, were pinned, or it was quiet."""
     LIMITS = "limits"
+    # The planner may not act: advisory mode, no token, or an unknown leader.
     ADVISORY = "advisory"
-    """It may not act: mode advisory, no token, or nobody knows who leads."""
+    # The planner considered the present split equally good, within the error of its predictions.
     BEST = "best"
-    """It took the present split for as good, within what predictions are off."""
+    # No split of the present workers serves all the work; more workers would have.
     TOO_SMALL = "too_small"
-    """No split of the workers there are serves it all: more workers would have."""
 
 
 @dataclass(frozen=True, slots=True)
 class HindsightLoss:
-    """Of one look."""
+    """The loss in one sample, by cause."""
 
     cause: LossCause
     lost_gpu_ns: float
-    """GPU time of work that the best split would have served in time and the present one did not."""
+    """The GPU time of work that the best split would have served in time and the present one did not."""
 
 
 def loss(now: Split, best: Split | None, cause: LossCause, *, gpus: int, lasted_ns: int) -> list[HindsightLoss]:
-    """What the present split lost against the best of the same workers, and that one against as many as it takes."""
+    """Return the loss against the best split of the same workers, and that split's loss against unlimited workers."""
     served = served_of(now)
     within = served if best is None else max(served_of(best), served)
     whole = gpus * lasted_ns

@@ -1,7 +1,8 @@
-"""What a split of a model's workers would mean to requests, while demand stays as it is. Pure.
+"""Predict what a split of a model's workers means for requests while demand stays as it is.
 
-First-order: what waits is computed at the speed of the split, and a new prompt after it; decodes share their workers
-evenly. It ranks splits and tells people what to expect; the measured figures stand beside it afterwards.
+The prediction is first-order: the queue is computed at the speed of the split, and a new prompt after it. Decodes
+are spread evenly over their workers. It ranks splits and shows operators what to expect; the measured figures are
+reported beside it afterwards.
 """
 
 from dataclasses import dataclass
@@ -11,22 +12,22 @@ from libs.policy.pressure.splits import Split, WorkerProfile, Workload, decode_s
 from libs.policy.worker.slack import IN_HAND
 
 MAX_NS: Final = 3_600_000_000_000
-"""What is predicted at most: nobody serves the phase, or not within an hour."""
+"""The bound on a predicted time, also used for a phase without workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutlook:
-    """Predicted for requests that come now."""
+    """The prediction for requests that arrive now."""
 
     ttft_ns: float
-    """From the arrival of a prompt of one chunk to its first token."""
+    """The time from the arrival of a prompt of one chunk to its first token."""
     tpot_ns: float
     served: float
-    """Share of the work that would be done in time, 0..1."""
+    """The share of the work done in time, 0..1."""
 
 
 def outlook(engine: WorkerProfile, work: Workload, split: Split) -> RequestOutlook:
-    """Of a split that `splits` has weighed, decode workers taking prompts as far as TPOT allows."""
+    """Predict for a split from `splits`, whose decode workers take prompts as far as TPOT allows."""
     speed = prompt_speed(engine, work, split.prefill, split.mixed)
     chunk_ns = engine.chunk_tokens / engine.chunk_speed
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
@@ -34,12 +35,12 @@ def outlook(engine: WorkerProfile, work: Workload, split: Split) -> RequestOutlo
 
 
 def served_of(split: Split) -> float:
-    """Share of the work that a split does in time."""
+    """Return the share of the work that a split does in time, 0..1."""
     return min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
 
 
 def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split) -> float:
-    """Decodes alone, or as far towards the target as prompts that press fill the steps up."""
+    """Return the time of a decode step alone, lengthened towards the target as far as prompts press."""
     if not work.decodes or not split.mixed:
         return 0.0
     alone_ns = decode_step_ns(engine, float(work.decodes), float(work.kv_tokens), float(split.mixed))

@@ -1,12 +1,11 @@
-"""How many workers a model should have: the horizon of seconds to minutes. Pure: what was seen before comes in and goes
-out.
+"""How many workers a model should have, on a horizon of seconds to minutes.
 
-Roles move work between phases; when no split of roles has room, workers have to come, and they take their start-up time
-to. So the number is decided for the demand at the end of that time, as far as it has been growing, and standby workers
-that are warm bridge it. A number falls only after work has been small for long, one worker at a time.
+Roles move work between phases. When no split of roles has room, workers have to be added, which takes their
+start-up time. So the number is decided for the demand at the end of that time, extrapolated from its growth, and
+warm standby workers bridge it. The number falls only after work has been small for long, one worker at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -21,67 +20,68 @@ SECOND_NS: Final = 1_000_000_000
 HOUR_S: Final = 3_600.0
 DAY_NS: Final = 86_400 * SECOND_NS
 FULL: Final = 0.85
-"""Pressure up to which the best split of the workers has room: above it more are wished."""
+"""The pressure up to which the best split has room; above it more workers are requested."""
 SPARE: Final = 0.55
-"""Pressure that the best split of one worker fewer must stay under for that one to go."""
+"""The pressure below which the best split of one worker fewer must stay for that one to go."""
 PRESSED_NS: Final = 2 * SECOND_NS
-"""Work must have been too much for so long: a burst is over before a worker has started."""
+"""The time for which work must be too much; a burst is over before a worker has started."""
 CALM_NS: Final = 60 * SECOND_NS
-"""And small for so long."""
+"""The time for which work must be small before a worker goes."""
 LINGER_NS: Final = 120 * SECOND_NS
-"""A worker that is no longer wished stays on standby, warm, for so long before it is ended."""
+"""The time a surplus worker stays on standby, warm, before it is ended."""
 TREND_NS: Final = 60 * SECOND_NS
-"""How far back growth is looked at, and how far ahead it is taken to go on at most."""
+"""The span over which growth is measured, and the furthest it is extrapolated."""
 SAMPLE_NS: Final = SECOND_NS
 MAX_SAMPLES: Final = TREND_NS // SAMPLE_NS
 MOST_GROWTH: Final = 2.0
-"""Times the present work that growth is believed to reach."""
+"""The bound on extrapolated work, as a multiple of the present work."""
 MOST_MORE: Final = 256
-"""Workers that are wished beyond those that serve: a number further off is reached in several decisions."""
+"""The most workers requested beyond those that serve; a larger number is reached in several decisions."""
 GUARD_S: Final = 60.0
-"""GPU time that a started worker may still take once it is asked to end: kept back from the day's GPU-hours."""
+"""The time a started worker may run on once asked to end, kept back from the day's GPU-hours."""
+AT_ONCE_NS: Final = 5 * SECOND_NS
+"""The wait up to which a machine counts as having been there before."""
 
 
 class ScaleReason(Enum):
-    """Why workers are wished, or not."""
+    """The reason for the number of workers."""
 
     ENOUGH = "enough"
+    # No split of the present workers has room for the work, or will have when others could have started.
     PRESSES = "too_small"
-    """No split of the workers there are has room for the work, or will have when others would have started."""
     CALM = "calm"
+    # The forecast demand needs more workers than there are.
     FORECAST = "forecast"
-    """What is to come wants more than what there is."""
+    # The limits allow another number than the work requires.
     LIMITS = "limits"
-    """The number that limits allow is another one than work asks for."""
+    # The day's GPU-hours of started workers are used up.
     GPU_HOURS = "gpu_hours"
-    """The day's GPU-hours of started workers are spent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWorkers:
-    """A model's workers."""
+    """The numbers of a model's workers by state and origin."""
 
     others: int
-    """In a role, and not started by the actuator: people's, who alone end them."""
+    """The workers in a role that people started, and that only they end."""
     started_serving: int = 0
-    """In a role, and started by it."""
+    """The workers in a role that the actuator started."""
     standby: int = 0
-    """Started by it, registered, warm, without work."""
+    """The started workers that are registered and warm, but without work."""
     started: int = 0
-    """By it, those that serve, stand by or still start."""
+    """All workers that the actuator started: serving, on standby or still starting."""
     most_started: int = 0
-    """That it can have; 0: there is no actuator."""
+    """The most workers the actuator can have; 0 without an actuator."""
     gpus_a_worker: int = 1
 
     @property
     def serving(self) -> int:
-        """In a role."""
         return self.others + self.started_serving
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTrend:
-    """A second of work."""
+    """A sample of the work, one per second."""
 
     at_ns: int
     prompts: float
@@ -90,31 +90,31 @@ class WorkTrend:
 
 @dataclass(frozen=True, slots=True)
 class ScaleMemory:
-    """What a decision leaves to the next one."""
+    """The state that one decision passes to the next."""
 
     pressed_since_ns: int = 0
     calm_since_ns: int = 0
     idle_since_ns: int = 0
-    """Since when more is started than wished; 0: no more is."""
+    """The time since which more workers are started than wanted; 0 if none are."""
     trend: tuple[WorkTrend, ...] = ()
     wished: int = 0
     spent_gpu_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Of started workers, by day since 1970, UTC; of today alone."""
+    """The GPU seconds used by started workers today, by day since 1970 (UTC)."""
     charged_ns: int = 0
-    """Until when."""
+    """The time up to which GPU seconds are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What was decided about a model's number of workers."""
+    """The decision about a model's number of workers."""
 
     wished: int
-    """Workers in a role."""
+    """The workers that should have a role."""
     started: int
-    """That the actuator should have."""
+    """The workers that the actuator should have."""
     code: ScaleReason
     work: Workload
-    """At the end of the start-up time, as far as growth is believed."""
+    """The work expected at the end of the start-up time."""
     memory: ScaleMemory
 
 
@@ -131,7 +131,10 @@ def scale(
     calm_ns: int = CALM_NS,
     linger_ns: int = LINGER_NS,
 ) -> Scaled:
-    """Decide. `forecast`: workers that the horizon of hours wishes, at least; limits hold for them too."""
+    """Decide how many workers should serve and how many the actuator should have.
+
+    `forecast` is the least number of workers that the horizon of hours requests; limits apply to it too.
+    """
     memory = charged(memory, pool, now_ns)
     memory = replace(memory, trend=_noted(memory.trend, work, now_ns))
     ahead = _ahead(work, memory.trend, start_up_ns)
@@ -155,7 +158,7 @@ def scale(
     started, code = _started(pool, wished, limits, code, memory=memory, now_ns=now_ns)
     idle_since_ns = (memory.idle_since_ns or now_ns) if started < pool.started else 0
     if idle_since_ns and now_ns - idle_since_ns < linger_ns and code is not ScaleReason.GPU_HOURS:
-        # Those stand by, warm.
+        # The surplus stands by, warm.
         started = min(pool.started, _most_started(pool, limits), _affordable(pool, limits, memory, now_ns))
     memory = replace(
         memory,
@@ -168,7 +171,7 @@ def scale(
 
 
 def workers_needed(engine: WorkerProfile, work: Workload, serving: int, limits: ModelLimits) -> int:
-    """The fewest, not below `serving`, of which the best split presses no more than `FULL`."""
+    """Return the fewest workers, not below `serving`, whose best split has a pressure of at most `FULL`."""
     low, high = max(serving, 1), serving + MOST_MORE
     if _cost(engine, work, low, limits) <= FULL:
         return low
@@ -182,9 +185,11 @@ def workers_needed(engine: WorkerProfile, work: Workload, serving: int, limits: 
 
 
 def mixed_instead(engine: WorkerProfile, work: Workload, prefill: int, decode: int) -> int:
-    """Mixed workers that do what a plan counts `prefill` and `decode` workers for: prompts that fill the ones up to
-    `FULL`, beside as many sequences, of the length of those that decode now, as fill the others. Both together where
-    nothing decodes now: how much hides beside sequences of unknown length is unknown."""
+    """Return how many mixed workers replace the `prefill` and `decode` workers of a plan.
+
+    They compute prompts that fill the former up to `FULL`, beside as many sequences as fill the latter, of the
+    length of those that decode now. If nothing decodes now it is their sum, as the length of sequences is unknown.
+    """
     whole = prefill + decode
     if not (prefill and decode and work.decodes):
         return whole
@@ -201,7 +206,7 @@ def mixed_instead(engine: WorkerProfile, work: Workload, prefill: int, decode: i
 
 
 def charged(memory: ScaleMemory, pool: ModelWorkers, now_ns: int) -> ScaleMemory:
-    """The GPU time that started workers have taken since the last decision, on the day that it was taken."""
+    """Add the GPU time that started workers have used since the last decision, split by day."""
     if not memory.charged_ns or now_ns <= memory.charged_ns:
         return replace(memory, charged_ns=max(now_ns, memory.charged_ns))
     today, gpus = now_ns // DAY_NS, pool.started * pool.gpus_a_worker
@@ -213,14 +218,14 @@ def charged(memory: ScaleMemory, pool: ModelWorkers, now_ns: int) -> ScaleMemory
 def _started(
     pool: ModelWorkers, wished: int, limits: ModelLimits, code: ScaleReason, *, memory: ScaleMemory, now_ns: int
 ) -> tuple[int, ScaleReason]:
-    """How many the actuator should have: what is wished beyond the workers that others started."""
+    """Return how many workers the actuator should have: those wanted beyond the ones that people started."""
     wanted = min(max(wished - pool.others, 0), _most_started(pool, limits))
     affordable = _affordable(pool, limits, memory, now_ns)
     return (affordable, ScaleReason.GPU_HOURS) if affordable < wanted else (wanted, code)
 
 
 def _affordable(pool: ModelWorkers, limits: ModelLimits, memory: ScaleMemory, now_ns: int) -> int:
-    """Started workers that the rest of the day's GPU-hours is enough for, until they have ended."""
+    """Return how many started workers the rest of the day's GPU-hours covers until they have ended."""
     left_s = HOUR_S * limits.gpu_hours_day - memory.spent_gpu_s.get(now_ns // DAY_NS, 0.0)
     return max(int(left_s / (GUARD_S * pool.gpus_a_worker)), 0)
 
@@ -242,7 +247,7 @@ def _noted(trend: tuple[WorkTrend, ...], work: Workload, now_ns: int) -> tuple[W
 
 
 def _ahead(work: Workload, trend: tuple[WorkTrend, ...], ahead_ns: int) -> Workload:
-    """Workload as it will be so much later, where it has grown in a row of samples; else as it is."""
+    """Extrapolate work that has grown over at least three samples; return other work as it is."""
     ahead_ns = min(ahead_ns, TREND_NS)
     if len(trend) < 3 or not ahead_ns:
         return work
@@ -258,6 +263,64 @@ def _ahead(work: Workload, trend: tuple[WorkTrend, ...], ahead_ns: int) -> Workl
 
 
 def _growth(points: list[tuple[int, float]]) -> float:
-    """Of a nanosecond: the median of the slopes between neighbours, which one burst does not move."""
+    """Return the growth per nanosecond, as the median slope between neighbours, which one burst does not move."""
     slopes = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points) if b[0] > a[0])
     return slopes[len(slopes) // 2] if slopes else 0.0
+
+
+@dataclass(slots=True)
+class StartUp:
+    """The measured time from the request of a worker until it serves, for one actuator.
+
+    A worker waits for a machine with room, then starts on it. An autoscaling cluster has room at once for some workers
+    and takes minutes for the next one. So the wait is learned separately, and counts as long as the last worker that
+    came had to wait for its machine.
+    """
+
+    start_ns: int
+    """The time from machine to registration: the slowest of the last starts, initially as configured."""
+    machine_ns: int = 0
+    """The wait for a machine while machines are scarce: the longest of the last waits, initially as configured."""
+    scarce: bool = False
+    """Whether the last worker had to wait for its machine, so that the next one will too."""
+    # By worker not registered yet, the time the actuator first named it.
+    _asked_ns: dict[str, int] = field(default_factory=dict)
+    # By worker not registered yet, the time it had a machine.
+    _placed_ns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ahead_ns(self) -> int:
+        """The expected start-up time of a worker requested now."""
+        return self.start_ns + (self.machine_ns if self.scarce else 0)
+
+    def note(
+        self, names: Sequence[str], *, without_machine: Collection[str], there: Collection[str], now_ns: int
+    ) -> None:
+        """Record the progress of workers: `names` are those of the actuator, `there` those that are registered."""
+        for name in names:
+            if name in there:
+                self._note_registered(name, now_ns)
+                continue
+            asked_ns = self._asked_ns.setdefault(name, now_ns)
+            waited_ns = now_ns - asked_ns
+            if name in without_machine:
+                if waited_ns > AT_ONCE_NS:
+                    self.scarce = True
+                    self.machine_ns = max(self.machine_ns, waited_ns)
+            elif name not in self._placed_ns:
+                self._placed_ns[name] = now_ns
+                self._note_placed(waited_ns)
+        self._asked_ns = {name: at_ns for name, at_ns in self._asked_ns.items() if name in names}
+        self._placed_ns = {name: at_ns for name, at_ns in self._placed_ns.items() if name in names}
+
+    def _note_placed(self, waited_ns: int) -> None:
+        self.scarce = waited_ns > AT_ONCE_NS
+        if self.scarce:
+            self.machine_ns = max(waited_ns, (self.machine_ns + waited_ns) // 2)
+
+    def _note_registered(self, name: str, now_ns: int) -> None:
+        asked_ns = self._asked_ns.pop(name, None)
+        placed_ns = self._placed_ns.pop(name, asked_ns)
+        if placed_ns is not None:
+            took_ns = now_ns - placed_ns
+            self.start_ns = max(took_ns, (self.start_ns + took_ns) // 2)

@@ -1,4 +1,4 @@
-"""The cluster as a decision sees it: pools of the workers that have one model and role. Pure."""
+"""The cluster as input of a decision: pools of workers with the same model and role."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from libs.policy.roles import Role
 
 @dataclass(frozen=True, slots=True)
 class RolePool:
-    """The workers of one model in one role, over a window. Depths are sums over those that report them."""
+    """The workers of one model in one role, over a window. Queue depths are sums over the workers that report them."""
 
     model: str
     role: Role | None
-    """None: they have none that is known here."""
+    """The role; None if no known role is assigned."""
     workers: int
     gpus: int
     busy: float | None
-    """Share of covered GPU time in steps; None without coverage."""
+    """The share of covered GPU time spent in steps; None without coverage."""
     coverage: float
-    """Share of the pool's GPU time in the window that telemetry covers, 0..1."""
+    """The share of the pool's GPU time in the window that telemetry covers, 0..1."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -25,18 +25,18 @@ class RolePool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """All pools, by model and role."""
+    """The pools of all models and roles."""
 
     window_ms: int
     pools: tuple[RolePool, ...]
     coverage: float
-    """Share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
+    """The share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
     heard: bool
-    """Whether every worker has reported something of late."""
+    """Whether every worker has reported something lately."""
 
     @property
     def at_rest(self) -> bool:
-        """Whether everybody says that nothing ran or waited."""
+        """Whether every worker has reported that nothing runs or waits."""
         return self.heard and not any(
             pool.busy or pool.running or pool.waiting or pool.waiting_prefill_tokens for pool in self.pools
         )

@@ -1,10 +1,10 @@
-"""The order in which waiting requests are bound to workers: whoever can still be in time first. Pure.
+"""The order in which waiting requests are bound to workers: those that can still be in time first.
 
-First come, first served, so long as all can be in time. Once a cluster has fallen behind, that order makes everyone
-late by as much: the head of the queue is always the one that has just missed its deadline. So a request that can
-no longer have its first token in time waits behind those that can ("late-last"), and goes when there is room for it.
-Before that it may have to make room: see making_room.py. A share of the prompt tokens is theirs all the same, so that
-no overload starves them.
+Requests are served first come, first served while all can be in time. Once a cluster has fallen behind, that order
+makes everyone equally late, because the head of the queue has always just missed its deadline. So a request that
+can no longer have its first token in time waits behind those that can ("late-last") and is bound when there is
+room. Before that it may have to make room (see making_room.py). Late requests still get a share of the prompt
+tokens, so that no overload starves them.
 """
 
 from bisect import bisect_left, insort
@@ -16,55 +16,59 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from libs.policy.queue.making_room import PACE_COUNTED_ON, Due, making_room
 
+# A request can be in time while the time left exceeds `PREFILL_MARGIN` times its own prefill plus this share of its
+# TTFT limit. Without a margin every request is served at its limit, and half of them miss it.
 PREFILL_MARGIN: Final = 1.5
 LIMIT_MARGIN: Final = 0.15
-"""A request can be in time while the time left exceeds `PREFILL_MARGIN` times its own prefill, plus this share of its
-TTFT limit. Without a margin every request is served at the limit, and half of them miss it."""
 LATE_SHARE: Final = 1 / 16
-"""Of prompt tokens bound while late requests wait that have been late for `LATE_PATIENCE_NS`."""
+"""The share of bound prompt tokens reserved for requests that have been late for `LATE_PATIENCE_NS`."""
 LATE_PATIENCE_NS: Final = 10_000_000_000
 MOST_LOOKED_AT: Final = 64
-"""Requests at the front of a line that may have to make room; a look costs by their number, in every turn of a gateway
-that has fallen behind."""
+"""The most requests at the front of a line that are checked for making room.
+
+The cost grows with their number and is paid in every binding round of a gateway that has fallen behind.
+"""
 MOST_GONE: Final = 1024
-"""Requests that have left and are still remembered with the time at which they would have turned late."""
+"""The most departed requests that are still in the heap of times at which they would turn late."""
 
 
 class Ordered(Protocol):
-    """What order is decided by."""
+    """The attributes of a request that decide its place in the order."""
 
     @property
     def arrival_unix_ns(self) -> int:
-        """When the client's request came."""
+        """The time the client's request arrived at the gateway."""
         ...
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """When its first token is due; 0: never."""
+        """The time its first token is due; 0 without a deadline."""
         ...
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt alone."""
+        """The tokens of the prompt, without any output."""
         ...
 
     @property
     def resumed(self) -> bool:
-        """Whether it ran already and lost its worker, or its place there."""
+        """Whether it already ran and lost its worker or its place there."""
         ...
 
     @property
     def batch(self) -> bool:
-        """Whether nobody waits for it in person."""
+        """Whether it is a batch line, which nobody waits for interactively."""
         ...
 
 
 W = TypeVar("W", bound=Ordered)
 
 
-class _Place(NamedTuple):
-    """Smaller is sooner: what its client has seen start comes before all others, batch lines last; between them tenants
-    take turns."""
+class _SortKey(NamedTuple):
+    """The sort key of a waiting request; smaller is sooner.
+
+    Requests whose client has seen output come first and batch lines last. Between them tenants take turns.
+    """
 
     batch: bool
     new: bool
@@ -73,14 +77,15 @@ class _Place(NamedTuple):
     sequence_id: int
 
 
-_FIRST_LINE: Final = _Place(True, False, 0, 0, 0)
-"""Where lines of batch jobs begin: behind late people."""
+# The key at which batch lines begin, behind late interactive requests.
+_FIRST_LINE: Final = _SortKey(True, False, 0, 0, 0)
 
 
 def hopeless_from_ns(waiting: Ordered, prefill_ns: float) -> float:
-    """From when on its first token cannot be expected in time, if its prompt alone takes `prefill_ns`; inf: never.
+    """Return the time from which the first token cannot be expected in time, given the prompt's prefill time.
 
-    What ran already is never given up, and nobody waits for a line of a batch job.
+    It is inf for a request without a deadline, a batch line, and a request that already ran, which is never given
+    up.
     """
     deadline_ns = waiting.ttft_deadline_unix_ns
     if not deadline_ns or waiting.batch or waiting.resumed:
@@ -90,42 +95,49 @@ def hopeless_from_ns(waiting: Ordered, prefill_ns: float) -> float:
 
 
 class Line(Generic[W]):
-    """Requests that wait for one model. Adding, removing and turning late take O(log n) comparisons."""
+    """The requests waiting for one model.
+
+    Adding, removing and turning late take O(log n) comparisons.
+    """
 
     def __init__(self) -> None:
-        self._requests: dict[int, tuple[_Place, W, Hashable]] = {}
-        self._hopeful: list[_Place] = []
-        self._late: list[_Place] = []
+        self._requests: dict[int, tuple[_SortKey, W, Hashable]] = {}
+        self._hopeful: list[_SortKey] = []
+        self._late: list[_SortKey] = []
+        # By sequence id; only requests passed to `judge`.
         self._due: dict[int, Due] = {}
-        """Of those that were judged."""
+        # A heap of (hopeless from, sequence id) that may still hold requests that have left.
         self._turning: list[tuple[float, int]] = []
-        """A heap of (hopeless from, sequence id); what has left may still be in it."""
         self.hopeful_tokens = 0
-        """Prompt tokens of those that can be in time, as of the last look."""
+        """The prompt tokens of requests that could still be in time at the last `look`."""
+        # Prefill time of the judged requests that could still be in time at the last `look`.
         self._hopeful_ns = 0
-        """Prefill of those that were judged."""
+        # Prompt tokens that late requests are owed of what was bound while they wait.
         self._owed_tokens = 0.0
-        """What is due to late ones of what was bound while they wait."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     @property
     def late(self) -> int:
-        """Requests that can no longer be in time, as of the last look."""
+        """Requests that could no longer be in time at the last `look`."""
         return len(self._late)
 
     def add(self, sequence_id: int, waiting: W, turn: int = 0, flow: Hashable = None) -> None:
-        """Let it wait; it can be in time until `judge` says otherwise. `turn`: see fairness.py; `flow`: who makes room
-        for one another."""
-        place = _Place(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
-        self._requests[sequence_id] = place, waiting, flow
-        insort(self._hopeful, place)
+        """Add a request, which counts as in time until `judge` sets its limit.
+
+        `turn` comes from fairness.py. Requests of one `flow` make room for each other.
+        """
+        key = _SortKey(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
+        self._requests[sequence_id] = key, waiting, flow
+        insort(self._hopeful, key)
         self.hopeful_tokens += waiting.prompt_tokens
 
     def judge(self, sequence_id: int, hopeless_ns: float, prefill_ns: int = 0) -> None:
-        """From when on one that waits cannot be in time: see `hopeless_from_ns`; and how long its prompt takes. Once
-        for each."""
+        """Set the time from which a waiting request is hopeless (see `hopeless_from_ns`), and its prefill time.
+
+        Call this once per request.
+        """
         found = self._requests.get(sequence_id)
         if found is None:
             return
@@ -139,49 +151,55 @@ class Line(Generic[W]):
             heapify(self._turning)
 
     def remove(self, sequence_id: int) -> bool:
-        """Whether it was waiting; it is not any more."""
+        """Remove a request and return whether it was waiting."""
         found = self._requests.pop(sequence_id, None)
         if found is None:
             return False
-        place, waiting, _ = found
+        key, waiting, _ = found
         due = self._due.pop(sequence_id, None)
-        if _discard(self._hopeful, place):
-            self._hopes_less(waiting, due)
+        if _discard(self._hopeful, key):
+            self._uncount_hopeful(waiting, due)
         else:
-            _discard(self._late, place)
+            _discard(self._late, key)
         if not self._late:
             self._owed_tokens = 0.0
         return True
 
-    def _hopes_less(self, waiting: W, due: Due | None) -> None:
+    def _uncount_hopeful(self, waiting: W, due: Due | None) -> None:
         self.hopeful_tokens -= waiting.prompt_tokens
         self._hopeful_ns -= due.prefill_ns if due else 0
 
     def bound(self, sequence_id: int) -> int:
-        """It is about to leave for workers: late ones are owed their share of it, or have had it. Its prefill in
-        nanoseconds, 0 where it was not judged."""
+        """Account for a request about to leave for workers, and return its prefill nanoseconds; 0 if it was not
+        judged.
+
+        A late request uses up tokens owed to late requests; any other adds their share of its tokens.
+        """
         found, due = self._requests.get(sequence_id), self._due.get(sequence_id)
         if found is not None and self._late:
-            place, waiting, _ = found
-            if _index(self._late, place) is None:
+            key, waiting, _ = found
+            if _index(self._late, key) is None:
                 self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
             else:
                 self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
         return due.prefill_ns if due else 0
 
     def look(self, now_ns: int) -> None:
-        """Set those back that can no longer be in time."""
+        """Move requests that can no longer be in time to the late ones."""
         turning = self._turning
         while turning and turning[0][0] <= now_ns:
             _, sequence_id = heappop(turning)
             found = self._requests.get(sequence_id)
             if found is not None and _discard(self._hopeful, found[0]):
                 insort(self._late, found[0])
-                self._hopes_less(found[1], self._due.get(sequence_id))
+                self._uncount_hopeful(found[1], self._due.get(sequence_id))
 
     def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
-        """The next one first. Whoever iterates may not change the line meanwhile. `pace`: see `making_room`; None:
-        nobody is to make room, as it is not known, or no prompt can start."""
+        """Yield the requests in the order they are bound. The line must not change during iteration.
+
+        `pace` is the one of `making_room`. If it is None nobody makes room, because the pace is unknown or no
+        prompt can start.
+        """
         self.look(now_ns)
         first = self._overdue(now_ns)
         if first is not None:
@@ -192,12 +210,12 @@ class Line(Generic[W]):
         aside = [each for each in front if each.sequence_id in numbers] if numbers else []
         going = [each for each in front if each.sequence_id not in numbers] if numbers else front
         behind, lines = islice(hopeful, len(front), people), islice(hopeful, people, None)
-        for place in chain(going, behind, aside, self._late, lines):
-            if place is not first:
-                yield self._requests[place.sequence_id][1]
+        for key in chain(going, behind, aside, self._late, lines):
+            if key is not first:
+                yield self._requests[key.sequence_id][1]
 
-    def _making_room(self, front: list[_Place], now_ns: int, pace: float | None) -> set[int]:
-        """Sequence ids of those of the line's front that wait so that others can be in time."""
+    def _making_room(self, front: list[_SortKey], now_ns: int, pace: float | None) -> set[int]:
+        """Return the sequence ids of requests at the front that wait so that others can be in time."""
         turning = self._turning
         while turning and turning[0][1] not in self._requests:
             heappop(turning)
@@ -210,12 +228,14 @@ class Line(Generic[W]):
         return making_room([due[each.sequence_id] for each in front if each.sequence_id in due], now_ns, pace)
 
     def head_deadline_ns(self, now_ns: int) -> int:
-        """Deadline of the first one that can be in time; 0 where none can, who are in no hurry any more."""
+        """Return the deadline of the first request that can be in time, or 0 if there is none."""
         self.look(now_ns)
         return self._requests[self._hopeful[0].sequence_id][1].ttft_deadline_unix_ns if self._hopeful else 0
 
-    def _overdue(self, now_ns: int) -> _Place | None:
-        """The oldest late one, if it has been late for long and what late ones are owed is enough for it."""
+    def _overdue(self, now_ns: int) -> _SortKey | None:
+        """Return the oldest late request if it has been late for `LATE_PATIENCE_NS` and the owed tokens cover its
+        prompt.
+        """
         if not self._late:
             return None
         oldest = self._late[0]
@@ -224,14 +244,14 @@ class Line(Generic[W]):
         return oldest if self._owed_tokens >= self._requests[oldest.sequence_id][1].prompt_tokens else None
 
 
-def _discard(places: list[_Place], place: _Place) -> bool:
-    index = _index(places, place)
+def _discard(keys: list[_SortKey], key: _SortKey) -> bool:
+    index = _index(keys, key)
     if index is None:
         return False
-    del places[index]
+    del keys[index]
     return True
 
 
-def _index(places: list[_Place], place: _Place) -> int | None:
-    index = bisect_left(places, place)
-    return index if index < len(places) and places[index] == place else None
+def _index(keys: list[_SortKey], key: _SortKey) -> int | None:
+    index = bisect_left(keys, key)
+    return index if index < len(keys) and keys[index] == key else None

@@ -1,4 +1,4 @@
-"""For which phase requests wait. Pure."""
+"""Count waiting requests by the phase that lacks room."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,27 +8,25 @@ from libs.policy.gateway.view import WorkerView
 
 
 class Queued(Protocol):
-    """A request in the queue."""
+    """A waiting request, as far as counting it by phase needs."""
 
     @property
-    def model(self) -> str:
-        """That it asks."""
-        ...
+    def model(self) -> str: ...
 
     @property
     def tokens(self) -> int:
-        """Prompt and output so far."""
+        """The tokens of the prompt and the output so far."""
         ...
 
     @property
     def decodes_next(self) -> bool:
-        """Whether its prompt is computed, and its blocks wait for a decode worker."""
+        """Whether its prompt is computed and its blocks wait for a decode worker."""
         ...
 
 
 @dataclass(slots=True)
 class Queue:
-    """What waits for a model, by the phase that has no room."""
+    """The requests waiting for one model, by the phase that has no room."""
 
     model: str
     prefill_requests: int = 0
@@ -36,26 +34,25 @@ class Queue:
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
     hopeful_tokens: int = 0
-    """Prompt tokens of all of them that can still have their first token in time."""
+    """The prompt tokens of all waiting requests whose first token can still be in time."""
     arrived_tokens: int = 0
-    """Prompt tokens of all requests so far, lines of batch jobs left out."""
+    """The prompt tokens of all requests ever received, without batch lines."""
     batch_requests: int = 0
-    """Of those that wait, lines of batch jobs."""
+    """The waiting requests that are batch lines."""
     batch_tokens: int = 0
-    """Of their prompts."""
+    """The prompt tokens of the waiting batch lines."""
     batch_bound: int = 0
-    """Lines of batch jobs that workers have."""
+    """The batch lines that are bound to workers."""
 
     @property
     def waits(self) -> bool:
-        """Whether anything does."""
         return bool(self.prefill_requests or self.decode_requests)
 
 
 def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> list[Queue]:
-    """By model, for which phase choices wait. Pure.
+    """Return the queue of each model with waiting requests.
 
-    Choices are bound in order: what holds up the first of a model holds up all whose prompt is yet to be computed.
+    Requests are bound in order, so whatever holds up the first one of a model holds up all with uncomputed prompts.
     """
     found: dict[str, Queue] = {}
     lacks_decode: dict[str, bool] = {}
@@ -77,7 +74,7 @@ def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> li
 
 
 def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
-    """Whether workers of a model could compute a prompt, if only there were a place for its tokens. Pure."""
+    """Return whether a model's workers could compute a prompt if only there were a place for its tokens."""
     if not workers or any(view.decode_credits > 0 for view in workers if view.takes_decode or view.takes_both):
         return False
     prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]

@@ -1,9 +1,10 @@
-"""When each model is asked next: laws of arrival side by side, each model's chosen by how well it predicted. Pure.
+"""When each model is requested next: several arrival laws side by side, each model's chosen by how well it predicted.
 
-A law gives every model a cumulative hazard of its next arrival over the seconds ahead. `constant` is a Poisson process,
-`hourly` one whose rate follows the hour of the day as all models' do, `gamma` a renewal process of gamma gaps,
-`renewal` one of whatever gaps were seen, by which sessions are followed by silence. Rates of models with little history
-lean on those of the others (Gamma prior by moments: empirical Bayes).
+A law yields the cumulative hazard of every model's next arrival over the seconds ahead. `constant` is a Poisson
+process. `hourly` is one whose rate follows the hour of the day as the total of all models does. `gamma` is a
+renewal process with gamma gaps, and `renewal` one with the observed gaps, which captures sessions followed by
+silence. The rates of models with little history are shrunk towards the others' (a Gamma prior by moments: empirical
+Bayes).
 """
 
 from dataclasses import dataclass
@@ -18,22 +19,25 @@ from libs.policy.reserve.steady import gamma_cdf
 HOUR_S: Final = 3600.0
 HOURS: Final = 24
 MEMORIES_S: Final = (3 * HOUR_S, 24 * HOUR_S, 7 * 24 * HOUR_S)
-"""Half-lives of what is remembered of rates."""
+"""The half-lives of the evidence for rates."""
 LAWS: Final = ("constant 3h", "constant 24h", "constant 7d", "hourly", "gamma", "renewal")
 POISSON_LAWS: Final = 4
-"""The first ones are Poisson processes, given what all rates have in common."""
+"""The number of leading laws that are Poisson processes, given the factor common to all rates."""
 PENALTY: Final = np.array([0.0, 0.0, 0.0, 2.0, 2.0, 4.0])
-"""Nats by which a richer law has to predict better before it is taken."""
+"""The nats by which a richer law has to predict better before it is chosen."""
 SHARED_WEIGHT: Final = 3.0
-"""Models' worth of the mean evidence that each model's own is added to, so that new ones take what suits most."""
+"""The weight, in models, of the mean evidence added to each model's own.
+
+It gives a new model the law that suits most models.
+"""
 COLD_WINDOWS: Final = 10
-"""After a model's first notice, in which its laws know too little to be judged."""
+"""The windows after a model's first arrival in which its laws know too little to be judged."""
 MOST_NATS: Final = 6.0
-"""That one window may say against a law."""
+"""The most evidence that one window may give against a law."""
 JUDGED_S: Final = 24 * HOUR_S
-"""Half-life of evidence."""
+"""The half-life of the evidence for laws."""
 HOUR_PRIOR: Final = 50.0
-"""Requests of the mean hour that each hour's rate leans on."""
+"""The requests at the mean rate that each hour's rate is shrunk by."""
 MOST_DISPERSION: Final = 16.0
 _CVS: Final = np.array([1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0])
 _GRID: Final = np.geomspace(1e-5, 1e3, 200)
@@ -42,14 +46,14 @@ LEAST_LEFT: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowArrivals:
-    """Those of one window, in order of time within each model."""
+    """The arrivals of one window, in order of time within each model."""
 
     t_s: Floats
     model: Whole
 
 
 def _gamma_tables() -> Floats:
-    """[cv, grid]: cumulative hazard of gamma gaps of mean 1 after so long."""
+    """Return the cumulative hazards of gamma gaps of mean 1, of shape [cv, grid]."""
     rows = []
     for cv in _CVS.tolist():
         shape = 1 / (cv * cv)
@@ -61,14 +65,14 @@ def _gamma_tables() -> Floats:
 
 
 class ArrivalLaws:
-    """Learns from each window's arrivals, and tells each model's hazard under the law that suits it."""
+    """The arrival laws of all models, learned from each window's arrivals."""
 
     def __init__(self, shortest_s: float) -> None:
-        """shortest_s: the finest gap that matters."""
+        """Create laws whose finest distinguishable gap is `shortest_s`."""
         self._gaps = HazardTable(shortest_s, 0.5 ** (1 / MEMORIES_S[-1]))
         self._tables = _gamma_tables()
         self.last_s: Floats = np.zeros(0)
-        """Each model's last arrival, or its first notice."""
+        """The time of each model's last arrival, or of its addition."""
         self._count: Floats = np.zeros((len(MEMORIES_S), 0))
         self._spent_s: Floats = np.zeros((len(MEMORIES_S), 0))
         self._hour_count: Floats = np.zeros(HOURS)
@@ -80,13 +84,13 @@ class ArrivalLaws:
         self._rates: Floats = np.zeros((len(MEMORIES_S), 0))
         self._cv_place: Whole = np.zeros(0, dtype=np.int64)
         self.chosen: Whole = np.zeros(0, dtype=np.int64)
-        """Place in `LAWS`, by model."""
+        """The index into `LAWS` of each model's law."""
 
     def __len__(self) -> int:
         return len(self.last_s)
 
     def grow(self, models: int, now_s: float) -> None:
-        """Models that are first asked now."""
+        """Add models up to this number, first requested at `now_s`."""
         more = models - len(self.last_s)
         if more <= 0:
             return
@@ -99,7 +103,7 @@ class ArrivalLaws:
         self.refresh()
 
     def hazards(self, now_s: float, ahead_s: Floats) -> Floats:
-        """Cumulative hazards of the next arrival, [law, seconds ahead, model]."""
+        """Return the cumulative hazards of the next arrival, of shape [law, seconds ahead, model]."""
         models = np.arange(len(self))
         since_s = np.maximum(now_s - self.last_s, 0.0)
         found = np.empty((len(LAWS), len(ahead_s), len(self)))
@@ -124,7 +128,7 @@ class ArrivalLaws:
         return np.asarray(np.where(gaps < _GRID[0], low * gaps / _GRID[0], low + (high - low) * (exact - below)))
 
     def learn(self, begin_s: float, end_s: float, arrivals: WindowArrivals, common: float) -> None:
-        """A window has passed; `common` is the factor that was on all models' rates in it."""
+        """Learn from a window that has passed; `common` is the factor on all models' rates during it."""
         length_s = end_s - begin_s
         asked = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
         hazard = self.hazards(begin_s, np.array([length_s]))[:, 0, :] * common
@@ -139,7 +143,7 @@ class ArrivalLaws:
             self._spent_s[place] = self._spent_s[place] * keep + length_s
 
     def _learn_hour(self, hour: int, asked: float, expected: float) -> None:
-        """An hour counts once it is over, so that it speaks for that hour of other days and not for itself."""
+        # An hour counts once it is over, so that it predicts that hour of other days and not itself.
         if hour != self._this_hour:
             place = self._this_hour % HOURS
             self._hour_count[place] += self._this_count
@@ -167,7 +171,7 @@ class ArrivalLaws:
         self._gaps.learn(models, watched_s, since_s, np.zeros(len(models)))
 
     def refresh(self) -> None:
-        """Estimate anew: rates, shapes, and which law suits each model."""
+        """Estimate the rates and shapes again, and choose each model's law."""
         self._gaps.refresh()
         gaps, total_s, squares = self._gap_moments
         mean = total_s / np.maximum(gaps, 1)
@@ -184,10 +188,10 @@ class ArrivalLaws:
 
 
 def shrunk_rates(count: Floats, spent_s: Floats, dispersion: float = 1.0) -> Floats:
-    """Each model's rate given its count over its seconds, where rates are Gamma over models: empirical Bayes.
+    """Return each model's rate given its count over its seconds, with a Gamma prior over models (empirical Bayes).
 
-    The prior has the mean of all, and the variance of the models' rates beyond what counting alone brings. dispersion:
-    variance over mean of a model's counts; of bursts it takes as many times more to tell a rate.
+    The prior has the mean of all models, and the variance of their rates beyond that of counting. `dispersion` is
+    the variance over the mean of a model's counts; bursts need that many times more arrivals to determine a rate.
     """
     if not len(count):
         return count

@@ -1,4 +1,4 @@
-"""Whether GPUs can be kept for a model at a time of the day, beside what is kept for others. Pure."""
+"""Whether GPUs can be reserved for a model at a time of the day, beside those reserved for others."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,22 @@ DAY_MINUTES: Final = 1_440
 
 @dataclass(frozen=True, slots=True)
 class GpuClaim:
-    """GPUs that are kept for a model."""
+    """A number of GPUs reserved for a model at some time of the day."""
 
     model: str
     gpus: int
     kind: str
-    """floor, pin or reservation."""
+    """The kind of claim: `floor`, `pin` or `reservation`."""
     from_minute: int = 0
     to_minute: int = 0
-    """Not included; equal to `from_minute`: all day, less: past midnight."""
+    """The first minute after the claim.
+
+    Equal to `from_minute` it means all day, and below it a claim past midnight.
+    """
     priority: int = 0
 
     def holds_at(self, minute: int) -> bool:
-        """Whether it is in force at a minute of the day."""
+        """Return whether the claim is in force at a minute of the day."""
         if self.from_minute == self.to_minute:
             return True
         if self.from_minute < self.to_minute:
@@ -31,19 +34,22 @@ class GpuClaim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """Why a claim cannot be kept."""
+    """The reason a claim cannot be granted."""
 
     minute: int
-    """Of the day, where most is missing."""
+    """The minute of the day at which most GPUs are missing."""
     kept_gpus: int
-    """For others then."""
+    """The GPUs reserved for other models at that minute."""
     missing_gpus: int
     would_have_to_go: Sequence[GpuClaim]
-    """Of those others, the fewest of the lowest priority that make room; empty where even all would not."""
+    """The fewest claims of the lowest priority that make room; empty if not even all of them would."""
 
 
 def kept_at(claims: Iterable[GpuClaim], minute: int) -> dict[str, int]:
-    """GPUs kept for each model at a minute of the day. Claims of one model overlap: the largest counts."""
+    """Return the GPUs reserved for each model at a minute of the day.
+
+    Claims of one model overlap, so the largest counts.
+    """
     kept: dict[str, int] = {}
     for each in claims:
         if each.holds_at(minute):
@@ -52,7 +58,7 @@ def kept_at(claims: Iterable[GpuClaim], minute: int) -> dict[str, int]:
 
 
 def refusal(claims: Sequence[GpuClaim], wanted: GpuClaim, gpus: int) -> ClaimRefused | None:
-    """Why `gpus` do not suffice for `wanted` beside the other claims; None where they do."""
+    """Return why `gpus` do not suffice for `wanted` beside the other claims; None if they do."""
     others = [each for each in claims if each != wanted]
     worst = max(_moments([*others, wanted]), key=lambda minute: _missing(others, wanted, minute, gpus))
     missing = _missing(others, wanted, worst, gpus)
@@ -63,7 +69,7 @@ def refusal(claims: Sequence[GpuClaim], wanted: GpuClaim, gpus: int) -> ClaimRef
 
 
 def _moments(claims: Iterable[GpuClaim]) -> set[int]:
-    """Minutes at which what is kept changes."""
+    """Return the minutes at which the reserved GPUs change."""
     return {0} | {minute for each in claims for minute in (each.from_minute, each.to_minute)}
 
 
@@ -74,7 +80,7 @@ def _missing(others: Sequence[GpuClaim], wanted: GpuClaim, minute: int, gpus: in
 
 
 def _room(others: Sequence[GpuClaim], wanted: GpuClaim, minute: int, missing: int) -> list[GpuClaim]:
-    """Claims to give up, each model's all together, since the largest of them counts."""
+    """Return the claims to give up, each model's together, since only the largest of them counts."""
     by_model: dict[str, list[GpuClaim]] = {}
     for each in others:
         if each.model != wanted.model and each.holds_at(minute):

@@ -1,4 +1,4 @@
-"""What all models' rates have in common at the moment: a hidden factor, followed window by window. Pure."""
+"""The hidden factor that the rates of all models share, estimated window by window."""
 
 from typing import Final
 
@@ -10,25 +10,25 @@ from libs.policy.reserve.counts import Floats
 Bools = NDArray[np.bool_]
 
 SPREADS: Final = (0.1, 0.2, 0.35, 0.6, 1.0)
-"""Standard deviations of the factor's logarithm that are tried; 0, no common factor, is tried too."""
+"""The candidate standard deviations of the factor's logarithm; a model without a factor is a candidate too."""
 KEEPS: Final = (0.0, 0.8, 0.95, 0.985, 0.997)
-"""What is left of the logarithm after a window, on average."""
+"""The candidate autocorrelations of the logarithm from one window to the next."""
 NODES: Final = 15
 REACH: Final = 2.8
-"""Standard deviations that the nodes span to either side."""
+"""The standard deviations that the grid spans on either side."""
 CLEAR: Final = 2.0
-"""Nats by which a common factor has to predict better than none before one is believed in."""
+"""The nats by which a common factor has to predict better than none before it is used."""
 EVIDENCE_KEEP: Final = 0.98
-"""Per window."""
+"""The decay of the evidence per window."""
 MOST_NATS: Final = 10.0
-"""That one window may say for or against a setting."""
+"""The most evidence that one window may give for or against a setting."""
 
 
 class CommonRate:
-    """A filter of a log-normal factor of mean 1 that reverts to its mean (AR(1)), on a grid, for each setting tried.
+    """A grid filter of a log-normal factor of mean 1 that reverts to its mean (AR(1)), for each candidate setting.
 
-    What is seen of a window is which models were asked, each with its own probability given the factor. So what models
-    do by themselves, however bursty, is no evidence of something in common.
+    It observes which models were requested in a window, each with its own probability given the factor. So the
+    behaviour of single models, however bursty, is no evidence for a common factor.
     """
 
     def __init__(self) -> None:
@@ -38,20 +38,20 @@ class CommonRate:
         self._settings = [(spread, keep) for spread in SPREADS for keep in KEEPS]
         spreads = np.array([spread for spread, _ in self._settings])
         factor = np.exp(spreads[:, None] * middle)
+        # Shape [setting, node].
         self._factor = factor / (factor @ weight)[:, None]
-        """[setting, node]"""
         self._step = np.stack([_transition(middle, weight, keep) for _, keep in self._settings])
         self._belief = np.repeat(weight[None, :], len(self._settings), axis=0)
         self._evidence = np.zeros(len(self._settings))
 
     @property
     def setting(self) -> tuple[float, float] | None:
-        """Spread and keep of the setting that predicted best; None: models have nothing in common."""
+        """The spread and autocorrelation that predicted best; None without a common factor."""
         best = int(self._evidence.argmax())
         return self._settings[best] if self._evidence[best] > CLEAR else None
 
     def ahead(self) -> tuple[Floats, Floats]:
-        """Values of the factor in the next window, and their probabilities."""
+        """Return the values of the factor in the next window and their probabilities."""
         if self.setting is None:
             return np.ones(1), np.ones(1)
         best = int(self._evidence.argmax())
@@ -60,10 +60,10 @@ class CommonRate:
         return self._factor[best][kept], belief[kept] / belief[kept].sum()
 
     def learn(self, hazard: Floats, asked: Floats, counted: Bools) -> float:
-        """A window has passed in which models with these cumulative hazards were asked this often.
+        """Learn from a window in which models with these cumulative hazards had this many arrivals.
 
-        counted: whose arrivals are a Poisson process given the factor, so that their number tells more than whether
-        there were any. Returns what the factor is now believed to have been in it.
+        `counted` marks models whose arrivals are a Poisson process given the factor, so that their number carries
+        more information than whether there were any. Return the estimate of the factor during the window.
         """
         flat = self._factor.reshape(-1)
         often, whether = hazard[counted], hazard[~counted]
@@ -85,7 +85,7 @@ class CommonRate:
 
 
 def _transition(middle: Floats, weight: Floats, keep: float) -> Floats:
-    """[from, to] of an AR(1) of variance 1 on the nodes."""
+    """Return the transition matrix of an AR(1) of variance 1 on the nodes, of shape [from, to]."""
     if not keep:
         return np.repeat(weight[None, :], NODES, axis=0)
     spread = np.sqrt(1 - keep * keep)

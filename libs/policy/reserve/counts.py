@@ -1,4 +1,4 @@
-"""How many GPUs the models that are active need: distributions of a sum of independent parts, and mixtures. Pure."""
+"""How many GPUs the active models need: distributions of sums of independent variables, and their mixtures."""
 
 from typing import Final
 
@@ -9,13 +9,15 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 RARE: Final = 1e-3
-"""Models less likely to be active than this are counted together, as a Poisson number of their mean size: by Le Cam's
-bound, half the sum of the squares of their probabilities is an upper bound of what that does to any probability."""
+"""The probability below which models are counted together, as a Poisson number of their mean size.
+
+By Le Cam's bound this changes no probability by more than half the sum of the squares of their probabilities.
+"""
 POISSON_TAIL: Final = 1e-12
 
 
 def gpu_units(gpus: Floats) -> tuple[Whole, float]:
-    """Sizes as whole numbers of a unit, rounded up, and the unit: 1 GPU, 1/2, 1/4 or, at the finest, 1/8."""
+    """Return sizes as integer multiples of a unit, rounded up, and the unit: 1 GPU, 1/2, 1/4 or, at the finest, 1/8."""
     for parts in (1, 2, 4):
         if np.all(np.abs(gpus * parts - np.rint(gpus * parts)) < 1e-9):
             return np.rint(gpus * parts).astype(np.int64), 1 / parts
@@ -23,11 +25,11 @@ def gpu_units(gpus: Floats) -> tuple[Whole, float]:
 
 
 def sum_distribution(probability: Floats, units: Whole) -> Floats:
-    """Distribution of the units of the active models, where each is active with its own probability, independently of
-    the others: a Poisson-binomial where all have one unit.
+    """Return the distribution of the units of the active models, which are active independently of each other.
 
-    probability: [cases, models]; one distribution a case. Returns [cases, sum of units + 1], where what is beyond the
-    end of rare models' Poisson tail is in the last place.
+    It is Poisson-binomial if all have one unit. `probability` has the shape [cases, models], with one distribution
+    per case. The result has the shape [cases, sum of units + 1]. Its last place also holds the mass beyond the tail
+    of rare models.
     """
     cases = probability.shape[0]
     is_rare = probability.max(axis=0, initial=0.0) < RARE
@@ -49,7 +51,7 @@ def sum_distribution(probability: Floats, units: Whole) -> Floats:
 
 
 def _poisson_most(mean: float) -> int:
-    """Beyond which a Poisson number of this mean has less than `POISSON_TAIL`."""
+    """Return the number beyond which a Poisson variable of this mean has less than `POISSON_TAIL`."""
     most, term, tail = 0, float(np.exp(-mean)), 1 - float(np.exp(-mean))
     while tail > POISSON_TAIL and most < 1000:
         most += 1
@@ -71,17 +73,17 @@ def _plus_poisson(found: Floats, top: int, mean: Floats, width: int, most: int) 
 
 
 def quantile(distribution: Floats, level: float) -> int:
-    """The smallest number that is not passed with at least this probability."""
+    """Return the smallest number that is not exceeded with at least this probability."""
     return not_passed(distribution, 1 - level + 1e-12)
 
 
 def not_passed(distribution: Floats, miss: float) -> int:
-    """The smallest number that is passed with at most this probability, however small: sums begin at the far end."""
+    """Return the smallest number that is exceeded with at most this probability."""
+    # Summing from the far end keeps tiny probabilities exact.
     beyond = np.cumsum(distribution[::-1])[::-1]
     found = np.searchsorted(-beyond, -miss, side="left")
     return max(min(int(found), len(distribution)) - 1, 0)
 
 
 def mean_of(distribution: Floats) -> float:
-    """Expected number."""
     return float(distribution @ np.arange(len(distribution)))

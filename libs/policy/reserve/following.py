@@ -1,6 +1,6 @@
-"""Follows how models are used as it happens, and says when each is wanted next and how many will be at once. Pure.
+"""Track the use of models as it happens, to predict when each is requested next and how many are active at once.
 
-Laws of arrival and the forecast are those of backtests (arrivals.py, forecaster.py), fed tick by tick.
+The arrival laws and the forecast are those of the backtests (arrivals.py, forecaster.py), updated tick by tick.
 """
 
 from collections import deque
@@ -16,51 +16,51 @@ from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow, Window
 from libs.policy.reserve.keeping import worth_of
 
 AHEAD: Final = np.geomspace(0.02, 60.0, 24)
-"""Times that are weighed, in units of the cold start's cost."""
+"""The horizons at which holding a model is valued, in units of the cold start's cost."""
 REFRESH_TICKS: Final = 6
 MAX_PLACES: Final = 4_000
-"""Models that are remembered; beyond it everything is learned anew."""
+"""The most models that are remembered; beyond it everything is learned again."""
 MAX_STARTS: Final = 10_000
-"""Requests in flight whose beginnings are remembered, of each model."""
+"""The most requests in flight per model whose start times are remembered."""
 RUN_KEEP: Final = 0.98
-"""Of what is remembered of how long requests run, with each that ends."""
+"""The decay of the remembered run times with each request that ends."""
 MOST_NEW: Final = 1_000
-"""Arrivals of one model between two looks; more are as good as these."""
+"""The most arrivals of one model counted between two samples; more add no information."""
 NEVER_S: Final = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCount:
-    """What was seen of a model, all gateways together."""
+    """The requests of one model seen by all gateways together."""
 
     arrivals: int
-    """Since the first look; it never falls."""
+    """The number of requests since the first sample, which never decreases."""
     in_flight: int
     last_s: float
-    """Of the last arrival; 0: none came yet."""
+    """The time of the last arrival; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """What one model is likely to do from now on."""
+    """The prediction for one model from now on."""
 
     soon: float
-    """Probability that it is asked within the horizon."""
+    """The probability that it is requested within the horizon."""
     worth: float
-    """Of holding it where it is loaded, see `worth_of`."""
+    """The worth of holding it where it is loaded; see `worth_of`."""
     worth_ahead: float
-    """Of loading it before it is asked."""
+    """The worth of loading it before it is requested; see `worth_of`."""
     next_s: float | None
-    """By when it is as likely as not to be asked; None: not within a week."""
+    """The median time until its next request; None if it is more than a week."""
 
 
 UNKNOWN: Final = Chances(0.5, 2.0, 0.0, None)
-"""Before a window has passed: what is loaded stays, nothing is loaded ahead."""
+"""The prediction before a window has passed: loaded models stay, and none is loaded ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number of models that is not known."""
+    """The distribution of an uncertain number of models."""
 
     mean: float
     p50: int
@@ -69,17 +69,22 @@ class Spread:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _TrackedModel:
     place: int
     arrivals: int
     starts: deque[float] = field(default_factory=deque)
 
 
 class UseFollower:
-    """One for a catalogue; times are seconds of one clock, Unix time for hours of the day to mean something."""
+    """The usage statistics of one catalogue.
+
+    All times are seconds of one clock. Unix time gives the hours of the day their meaning.
+    """
 
     def __init__(self, *, window_s: float, confidence: float = 0.99) -> None:
-        """window_s: of the forecast of how many are in use at once; laws of arrival are fed ten times as often."""
+        """Forecast the peak number of active models per window of `window_s`; arrival laws are updated ten times as
+        often.
+        """
         self._window_s, self._confidence = window_s, confidence
         self._tick_s = window_s / 10
         self._reset()
@@ -87,7 +92,7 @@ class UseFollower:
     def _reset(self) -> None:
         self._laws = ArrivalLaws(self._tick_s / 8)
         self._forecaster = ReserveForecaster(self._window_s, self._confidence)
-        self._models: dict[str, _Followed] = {}
+        self._models: dict[str, _TrackedModel] = {}
         self._tick_from_s = self._window_from_s = 0.0
         self._ticks = 0
         self._new: list[tuple[float, int]] = []
@@ -100,12 +105,12 @@ class UseFollower:
         self._run_s = 0.0
         self._runs = 0.0
         self.windows = 0
-        """That were learned from."""
+        """The number of windows that were learned from."""
         self.ahead: WindowOutlook | None = None
-        """Of the window that runs; None: nothing is known yet."""
+        """The forecast for the current window; None before the first."""
 
     def look(self, now_s: float, counts: Mapping[str, ModelCount]) -> None:
-        """What is seen now; to be called often, with time that does not go back."""
+        """Record a sample of the counts. Call it often, with time that does not go back."""
         if not self._looked_s:
             self._tick_from_s = self._window_from_s = self._looked_s = now_s
         self._active_s += self._active * (now_s - self._looked_s)
@@ -121,18 +126,18 @@ class UseFollower:
 
     @property
     def active(self) -> int:
-        """Models with a request in flight."""
+        """The number of models with a request in flight."""
         return self._active
 
     @property
     def runs_s(self) -> float | None:
-        """How long requests have run of late, waits for their model included; None before any has ended."""
+        """The recent mean duration of requests, including the wait for their model; None before one has ended."""
         return self._run_s / self._runs if self._runs else None
 
     def chances(
         self, now_s: float, *, horizon_s: float, cold_cost_gpu_s: float, load_s: Mapping[str, float]
     ) -> dict[str, Chances]:
-        """Chances of every model of `load_s`, which says how long each takes to load."""
+        """Return the prediction for every model of `load_s`, which maps models to their load times."""
         names = [name for name in load_s if name in self._models]
         if not names or not self.windows:
             return dict.fromkeys(load_s, UNKNOWN)
@@ -154,7 +159,7 @@ class UseFollower:
         return found
 
     def asked_within(self, now_s: float, seconds: float) -> Spread | None:
-        """How many models are in use or asked within the seconds ahead; None before a window has passed."""
+        """Return how many models are active or requested within the seconds ahead; None before a window has passed."""
         if not self._models or not self.windows:
             return None
         hazard = self._hazard(now_s, np.array([seconds]))[0]
@@ -165,32 +170,32 @@ class UseFollower:
         return spread(sum_distribution(chance[None, :], np.ones(len(chance), dtype=np.int64))[0])
 
     def _hazard(self, now_s: float, ahead_s: Floats) -> Floats:
-        """[seconds ahead, place], by each model's law."""
+        """Return the cumulative hazards under each model's law, of shape [seconds ahead, place]."""
         every = self._laws.hazards(now_s, ahead_s)
         return np.asarray(every[self._laws.chosen, :, np.arange(len(self._laws))].T)
 
     def _take(self, now_s: float, name: str, count: ModelCount) -> None:
-        followed = self._models.get(name)
-        if followed is None:
+        tracked = self._models.get(name)
+        if tracked is None:
             if len(self._models) >= MAX_PLACES:
                 self._reset()
                 self._tick_from_s = self._window_from_s = self._looked_s = now_s
-            # What came before the first look came nobody knows when.
-            followed = self._models[name] = _Followed(len(self._models), count.arrivals)
+            # When arrivals before the first sample came is unknown.
+            tracked = self._models[name] = _TrackedModel(len(self._models), count.arrivals)
             self._laws.grow(len(self._models), now_s)
-        new = min(max(count.arrivals - followed.arrivals, 0), MOST_NEW)
-        followed.arrivals = count.arrivals
+        new = min(max(count.arrivals - tracked.arrivals, 0), MOST_NEW)
+        tracked.arrivals = count.arrivals
         last_s = min(max(count.last_s, self._looked_s), now_s)
         for number in range(new):
             at_s = self._looked_s + (last_s - self._looked_s) * (number + 1) / new
-            self._new.append((at_s, followed.place))
-            self._window_new.append((at_s, followed.place))
-            followed.starts.append(at_s)
-        gone = len(followed.starts) - count.in_flight
-        for _ in range(max(gone, len(followed.starts) - MAX_STARTS, 0)):
-            # Which one has ended is not known; taking the first keeps the mean of how long they run.
-            began_s = followed.starts.popleft()
-            self._ended.append((followed.place, began_s, now_s))
+            self._new.append((at_s, tracked.place))
+            self._window_new.append((at_s, tracked.place))
+            tracked.starts.append(at_s)
+        gone = len(tracked.starts) - count.in_flight
+        for _ in range(max(gone, len(tracked.starts) - MAX_STARTS, 0)):
+            # Which request ended is unknown; taking the first preserves the mean run time.
+            began_s = tracked.starts.popleft()
+            self._ended.append((tracked.place, began_s, now_s))
             self._run_s, self._runs = self._run_s * RUN_KEEP + now_s - began_s, self._runs * RUN_KEEP + 1
 
     def _end_tick(self, now_s: float) -> None:
@@ -228,7 +233,7 @@ class UseFollower:
 
 
 def spread(distribution: Floats) -> Spread:
-    """Mean and quantiles of a number."""
+    """Return the mean and quantiles of a distribution."""
     p50, p90, p99 = (quantile(distribution, level) for level in (0.5, 0.9, 0.99))
     return Spread(mean_of(distribution), p50, p90, p99)
 

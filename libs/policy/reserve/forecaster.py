@@ -1,4 +1,4 @@
-"""How many GPUs the models will need at once in the window ahead, as a distribution, from what came before it. Pure."""
+"""Forecast how many GPUs the models need at once in the next window, as a distribution, from past windows."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,74 +12,74 @@ from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, not_pa
 from libs.policy.reserve.hazards import HazardTable
 
 REACHES: Final = np.array([0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.65, 1.0])
-"""Shares of the window that are tried as the time within which requests count as being there at once."""
+"""The candidate reaches, as shares of the window: requests within one reach count as present at once."""
 MIDDLES: Final = np.array([0.125, 0.375, 0.625, 0.875])
-"""Of the window, where the expected number of active models is taken."""
+"""The points of the window, as shares, at which the expected number of active models is evaluated."""
 QUARTERS: Final = 4
-"""Of the time until then, where it is asked whether what has come is still there."""
+"""The points between the window's start and each middle at which a new request is checked for having ended."""
 REFRESH_WINDOWS: Final = 10
 REACH_KEEP: Final = 0.999
-"""Per window, of the evidence for each reach."""
+"""The decay per window of the evidence for each reach."""
 TRY_EVERY: Final = 4
-"""Windows between two looks at which reach tells best, once there is some history."""
+"""The number of windows between comparisons of the reaches, after `OFTEN_WINDOWS`."""
 COLD_WINDOWS: Final = 30
-"""At the start, in which so little is known that what goes wrong says nothing of what will."""
+"""The initial windows whose errors do not count, because too little is known to learn from them."""
 OFTEN_WINDOWS: Final = 60
-"""At the start, in which every window looks at it."""
+"""The initial windows in which the reaches are compared every time."""
+# Decay per window of the error of expected numbers, and the prior of no error, in models.
 BIAS_KEEP, BIAS_PRIOR = 0.999, 5.0
-"""Per window, of what is remembered of how far expected numbers were off; and models' worth of being right."""
 RUNS_HALF_LIFE_S: Final = 7 * 86_400.0
 NEW_HALF_LIFE_S: Final = 86_400.0
 NEW_PRIOR_S: Final = 3600.0
-"""Seconds' worth of no new model that the rate of new ones leans on."""
+"""The prior of the rate of new models, as seconds without one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenWindow:
-    """All that is known of a window once it has passed."""
+    """The observation of a window that has passed."""
 
     begin_s: float
     end_s: float
     arrivals: WindowArrivals
     ended_model: Whole
-    """Models of the requests that ended in it, in any order."""
+    """The models of the requests that ended in the window, in any order."""
     ended_start_s: Floats
     ended_s: Floats
     gpus: Floats
-    """That each model needs which has ever been asked, by its place; new ones at the end."""
+    """The GPUs that each model needs, by its place; models first seen in this window come last."""
     peak_gpus: float
-    """The most at once that models with a request in flight needed."""
+    """The peak number of GPUs needed by models with a request in flight."""
     mean_models: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowOutlook:
-    """The window ahead."""
+    """The forecast of active models and their GPUs for one window."""
 
     expected_models: float
-    """Active, over the window's time."""
+    """The expected number of active models, averaged over the window."""
     peak_expected_gpus: float
-    """The most at once, on average."""
+    """The expected peak of GPUs needed at once."""
     reserve_gpus: int
-    """That are passed with no more than 1 − the confidence."""
+    """The GPUs exceeded with a probability of at most 1 − confidence, after calibration."""
     uncalibrated_gpus: int
-    """The same quantile of the distribution as it stands."""
+    """The same quantile of the distribution without calibration."""
     quantiles_gpus: tuple[int, int, int]
-    """p50, p90, p99 of the distribution as it stands."""
+    """The p50, p90 and p99 of the distribution without calibration."""
     distribution: Floats
-    """Of the most GPUs needed at once, in `unit_gpus`."""
+    """The distribution of the peak of GPUs needed at once, in `unit_gpus`."""
     unit_gpus: float
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """Requests that are in flight."""
+    """The requests in flight, sorted by model and start."""
 
     model: Whole
     start_s: Floats
 
     def take(self, arrivals: WindowArrivals, ended_model: Whole, ended_start_s: Floats) -> None:
-        """Those of a window come, and those that have ended leave."""
+        """Add a window's arrivals and remove the requests that have ended."""
         model = np.concatenate([self.model, arrivals.model])
         start_s = np.concatenate([self.start_s, arrivals.t_s])
         order = np.lexsort((start_s, model))
@@ -91,7 +91,7 @@ class _Flight:
 
 
 def _places(model: Whole, start_s: Floats, ended_model: Whole, ended_start_s: Floats) -> Whole:
-    """Where the ended ones stand among those in flight, which are sorted; equal ones have a place each."""
+    """Return the places of the ended requests among the sorted ones in flight; equal ones get a place each."""
     if not len(ended_model):
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((ended_start_s, ended_model))
@@ -106,16 +106,16 @@ def _places(model: Whole, start_s: Floats, ended_model: Whole, ended_start_s: Fl
 
 
 class ReserveForecaster:
-    """One for a set of models. After each window `learn` takes what it brought; `ahead` tells the next one.
+    """A forecaster for a set of models, which alternates between `ahead` and `learn`.
 
-    Each model is active at the window's peak if a request in flight is still there, or the next one comes, within a
-    reach that is learned: 0 would be who is active now, the whole window everyone who is active in it at some time.
-    Given the factor that all rates have in common, models are independent. What is wrong with all that, the
-    calibration of the reservation sees and makes up for.
+    A model is active at the window's peak if a request in flight is still there, or the next one comes, within a
+    learned reach. A reach of 0 means the models active now, the whole window every model active at some time in it.
+    Given the factor common to all rates, models are independent. The calibration corrects the errors of these
+    assumptions.
     """
 
     def __init__(self, window_s: float, confidence: float, *, common: bool = True, calibrated: bool = True) -> None:
-        """common, calibrated: False leaves that part out, to see what it is worth."""
+        """Create a forecaster. `common` and `calibrated` set to False leave that part out, to measure its value."""
         self._window_s, self._confidence = window_s, confidence
         self._laws = ArrivalLaws(window_s / 16)
         self._runs = HazardTable(window_s / 16, 0.5 ** (1 / RUNS_HALF_LIFE_S))
@@ -134,7 +134,7 @@ class ReserveForecaster:
         self._expected_raw = 0.0
 
     def ahead(self, now_s: float) -> WindowOutlook:
-        """The window that begins now."""
+        """Return the forecast for the window that begins now."""
         values, chances = self._common.ahead() if self._common else (np.ones(1), np.ones(1))
         self._units = gpu_units(np.append(self._gpus, self._new_gpus())) if len(self._gpus) else (np.ones(1, int), 1.0)
         best = int(self._reach_evidence.argmax())
@@ -158,7 +158,7 @@ class ReserveForecaster:
         return self._outlook
 
     def learn(self, seen: SeenWindow) -> None:
-        """What the window has brought for which `ahead` was asked last."""
+        """Learn from the window that `ahead` last forecast."""
         known = len(self._gpus)
         length_s = seen.end_s - seen.begin_s
         self._judge(seen)
@@ -184,7 +184,7 @@ class ReserveForecaster:
         self._windows += 1
 
     def _judge(self, seen: SeenWindow) -> None:
-        """What the last outlook said, by what came."""
+        """Compare the last forecast with the outcome."""
         outlook = self._outlook
         if outlook is None:
             return
@@ -201,14 +201,14 @@ class ReserveForecaster:
         self._bias = [came_models * BIAS_KEEP + seen.mean_models, expected_models * BIAS_KEEP + self._expected_raw]
 
     def _hazards(self, now_s: float, ahead_s: Floats) -> Floats:
-        """[seconds ahead, model], each model's by its chosen law."""
+        """Return the cumulative hazards under each model's chosen law, of shape [seconds ahead, model]."""
         if not len(self._gpus):
             return np.zeros((len(ahead_s), 0))
         every = self._laws.hazards(now_s, ahead_s)
         return every[self._laws.chosen, :, np.arange(len(self._gpus))].T
 
     def _gone(self, now_s: float, ahead_s: Floats) -> Floats:
-        """Probability that none of a model's requests in flight is there any more, [seconds ahead, model]."""
+        """Return the probability that all of a model's requests in flight have ended, [seconds ahead, model]."""
         gone = np.ones((len(ahead_s), len(self._gpus)))
         model = self._flight.model
         if not len(model):
@@ -221,7 +221,7 @@ class ReserveForecaster:
         return gone
 
     def _distributions(self, hazards: Floats, gone: Floats, values: Floats, chances: Floats, tried: Whole) -> Floats:
-        """Distributions of the most units at once, [reach, units]."""
+        """Return the distributions of the peak of units, of shape [reach, units]."""
         idle = gone[:, None, :] * np.exp(-hazards[:, None, :] * values[None, :, None])
         new = np.exp(-self._new_rate() * REACHES[tried] * self._window_s)
         new = np.repeat(new[:, None, None], len(values), axis=1)
@@ -230,7 +230,7 @@ class ReserveForecaster:
         return np.asarray(np.einsum("rvu,v->ru", rows.reshape(len(tried), len(values), -1), chances))
 
     def _expected(self, hazards: Floats, gone: Floats, values: Floats, chances: Floats) -> float:
-        """Active models over the window; a request that comes counts for as long as it is there."""
+        """Return the mean number of active models over the window; a new request counts for as long as it runs."""
         if not len(self._gpus):
             return 0.0
         models = np.arange(len(self._gpus))[None, :]
@@ -249,9 +249,9 @@ class ReserveForecaster:
         return float(np.quantile(self._gpus, 0.5, method="higher")) if len(self._gpus) else 1.0
 
     def laws(self) -> dict[str, int]:
-        """How many models have which law of arrival."""
+        """Return the number of models by their law of arrival."""
         return {name: int((self._laws.chosen == place).sum()) for place, name in enumerate(LAWS)}
 
     def common_setting(self) -> tuple[float, float] | None:
-        """Setting of the factor that all rates share: see `CommonRate.setting`."""
+        """Return the setting of the factor that all rates share; see `CommonRate.setting`."""
         return self._common.setting if self._common else None

@@ -1,8 +1,8 @@
-"""Which idle models to keep in GPU memory, which to let go and which to load before they are asked. Pure.
+"""Which idle models to keep in GPU memory, which to let go, and which to load before they are requested.
 
-Holding a model for a while is worth it where the cold start that it is likely to save costs more than the GPU time that
-it is expected to take until the next request or the end of the while. With a hazard that falls, as sessions have, that
-is a keep-alive of each model's own length; where the hazard rises again, the model is loaded again before the request.
+Holding a model pays if the cold start it is likely to save costs more than the GPU time it is expected to take.
+With a falling hazard, as sessions have, this gives each model its own keep-alive. Where the hazard rises again, the
+model is loaded again before the request.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,27 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelPool:
-    """Models side by side, by place."""
+    """The models of a pool as parallel arrays, indexed by place."""
 
     gpus: Floats
-    """That each needs while it is loaded."""
+    """The GPUs that each model needs while it is loaded."""
     loaded: Bools
     busy: Bools
-    """A request is in flight: never let go."""
+    """Whether a request is in flight, so that the model must stay."""
     floor: Bools
-    """To be kept loaded whatever it is worth."""
+    """Whether the model is kept loaded regardless of its worth."""
     worth: Floats
-    """Of keeping a loaded one, or of loading one that is not: see `worth_of`."""
+    """The worth of keeping a loaded model or of loading another; see `worth_of`."""
 
 
 def worth_of(hazard: Floats, ahead_s: Floats, gpus: Floats, cold_cost_gpu_s: float, load_s: Floats | float) -> Floats:
-    """What a cold start that is saved is worth over the GPU time that is held for it, at the best time to give up.
+    """Return the value of a saved cold start over the GPU time held for it, at the best time to give up.
 
-    hazard: cumulative, of the next request, [seconds ahead, model]. cold_cost_gpu_s: GPU-seconds that one cold start
-    is taken to be worth. load_s: GPU time for loading it first, 0 where it is loaded. Above 1 it pays.
+    - hazard: cumulative hazard of the next request, of shape [seconds ahead, model]
+    - cold_cost_gpu_s: the GPU seconds that one cold start is worth
+    - load_s: the GPU time to load the model first, 0 where it is loaded
+
+    Holding pays above 1.
     """
     left = np.exp(-hazard)
     steps_s = np.diff(ahead_s, prepend=0.0)
@@ -44,8 +47,11 @@ def worth_of(hazard: Floats, ahead_s: Floats, gpus: Floats, cold_cost_gpu_s: flo
 
 
 def choose(pool: ModelPool, room_gpus: float) -> Bools:
-    """Which models to have loaded: busy ones, floors, then those that pay, the most worthwhile first, while there is
-    room. Where busy ones alone are more than the room, they stay and nothing else does."""
+    """Return which models to have loaded within `room_gpus`.
+
+    Busy models come first, then floors, then those that pay, by worth. If the busy ones alone exceed the room, they
+    stay and nothing else does.
+    """
     kept = pool.busy | pool.floor
     left = room_gpus - float(pool.gpus[pool.busy].sum())
     for place in np.flatnonzero(pool.floor & ~pool.busy):

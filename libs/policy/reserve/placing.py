@@ -1,9 +1,9 @@
-"""Which model each worker of a pool holds next: what to load, keep, put to sleep or evict. Pure.
+"""Which model each worker of a pool holds next: what to load, keep, put to sleep or evict.
 
-A worker is given to another model where that costs least: the seconds of the switch, and those of the cold start that
-the model which loses it is likely to need soon. Requests that wait come first, then floors and reservations, then
-models that press, then those that are worth loading ahead. A worker with work in flight loses its model only after its
-turn, which lasts several times as long as the switch: so switching takes a bounded share of its time.
+A worker is given to another model where that costs least: the seconds of the switch, plus the likely cold start of
+the model that loses it. Waiting requests come first, then floors and reservations, then models under pressure, then
+those worth loading ahead. A worker with work in flight loses its model only after its turn. The turn lasts several
+times as long as the switch, so that switching takes a bounded share of its time.
 """
 
 from collections import Counter
@@ -14,23 +14,23 @@ from typing import Final
 from libs.policy.reserve.pool import Eviction, Placed, PlacedModel, PlacementOrder, PoolWorker, Why, WorkerStage
 
 SETTLE_S: Final = 1.0
-"""A worker that has just been given a model is let alone for so long: its first requests are on their way."""
+"""The time a worker keeps a newly assigned model, whose first requests are on their way."""
 PAY_BACK: Final = 4.0
-"""A turn is at least this many times as long as the switch to it."""
+"""The least length of a turn as a multiple of the switch to it."""
 AHEAD_GAIN: Final = 1.5
-"""Loading ahead of requests has to save this many times what it costs."""
+"""The multiple of its cost that loading ahead of requests has to save."""
 BESIDE_S: Final = 0.5
-"""What a busy neighbour on the same GPU is weighed as: steps of both take turns."""
+"""The cost of a busy neighbour on the same GPU, whose steps alternate with the worker's."""
 LINES_WAIT_S: Final = 600.0
-"""Lines of batch jobs wait so long before they take a worker from people: models in steady use would starve them."""
+"""The wait after which batch lines may take a worker from interactive requests, which would starve them otherwise."""
 NEVER_S: Final = 86_400.0
-"""A wait that nobody is asked to bear."""
+"""The wait that stands for one that never ends."""
 DRAIN_S: Final = 2.0
-"""Guess of how long running answers of a worker that is switched go on."""
+"""The assumed time for which running answers of a switched worker go on."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _WorkerNeed:
     model: PlacedModel
     why: Why
 
@@ -43,12 +43,13 @@ def place(
     sleeps: bool = True,
     runs_s: float = NEVER_S,
 ) -> Placed:
-    """Decide. `turn_s`: a busy worker keeps its model for at least so long while requests of others wait.
+    """Decide the orders to workers, the expected waits and the next evictions.
 
-    `sleeps`: models that are not worth the GPU time they hold are put to sleep. `runs_s`: how long requests run on
-    average, by which workers are expected to come free before their turn is over; only stated waits depend on it.
+    - turn_s: the least time a busy worker keeps its model while requests for others wait
+    - sleeps: put models to sleep that are not worth the GPU time they hold
+    - runs_s: the mean duration of requests, by which workers may become free early; it affects only the waits
     """
-    pool = _Pool(models, workers, turn_s, runs_s)
+    pool = _PlacementRound(models, workers, turn_s, runs_s)
     orders = [
         PlacementOrder(each.id, "", Why.GONE, each.model)
         for each in workers
@@ -56,11 +57,11 @@ def place(
     ]
     gone = {order.worker for order in orders}
     left = {each.id: each for each in workers if each.can_take and each.id not in gone}
-    for want in _wants(models, pool.held):
-        order = pool.best(want, left.values())
+    for need in _needs(models, pool.held):
+        order = pool.best(need, left.values())
         if order is not None:
             orders.append(order)
-            pool.took(want, left.pop(order.worker))
+            pool.assign(need, left.pop(order.worker))
     waits = pool.waits(orders)
     if sleeps:
         idle = [each for each in left.values() if pool.is_not_worth(each)]
@@ -69,112 +70,115 @@ def place(
 
 
 def switch_s(model: PlacedModel, worker: PoolWorker) -> float:
-    """From the order until the worker serves the model, answers that still run there left out."""
+    """Return the time from the order until the worker serves the model, without answers that still run there."""
     return model.wake_s if model.name in worker.kept else model.load_s
 
 
 def fits(model: PlacedModel, worker: PoolWorker) -> bool:
-    """Whether the worker's memory holds the model's weights."""
+    """Return whether the model's weights fit into the worker's memory."""
     return not worker.memory_bytes or model.size_bytes <= worker.memory_bytes
 
 
-def _wants(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_Want]:
-    """Models that want one worker more, the most urgent first."""
+def _needs(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_WorkerNeed]:
+    """Yield the models that need one more worker, most urgent first."""
     free = [each for each in models if not each.blocked]
     asked = [each for each in free if each.waiting and not held[each.name]]
     for each in sorted(asked, key=_urgency):
-        yield _Want(each, Why.ASKED)
+        yield _WorkerNeed(each, Why.ASKED)
     for each in sorted(free, key=lambda one: (-one.priority, one.name)):
         for _ in range(each.least - held[each.name]):
-            yield _Want(each, Why.KEPT)
+            yield _WorkerNeed(each, Why.KEPT)
     pressed = [each for each in free if each.waiting and 0 < held[each.name] < each.most]
     for each in sorted(pressed, key=lambda one: (-one.priority, -one.waited_s, one.name)):
-        yield _Want(each, Why.PRESSED)
+        yield _WorkerNeed(each, Why.PRESSED)
     ahead = [each for each in free if not held[each.name] and not each.waiting and each.worth_ahead > 1]
     for each in sorted(ahead, key=lambda one: (-one.worth_ahead, one.name)):
-        yield _Want(each, Why.AHEAD)
+        yield _WorkerNeed(each, Why.AHEAD)
 
 
 def _urgency(one: PlacedModel) -> tuple[bool, bool, int, float, str]:
-    """People before lines of batch jobs, whatever their models' priorities: lines have hours."""
+    # Interactive requests come before batch lines, whatever their models' priorities: lines have hours.
     return not one.people_wait, not one.least, -one.priority, -one.waited_s, one.name
 
 
-class _Pool:
-    """The workers while orders are found one after another."""
+class _PlacementRound:
+    """The workers of the pool while orders are found one after another."""
 
     def __init__(
         self, models: Sequence[PlacedModel], workers: Sequence[PoolWorker], turn_s: float, runs_s: float
     ) -> None:
         self.known = {each.name: each for each in models}
+        # By model, the number of workers that have it or will.
         self.held = Counter(each.model for each in workers if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING))
-        """Workers that have each model, or will."""
         self._workers = workers
         self._turn_least_s = turn_s
         self._runs_s = runs_s
         self._busy_on = Counter(each.gpu for each in workers if each.gpu and self._is_asked(each.model))
 
-    def best(self, want: _Want, workers: Iterable[PoolWorker]) -> PlacementOrder | None:
-        """The cheapest one; None where none may be taken."""
+    def best(self, need: _WorkerNeed, workers: Iterable[PoolWorker]) -> PlacementOrder | None:
+        """Return the order for the cheapest worker, or None if none may be taken."""
         found: list[tuple[float, int, str, PlacementOrder]] = []
         for worker in workers:
-            loss_s = self._loss_s(want, worker) if fits(want.model, worker) else None
+            loss_s = self._loss_s(need, worker) if fits(need.model, worker) else None
             if loss_s is None:
                 continue
-            took_s = switch_s(want.model, worker) + self._put_away_s(worker)
+            took_s = switch_s(need.model, worker) + self._put_away_s(worker)
             loss_s += BESIDE_S * self._busy_beside(worker)
             evicts = worker.model if worker.stage is WorkerStage.SERVING else ""
             is_turn = bool(evicts) and self._is_needed(self.known[evicts])
-            why = Why.TURN if is_turn else want.why
-            order = PlacementOrder(worker.id, want.model.name, why, evicts, took_s)
-            # Of equal ones the smallest: large ones are for models that fit nowhere else.
+            why = Why.TURN if is_turn else need.why
+            order = PlacementOrder(worker.id, need.model.name, why, evicts, took_s)
+            # Among equals the smallest; large ones are for models that fit nowhere else.
             found.append((took_s + loss_s, worker.memory_bytes, worker.id, order))
         return min(found, key=lambda each: each[:3])[3] if found else None
 
-    def took(self, want: _Want, worker: PoolWorker) -> None:
-        """The worker is the model's from here on."""
-        self.held[want.model.name] += 1
+    def assign(self, need: _WorkerNeed, worker: PoolWorker) -> None:
+        """Count the worker as the model's from here on."""
+        self.held[need.model.name] += 1
         if worker.stage is WorkerStage.SERVING:
             self.held[worker.model] -= 1
         if worker.gpu:
-            self._busy_on[worker.gpu] += want.model.is_busy - self._is_asked(worker.model)
+            self._busy_on[worker.gpu] += need.model.is_busy - self._is_asked(worker.model)
 
     def _is_asked(self, name: str) -> bool:
         model = self.known.get(name)
         return model is not None and model.is_busy
 
     def _busy_beside(self, worker: PoolWorker) -> int:
-        """Neighbours on its GPU that somebody waits for."""
+        """Return the number of busy neighbours on the worker's GPU."""
         return self._busy_on[worker.gpu] - self._is_asked(worker.model) if worker.gpu else 0
 
     def _put_away_s(self, worker: PoolWorker) -> float:
-        """Before another model can come."""
+        """Return the time to put the worker's present model away before another one can come."""
         held = self.known.get(worker.model)
         return held.sleep_s if held is not None and worker.stage is WorkerStage.SERVING else 0.0
 
-    def _loss_s(self, want: _Want, worker: PoolWorker) -> float | None:
-        """What giving the worker to the model costs beside the switch; None where it must not be."""
+    def _loss_s(self, need: _WorkerNeed, worker: PoolWorker) -> float | None:
+        """Return the cost of giving the worker to the model, besides the switch; None if that is not allowed."""
         if worker.stage is WorkerStage.EMPTY:
             return 0.0
         model = self.known.get(worker.model)
-        if worker.stage is not WorkerStage.SERVING or model is None or model.name == want.model.name:
+        if worker.stage is not WorkerStage.SERVING or model is None or model.name == need.model.name:
             return None
         if worker.since_s < SETTLE_S or self.held[model.name] <= model.least:
             return None
         if self._is_needed(model):
-            # Somebody's answers run there: only for those who wait, and after its turn.
-            is_over = self._free_of(model, want.model, worker.since_s)
-            return DRAIN_S + model.load_s if want.why is Why.ASKED and is_over else None
+            # Answers run there, so it is taken only for waiting requests and after its turn.
+            is_over = self._free_of(model, need.model, worker.since_s)
+            return DRAIN_S + model.load_s if need.why is Why.ASKED and is_over else None
         loss_s = model.soon * model.load_s
-        if want.why is Why.AHEAD:
+        if need.why is Why.AHEAD:
             settled = worker.since_s >= PAY_BACK * model.load_s
-            saves_s = want.model.soon * want.model.load_s
+            saves_s = need.model.soon * need.model.load_s
             return loss_s if settled and saves_s > AHEAD_GAIN * loss_s else None
         return loss_s
 
     def _free_of(self, model: PlacedModel, wanted: PlacedModel, since_s: float) -> bool:
-        """Whether a busy worker may be taken for those who wait for `wanted`: after its turn; from lines for people at
-        once; from people for lines only when those have waited for long."""
+        """Return whether a busy worker may be taken for the requests that wait for `wanted`.
+
+        It may be taken after its turn. Interactive requests take it from batch lines at once, and batch lines take
+        it from interactive requests only after a long wait.
+        """
         if model.runs_for_lines_alone and wanted.people_wait:
             return True
         if not wanted.people_wait and not model.runs_for_lines_alone and wanted.waited_s < LINES_WAIT_S:
@@ -182,18 +186,18 @@ class _Pool:
         return since_s >= self._turn_s(model) and model.priority <= wanted.priority
 
     def _is_needed(self, model: PlacedModel) -> bool:
-        """Whether taking one worker from it would hold somebody's answer up."""
+        """Return whether losing one worker would delay an answer of the model."""
         return model.is_busy and self.held[model.name] <= max(model.most, 1)
 
     def _is_kept(self, model: PlacedModel) -> bool:
-        """Whether no worker that has it may go to another."""
+        """Return whether no worker of the model may go to another one."""
         return model.least > 0 and self.held[model.name] <= model.least
 
     def _turn_s(self, model: PlacedModel) -> float:
         return max(self._turn_least_s, PAY_BACK * model.load_s)
 
     def is_not_worth(self, worker: PoolWorker) -> bool:
-        """Whether it holds a model for nobody, at more than that saves."""
+        """Return whether the worker holds an idle model whose holding costs more than it saves."""
         model = self.known.get(worker.model)
         if model is None or worker.stage is not WorkerStage.SERVING or model.is_busy:
             return False
@@ -201,7 +205,10 @@ class _Pool:
         return settled and model.worth <= 1 and self.held[model.name] > model.least
 
     def waits(self, orders: Sequence[PlacementOrder]) -> dict[str, float]:
-        """By model. Those without a worker take the ones that come free, in the order in which they wait."""
+        """Return the expected wait by model.
+
+        Models without a worker take those that become free, in the order in which they wait.
+        """
         waits: dict[str, float] = {}
         ordered = {order.worker: order for order in orders}
         for worker in self._workers:
@@ -224,7 +231,7 @@ class _Pool:
                 # A pool without workers may get one back at any moment: requests wait as long as they may.
                 waits[model.name] = NEVER_S if self._workers else model.load_s
                 continue
-            # Who only might ask stands behind those who do.
+            # Models that are only likely to be requested queue behind those with waiting requests.
             free_in_s, _, worker = free[before % len(free)]
             rounds = before // len(free)
             took_s = switch_s(model, worker) + self._put_away_s(worker)
@@ -233,7 +240,7 @@ class _Pool:
         return waits
 
     def _free(self, ordered: Mapping[str, PlacementOrder]) -> list[tuple[float, str, PoolWorker]]:
-        """When each is expected to come free, the first one first; those that never do left out."""
+        """Return when each worker is expected to become free, earliest first, without those that never do."""
         times = (
             (self._free_after_s(ordered[each.id]) if each.id in ordered else self._free_in_s(each), each.id, each)
             for each in self._workers
@@ -242,7 +249,7 @@ class _Pool:
         serving = {each.id for each in self._workers if each.stage is WorkerStage.SERVING} - ordered.keys()
         busy = [each for each in found if each[1] in serving and SETTLE_S < each[0] < NEVER_S]
         free = [each for each in found if each not in busy and each[0] < NEVER_S]
-        # Runs without memory: of n that go on, the next one ends after a share 1/n of their mean.
+        # Memoryless runs: of n in progress, the next one ends after 1/n of their mean.
         ends_s = 0.0
         for number, (turn_s, name, worker) in enumerate(busy):
             ends_s += self._runs_s / (len(busy) - number)
@@ -250,7 +257,7 @@ class _Pool:
         return sorted(free, key=lambda each: each[:2])
 
     def _free_after_s(self, order: PlacementOrder) -> float:
-        """Until a worker that is given to a model now may be given to the next one."""
+        """Return the time until a worker given to a model now may be given to the next one."""
         model = self.known.get(order.model)
         if model is None:
             return DRAIN_S
@@ -259,7 +266,7 @@ class _Pool:
         return order.switch_s + self._turn_s(model) + DRAIN_S
 
     def _free_in_s(self, worker: PoolWorker) -> float:
-        """Until it may be given to a model that is asked for."""
+        """Return the time until the worker may be given to a model with waiting requests."""
         if worker.stage is WorkerStage.EMPTY:
             return 0.0
         model = self.known.get(worker.model)
@@ -276,7 +283,7 @@ class _Pool:
         return max(SETTLE_S - worker.since_s, 0.0)
 
     def evictions(self) -> list[Eviction]:
-        """Workers that may lose their model, the next one first."""
+        """Return the workers that may lose their model, the next one first."""
         found = []
         for worker in self._workers:
             model = self.known.get(worker.model)

@@ -1,4 +1,4 @@
-"""A pool of workers and the models of a catalogue, as a placement sees them, and what it decides."""
+"""The inputs and outputs of a placement: the workers of a pool, the models of a catalogue, and the orders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,138 +6,138 @@ from enum import Enum
 
 
 class WorkerStage(Enum):
-    """What a worker of the pool is doing."""
+    """The state of a worker of the pool."""
 
+    # No model is on its device, though some may be in its host memory.
     EMPTY = "empty"
-    """No model is on its device; some may be in its host memory."""
     LOADING = "loading"
     SERVING = "serving"
+    # Its last answers are ending.
     LEAVING = "leaving"
-    """Its last answers end."""
 
 
 class Why(Enum):
-    """Why a worker is given to a model, or loses it."""
+    """The reason a worker is given to a model, or loses it."""
 
     ASKED = "asked"
+    # Its model's turn is over, and requests for another one wait.
     TURN = "turn"
-    """Its model's turn is over, and requests of another wait."""
+    # A floor, a pin or a reservation requires it.
     KEPT = "kept_for"
-    """By a floor, a pin or a reservation."""
+    # The model's workers do not suffice.
     PRESSED = "pressed"
-    """The workers it has do not suffice."""
+    # The model is likely to be requested soon.
     AHEAD = "ahead"
-    """It is likely to be asked soon."""
+    # Holding the model costs more than the cold start it is likely to save, so it sleeps.
     NOT_WORTH = "not_worth"
-    """Holding it costs more than the cold start that it is likely to save: it sleeps."""
+    # The model is no longer in the catalogue.
     GONE = "gone"
-    """It is in the catalogue no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
-    """One of the pool."""
+    """A worker of the pool and its current model."""
 
     id: str
     stage: WorkerStage
     model: str = ""
-    """That it holds or loads; empty: none."""
+    """The model that it holds or loads; empty if none."""
     since_s: float = 0.0
-    """How long it has been in this stage with this model."""
+    """The time it has been in this stage with this model."""
     left_s: float = 0.0
-    """LOADING: until it is expected to serve."""
+    """The time until it is expected to serve, while it is loading."""
     kept: frozenset[str] = frozenset()
-    """Models in its host memory."""
+    """The models whose weights its host memory holds, so that they only wake."""
     can_take: bool = True
-    """Whether it may be given another model now: no call with it is outstanding."""
+    """Whether it may be given another model now, with no call to it outstanding."""
     gpu: str = ""
-    """That it shares with workers of the same name; empty: it has one to itself."""
+    """The GPU that it shares with other workers of the same value; empty if it has one to itself."""
     memory_bytes: int = 0
-    """Of its part of the GPU; 0: any model fits."""
+    """The memory of its part of the GPU; 0 means any model fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """One of the catalogue."""
+    """A model of the catalogue with its demand."""
 
     name: str
     load_s: float
     wake_s: float
     sleep_s: float = 0.0
-    """Putting it away."""
+    """The time to put it to sleep."""
     waiting: int = 0
-    """Requests that no worker has."""
+    """The requests that are not bound to a worker yet."""
     waited_s: float = 0.0
-    """By the first of them."""
+    """The wait of the first of them."""
     in_flight: int = 0
-    """Waiting ones included."""
+    """The requests in flight, waiting ones included."""
     priority: int = 0
     least: int = 0
-    """Workers that a floor, a pin or a reservation keeps for it now."""
+    """The workers that a floor, a pin or a reservation requires for it now."""
     most: int = 1
-    """Workers that its load is worth at most."""
+    """The most workers that its load justifies."""
     soon: float = 0.0
-    """Probability that it is asked before a switch would have paid."""
+    """The probability that it is requested before a switch would have paid off."""
     worth: float = 0.0
-    """Of holding it where it is loaded: cold start saved over GPU time held; above 1 it pays."""
+    """The worth of holding it where it is loaded: cold start saved over GPU time held. Holding pays above 1."""
     worth_ahead: float = 0.0
-    """The same of loading it before it is asked."""
+    """The worth of loading it before it is requested."""
     blocked: bool = False
-    """Loading it has failed, and is not tried again yet."""
+    """Whether loading has failed and is not retried yet."""
+    # Of the weights alone.
     size_bytes: int = 0
-    """Of its weights."""
     lines_waiting: int = 0
-    """Of those that wait, lines of batch jobs."""
+    """The waiting requests that are batch lines."""
     lines_in_flight: int = 0
 
     @property
     def people_wait(self) -> bool:
-        """Others than lines of batch jobs."""
+        """Whether any interactive request waits, not only batch lines."""
         return self.waiting > self.lines_waiting
 
     @property
     def runs_for_lines_alone(self) -> bool:
-        """Whether all its work is lines of batch jobs."""
+        """Whether all its work is batch lines."""
         return self.is_busy and self.in_flight <= self.lines_in_flight and not self.people_wait
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits for an answer of it."""
+        """Whether any request for it waits or runs."""
         return self.in_flight > 0 or self.waiting > 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOrder:
-    """An order to a worker."""
+    """A change of the model that a worker holds."""
 
     worker: str
     model: str
-    """To hold from now on; empty: none."""
+    """The model to hold from now on; empty for none."""
     why: Why
     evicts: str = ""
-    """The model that loses the worker."""
+    """The model that loses the worker; empty if none does."""
     switch_s: float = 0.0
-    """Until it is expected to serve."""
+    """The time until it is expected to serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What a worker would lose if it were given to another model."""
+    """The loss if a worker were given to another model."""
 
     worker: str
     model: str
     loss_s: float
-    """Of a cold start that is likely: its probability times its seconds."""
+    """The expected cold start: its probability times its seconds."""
     free_in_s: float
-    """0: at once; else its turn goes on for so long."""
+    """The remaining time of its turn; 0 if it is free at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What was decided."""
+    """The decision about a pool of workers."""
 
     orders: Sequence[PlacementOrder]
     waits_s: Mapping[str, float]
-    """By model: what a request that comes now is expected to wait for a worker that holds it."""
+    """By model, the expected wait of a new request for a worker that holds it."""
     evictions: Sequence[Eviction]
-    """Workers that hold a model, the next one to lose it first."""
+    """The workers that hold a model, the next one to lose it first."""

@@ -1,4 +1,4 @@
-"""The share of time that a model is active in the long run, by the law of its arrivals and of its runs. Pure."""
+"""The long-run share of time that a model is active, from the laws of its arrivals and of its run times."""
 
 from collections.abc import Callable
 from math import lgamma
@@ -9,22 +9,27 @@ import numpy as np
 from libs.policy.reserve.counts import Floats
 
 STEPS: Final = 2400
-"""Of the grid on which the renewal equation is solved."""
+"""The number of grid points on which the renewal equation is solved."""
 REACH: Final = 16.0
-"""Mean runs after which an exponential run has certainly ended: where the grid ends."""
+"""The end of the grid in mean run times, by which an exponential run has certainly ended."""
 
 Cdf = Callable[[Floats], Floats]
 
 
 def poisson_active(rate_per_s: Floats, run_s: Floats) -> Floats:
-    """Share of time with at least one request in flight: 1 − exp(−λT), for Poisson arrivals and any law of runs of that
-    mean (M/G/∞). Its sum over models is the expected number of active ones."""
+    """Return the share of time with at least one request in flight, for Poisson arrivals and any run times of that
+    mean.
+
+    It is 1 − exp(−λT) (M/G/∞). The sum over models is the expected number of active ones.
+    """
     return -np.expm1(-rate_per_s * run_s)
 
 
 def gamma_cdf(shape: float, at: Floats) -> Floats:
-    """Cumulative distribution of a gamma distribution of scale 1, by the series of the incomplete gamma function, whose
-    terms are all positive."""
+    """Return the cumulative distribution of a gamma distribution of scale 1.
+
+    It sums the series of the incomplete gamma function, whose terms are all positive.
+    """
     x = np.clip(at, 0.0, 60.0)
     term = np.full_like(x, 1 / shape)
     total = term.copy()
@@ -37,11 +42,12 @@ def gamma_cdf(shape: float, at: Floats) -> Floats:
 
 
 def renewal_active(gap: Cdf, mean_gap_s: float, run: Cdf, reach_s: float) -> float:
-    """Share of time with at least one request in flight: independent gaps of one law, independent runs (GI/G/∞).
+    """Return the share of time with at least one request in flight, for independent gaps and runs (GI/G/∞).
 
-    With h(s) the probability that no request that came s or longer ago, the first of them s ago exactly, is in flight
-    still: h(s) = run(s)·∫h(s + x) dgap(x), from h = 1 at `reach_s` backwards. What is idle at an arbitrary time is h
-    over the equilibrium law of the time since the last arrival, whose density is (1 − gap)/mean.
+    Suppose the latest request before some time came s earlier. Let h(s) be the probability that neither it nor any
+    earlier request is still in flight. Then h(s) = run(s)·∫h(s + x) dgap(x), solved backwards from h = 1 at
+    `reach_s`. The idle share is the mean of h over the equilibrium law of the time since the last arrival, whose
+    density is (1 − gap)/mean.
     """
     step_s = reach_s / STEPS
     edges: Floats = np.arange(STEPS + 1, dtype=np.float64) * step_s
@@ -63,7 +69,7 @@ def renewal_active(gap: Cdf, mean_gap_s: float, run: Cdf, reach_s: float) -> flo
 
 
 def gamma_active(rate_per_s: float, gap_cv: float, run_s: float) -> float:
-    """`renewal_active` of gamma gaps with this coefficient of variation, and exponential runs."""
+    """Return `renewal_active` for gamma gaps with this coefficient of variation and exponential runs."""
     shape = 1 / (gap_cv * gap_cv)
     scale_s = 1 / (rate_per_s * shape)
     return renewal_active(

@@ -11,7 +11,7 @@ from libs.bus.work import WorkBus
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
 from libs.dispatch.dispatcher import Dispatcher
 from libs.filestore.port import FileStore
-from libs.policy.batch.capacity import GatewayLoad
+from libs.policy.batch import GatewayLoad
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api.routes import make_batch_router

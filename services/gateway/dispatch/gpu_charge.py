@@ -1,7 +1,7 @@
 """Charges tenants whose GPU time is limited for each of their choices, lines of batches included."""
 
 from libs.dispatch.generation import Ending, Generation
-from libs.policy.limits.gpu_time import decode_gpu_ns, prompt_gpu_ns
+from libs.policy.limits.usage import decode_gpu_ns, prompt_gpu_ns
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 from services.gateway.workers.fleet import WorkerLinks
 from services.gateway.workers.link import WorkerLink

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import REQUESTS
 from libs.dispatch.generation import ApiFinishReason, Generation
-from libs.policy.estimates.ratios import LEVELS
+from libs.policy.ratios import LEVELS
 from services.gateway.metrics import GatewayMetrics
 
 

@@ -13,8 +13,7 @@ import structlog
 from libs.contracts.errors import InvalidRequest, RateLimited
 from libs.keys.book import TenantLimits
 from libs.keys.table import KeyTable
-from libs.policy.limits.lease import Lease, ahead, local_share, written_s
-from libs.policy.limits.window import SLOTS, MinuteWindow
+from libs.policy.limits.usage import SLOTS, Lease, MinuteWindow, ahead, local_share, written_s
 from libs.runtime.clock import Clock
 from libs.stores.limits.port import SPANS, Kind, Ledger, LedgerDown
 

@@ -36,10 +36,10 @@ from libs.policy.planner.scaling import (
     Scaled,
     ScaleMemory,
     ScaleReason,
+    StartUp,
     mixed_instead,
     scale,
 )
-from libs.policy.planner.start_up import StartUp
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
 from services.planner.inputs.roster import by_planner

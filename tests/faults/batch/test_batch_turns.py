@@ -6,7 +6,7 @@ from typing import Any
 
 from libs.bus.kafka_work import KafkaWork
 from libs.filestore.local import LocalFiles
-from libs.policy.batch.deal import MAX_OPEN_LINES
+from libs.policy.batch import MAX_OPEN_LINES
 from libs.testing.batch.jobs import ENDPOINT, until_answered
 from libs.testing.workers.scripted import scripted_worker
 from services.gateway.batch.run import BatchPorts

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.policy.batch.deal import (
+from libs.policy.batch import (
     AHEAD_S,
     LEAST_OPEN_LINES,
     MAX_OPEN_LINES,

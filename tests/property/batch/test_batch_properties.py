@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.policy.batch.capacity import LOOK_AHEAD, GatewayLoad, allowed
-from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.batch import LOOK_AHEAD, SHARE_LINES, GatewayLoad, allowed
 from libs.policy.queue.order import Line
 from services.gateway.batch.jobs.fold import MAX_EARLY, JobBook
 from services.gateway.batch.jobs.progress import ShareNote

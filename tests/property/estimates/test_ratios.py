@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.estimates.ratios import LEAST, LEVELS, Ratios
+from libs.policy.ratios import LEAST_ANSWERS, LEVELS, Ratios
 
 S = 1_000_000_000
 
 
 def test_nothing_is_known_before_some_answers_have_come() -> None:
     ratios = Ratios()
-    for _ in range(LEAST - 1):
+    for _ in range(LEAST_ANSWERS - 1):
         ratios.add(S, S)
     assert ratios.quantile(0.9) is None
     ratios.add(S, S)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.estimates.slowness import MOST, TOLERANCE, WINDOW, Slowness
+from libs.policy.gateway.outlook import MAX_SLOWNESS, SLOWNESS_TOLERANCE, SLOWNESS_WINDOW, Slowness
 
 S = 1_000_000_000
 
@@ -18,13 +18,13 @@ def answers(slowness: Slowness, times_as_slow: float, count: int, seed: int, spr
         slowness.answered(S * slowness.factor, S * times_as_slow * random.lognormvariate(0.0, spread))
 
 
-@given(st.floats(1.5, MOST), st.integers(0, 1000))
+@given(st.floats(1.5, MAX_SLOWNESS), st.integers(0, 1000))
 def test_a_worker_slower_than_it_says_is_known_within_a_few_answers_and_forgiven_again(slow: float, seed: int) -> None:
     slowness = Slowness()
-    answers(slowness, slow, 3 * WINDOW, seed)
+    answers(slowness, slow, 3 * SLOWNESS_WINDOW, seed)
     assert slow / 1.4 <= slowness.factor <= slow * 1.4
-    answers(slowness, 1.0, 6 * WINDOW, seed)
-    assert slowness.factor <= TOLERANCE * 1.1
+    answers(slowness, 1.0, 6 * SLOWNESS_WINDOW, seed)
+    assert slowness.factor <= SLOWNESS_TOLERANCE * 1.1
 
 
 # Where it is slower by a tenth, such scatter as 0.15 passes the tolerance by chance.
@@ -34,7 +34,7 @@ def test_a_worker_slower_than_it_says_is_known_within_a_few_answers_and_forgiven
 def test_one_that_is_about_as_fast_as_it_says_or_faster_is_believed(pace: tuple[float, float], seed: int) -> None:
     fast, spread = pace
     slowness = Slowness()
-    answers(slowness, fast, 10 * WINDOW, seed, spread)
+    answers(slowness, fast, 10 * SLOWNESS_WINDOW, seed, spread)
     assert slowness.factor == pytest.approx(1.0, rel=0.05)
 
 
@@ -43,10 +43,10 @@ def test_whatever_comes_the_factor_stays_within_its_bounds(pairs: list[tuple[flo
     slowness = Slowness()
     for predicted, actual in pairs:
         slowness.answered(predicted, actual)
-        assert 1.0 <= slowness.factor <= MOST
+        assert 1.0 <= slowness.factor <= MAX_SLOWNESS
 
 
 def test_answers_that_were_to_come_at_once_say_nothing() -> None:
     slowness = Slowness()
-    for _ in range(10 * WINDOW):
+    for _ in range(10 * SLOWNESS_WINDOW):
         assert not slowness.answered(1_000_000, S)

@@ -5,8 +5,17 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.limits.lease import AHEAD_PERCENT, IDLE_S, Lease, ahead, held, local_share
-from libs.policy.limits.window import SLOTS, WINDOW_S, MinuteWindow
+from libs.policy.limits.usage import (
+    AHEAD_PERCENT,
+    IDLE_S,
+    SLOTS,
+    WINDOW_S,
+    Lease,
+    MinuteWindow,
+    ahead,
+    held,
+    local_share,
+)
 
 STEPS = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 12), st.integers(0, 12)), max_size=120)
 

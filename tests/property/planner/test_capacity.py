@@ -20,8 +20,7 @@ from libs.policy.planner.role_planning import (
     RoleReason,
     assign,
 )
-from libs.policy.planner.splits import splits
-from libs.policy.planner.steady import DecodePace
+from libs.policy.planner.splits import DecodePace, splits
 from libs.policy.pressure import step_times
 from libs.policy.pressure.splits import WorkerProfile, Workload, most_decodes, ride, split
 from libs.policy.roles import Role

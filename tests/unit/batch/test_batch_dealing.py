@@ -9,7 +9,7 @@ import pytest
 from libs.contracts.errors import FileNotFound, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.local import LocalFiles
-from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.batch import SHARE_LINES
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.keeper.dealer import Dealer
 from services.gateway.batch.lines.shares import ShareSpan

@@ -15,7 +15,7 @@ from libs.contracts.errors import BrokerUnavailable, TopicNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
-from libs.policy.batch.deal import LEAST_OPEN_LINES, SHARE_LINES
+from libs.policy.batch import LEAST_OPEN_LINES, SHARE_LINES
 from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork

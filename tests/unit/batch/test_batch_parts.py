@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
-from libs.policy.batch.capacity import GatewayLoad
+from libs.policy.batch import GatewayLoad
 from libs.policy.gateway.view import WorkerView
 from libs.testing.wait import ManualClock, until
 from load.chaos.loop import SimLoop

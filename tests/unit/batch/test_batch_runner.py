@@ -14,7 +14,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
-from libs.policy.batch.capacity import GatewayLoad
+from libs.policy.batch import GatewayLoad
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import end
 from libs.testing.batch.work import MemoryWork

@@ -2,7 +2,7 @@
 
 from libs.cli.role.change import with_groups
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
-from libs.policy.planner.groups import UNEQUAL, Gathered, gather, share, spread
+from libs.policy.planner.groups import UNEQUAL, GroupedWorkers, gather, share, spread
 from libs.policy.planner.limits import MAX_WORKERS
 from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, assign
 from libs.policy.planner.splits import EVERY
@@ -37,7 +37,7 @@ def test_a_group_is_one_worker_that_holds_what_its_ranks_hold() -> None:
 
 def test_workers_without_a_group_stay_as_they_are() -> None:
     alone = [rank("p"), rank("d")]
-    assert gather(alone, {}) == Gathered(alone)
+    assert gather(alone, {}) == GroupedWorkers(alone)
 
 
 def test_a_decision_about_groups_is_the_one_about_as_many_workers_with_a_ranks_part_each() -> None:

@@ -1,6 +1,6 @@
 """How long a worker takes to come: on a machine that is there, and where one has to come first."""
 
-from libs.policy.planner.start_up import SECOND_NS, StartUp
+from libs.policy.planner.scaling import SECOND_NS, StartUp
 
 
 def seen(start_up: StartUp, at_s: float, *names: str, without: str = "", there: str = "") -> None:

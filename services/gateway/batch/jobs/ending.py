@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Foretold
-from libs.policy.batch.deal import OpenJob, queues_of
+from libs.policy.batch import OpenJob, queues_of
 
 WINDOW_S = 60.0
 MIN_S = 2.0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.policy.batch.deal import OpenJob
+from libs.policy.batch import OpenJob
 from services.gateway.batch.jobs.counts import ShareCounts
 from services.gateway.batch.jobs.reasons import NotRun, stopped
 

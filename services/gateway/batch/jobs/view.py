@@ -10,7 +10,7 @@ from libs.bus.work import WorkBus
 from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull, quoted
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent
 from libs.contracts.topics import BATCH_JOBS
-from libs.policy.batch.deal import OpenJob
+from libs.policy.batch import OpenJob
 from libs.runtime.backoff import Backoff
 from services.gateway.batch.jobs.ending import LineRate
 from services.gateway.batch.jobs.fold import JobBook

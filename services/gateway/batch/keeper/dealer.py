@@ -9,7 +9,7 @@ from dataclasses import replace
 from libs.contracts.errors import FileNotFound, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileStore
-from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.batch import SHARE_LINES
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.lines.shares import Cutter, ShareSpan, after
 

@@ -25,7 +25,7 @@ from libs.contracts.errors import (
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
 from libs.filestore.port import FileInfo, FileStore
-from libs.policy.batch.deal import deal
+from libs.policy.batch import deal
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.ending import ends_s, news

@@ -4,7 +4,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.batch import SHARE_LINES
 
 SHARE_BYTES = 1024 * 1024
 """A share ends with the line that reaches this."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from libs.policy.batch.capacity import GatewayLoad, allowed
+from libs.policy.batch import GatewayLoad, allowed
 
 POLL_S = 0.02
 """Interval between checks for free capacity: no event announces that credits have come or gone."""

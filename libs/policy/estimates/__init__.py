@@ -1,1 +1,0 @@
-"""What is learned of answers that have come: how far predictions are off, how slow workers are."""
