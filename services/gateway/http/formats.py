@@ -86,7 +86,7 @@ class ChatFormat:
         return ChatLogprobs([self.token(entry) for entry in piece.logprobs])
 
     def token(self, entry: TokenLogprob) -> ChatTokenLogprob:
-        """Return a token with the requested number of likeliest alternatives, which need not include the token itself."""
+        """Return a token with the requested number of likeliest tokens, which need not include the token itself."""
         assert entry.logprob is not None  # a prompt's first token alone has none, and chats echo no prompt
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
