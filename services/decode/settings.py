@@ -1,5 +1,3 @@
-"""Settings of the decode service: a worker whose first role is decode."""
-
 from typing import Literal
 
 from pydantic import Field
@@ -9,7 +7,7 @@ from libs.worker.settings import WorkerSettings
 
 
 class DecodeSettings(WorkerSettings):
-    """`WorkerSettings` with this service's defaults."""
+    """The settings of a worker whose first role is decode."""
 
     id: MemberName = Field(default_factory=lambda: own_name("decode"))
     role: Literal["prefill", "decode", "mixed", "standby"] = "decode"

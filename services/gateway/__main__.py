@@ -1,5 +1,3 @@
-"""Start a gateway: python -m services.gateway."""
-
 import sys
 
 from libs.runtime.service import run_service

@@ -1,4 +1,4 @@
-"""The gateway put together: the only place that knows which adapters stand behind the ports."""
+"""The gateway's composition root: the only module that names the adapters behind its ports."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ from services.gateway.settings import GatewaySettings
 
 
 async def main(service: Service[GatewaySettings]) -> None:
-    """Serve until a stop signal, then let running requests end for a bounded time."""
+    """Serve until a stop signal, then give running requests up to `settings.drain_s` to end."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT", stall_s=settings.client_stall_s)

@@ -1,5 +1,3 @@
-"""Prometheus metrics of a gateway."""
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -20,7 +18,7 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """Metrics of one model, looked up once: finding a label costs as much as counting."""
+    # Looked up once per model: finding a label costs as much as counting.
 
     prompt_tokens: Counter
     cached_tokens: Counter
@@ -36,11 +34,11 @@ class ModelMetrics:
 
 
 class GatewayMetrics:
-    """Metrics in a registry of their own."""
+    """The gateway's Prometheus metrics, in a registry of their own."""
 
     def __init__(self) -> None:
+        # Bounded by the number of served models, which is small.
         self._of_model: dict[str, ModelMetrics] = {}
-        """For the models that are served, which are few."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.responses = self._counter("responses", "Answered requests", "route", "status")
@@ -90,7 +88,6 @@ class GatewayMetrics:
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
 
     def of_model(self, model: str) -> ModelMetrics:
-        """The metrics of a served model."""
         found = self._of_model.get(model)
         if found is None:
             shown = {field.name: getattr(self, field.name).labels(model) for field in fields(ModelMetrics)}
@@ -110,7 +107,7 @@ class GatewayMetrics:
         open_requests: Callable[[], float],
         body_bytes: Callable[[], float],
     ) -> None:
-        """Read depths when they are asked for."""
+        """Register gauges that call these functions at each scrape."""
         for name, text, read in (
             ("waiting", "Choices in the queue", waiting),
             ("late", "Of them, those that can no longer have their first token in time", late),
@@ -125,19 +122,19 @@ class GatewayMetrics:
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
 
     def watch_slots(self, slots: Mapping[str, FairSlots]) -> None:
-        """Read them, by what they are for, when they are asked for."""
+        """Register gauges of these slots, labelled by their keys."""
         for name, each in slots.items():
             self._slots_held.labels(name).set_function(partial(getattr, each, "held"))
             self._slots_waiting.labels(name).set_function(each.__len__)
 
     def watch_index(self, index: KvIndex, *, late: Callable[[], float]) -> None:
-        """Read the KV index's counters, and how many requests did not wait for it, when they are asked for."""
+        """Register the KV index's counters, and the number of requests that went on without its answer."""
         self.registry.register(KvIndexCollector(index))
         gauge = Gauge(names.GATEWAY_LATE_HINTS, "Requests bound before their look-up came", registry=self.registry)
         gauge.set_function(late)
 
     def watch_registry(self, registry: Registry) -> None:
-        """Read what the registry skipped, when it is asked for."""
+        """Register the number of registry entries that were skipped as invalid."""
         self.registry.register(RegistryCollector(registry))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

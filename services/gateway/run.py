@@ -1,4 +1,4 @@
-"""A gateway over its ports: links to workers, the queue, the REST API. `app.py` gives it its adapters."""
+"""The gateway over its ports: links to workers, the queue and the REST API. `app.py` supplies the adapters."""
 
 import asyncio
 import socket
@@ -74,35 +74,33 @@ from services.gateway.workers.fleet import WorkerLinks
 from services.gateway.workers.silence import SilenceWatch
 from services.gateway.workers.traffic import StreamTraffic
 
+# Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1
-"""How long the last bytes of answers may take, once every request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayPorts:
-    """What a gateway needs from outside."""
+    """The gateway's ports to stores and to other processes."""
 
     bus: Bus
     registry: Registry
     kv_index: KvIndex
     batch: BatchPorts | None = None
-    """None: no files, no batches."""
+    """Storage for files and batch jobs; None disables both."""
     models: ModelCatalogue | None = None
-    """Of models that are loaded when they are asked for; None: there are those of the settings alone."""
+    """The catalogue of models loaded on demand; None serves only the models named in the settings."""
     keys: KeyTable | None = None
-    """Who calls; None: anybody, whatever they send."""
+    """The keys that identify callers; None accepts every request, whatever credentials it carries."""
     limits: Ledger | None = None
-    """What all gateways have used of tenants' limits; None: nobody has any."""
+    """The usage that all gateways have counted against tenants' limits; None disables limits."""
     key_store: KeyStore | None = None
-    """Where keys are changed; None: not here."""
+    """The store in which keys are changed; None disables changing them through this gateway."""
     responses: ResponseStore | None = None
-    """Kept for their tenants; None: in this gateway's memory."""
+    """The store of tenants' responses; None keeps them in this process's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
-    """A gateway that serves."""
-
     url: str
     dispatcher: Dispatcher
     fleet: WorkerLinks
@@ -121,7 +119,7 @@ async def open_gateway(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningGateway]:
-    """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
+    """Serve on a bound socket while the context is open, then drain for up to `settings.drain_s`."""
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
     fleet = _fleet(settings, transport, metrics, tasks, clock)
@@ -268,8 +266,7 @@ def _dispatcher(
 def _guarded(
     app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock, metrics: GatewayMetrics
 ) -> ASGIApp:
-    """The app behind the gate that checks keys and the door that records deletions, where there are keys, and behind
-    what answers pages of other origins, where some may ask."""
+    """Wrap the app in the key gate and the audit of deletions if there are keys, and in CORS if origins are set."""
     served = app
     if ports.keys is not None:
         gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
@@ -288,7 +285,7 @@ def _guarded(
 
 
 def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
-    """Settles with the ledger from now on; None where nobody has limits."""
+    """Start the limiter's task, which settles with the ledger; return None if nobody has limits."""
     if ports.keys is None or ports.limits is None:
         return None
     limiter = TenantLimiter(ports.keys, ports.limits, clock, gateway_id)
@@ -300,7 +297,7 @@ def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwne
 async def _sharing_places(
     dispatcher: Dispatcher, ports: GatewayPorts, gateway_id: str, tasks: TaskOwner
 ) -> AsyncIterator[None]:
-    """Report tenants' places to other gateways until the context ends; without keys or limits, report nothing."""
+    """Exchange tenants' decode places with other gateways until the context ends. Do nothing without keys or limits."""
     if ports.keys is None or ports.limits is None:
         yield
         return
@@ -320,7 +317,7 @@ def _desk(
     clock: Clock,
     tasks: TaskOwner,
 ) -> ModelDesk | None:
-    """Follows the catalogue from now on, and the dispatcher asks it; None without a catalogue."""
+    """Start following the catalogue and make the dispatcher consult it; return None without a catalogue."""
     if store is None:
         return None
     desk = ModelDesk(
@@ -347,7 +344,7 @@ def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
 def _ended(
     bus: Bus, metrics: GatewayMetrics, demand: DemandTeller, limiter: TenantLimiter | None, fleet: WorkerLinks
 ) -> Ended:
-    """Who hears of each request that has ended: its record, the demand, and where there are limits what it cost."""
+    """Return a callback that passes each ended request to the recorder, the demand count and the GPU time limits."""
     hearers: list[Ended] = [Recorder(bus, metrics).ended, demand.ended]
     if limiter is not None:
         hearers.append(GpuCharge(limiter, fleet).ended)
@@ -368,7 +365,7 @@ def _watch(
     *,
     tasks: TaskOwner,
 ) -> None:
-    """Read these off when metrics are asked for."""
+    """Register everything whose value is read at scrape time."""
     metrics.watch_registry(ports.registry)
     metrics.registry.register(BusCollector(ports.bus))
     metrics.registry.register(PoisonCollector(dispatcher.suspects))
@@ -394,7 +391,7 @@ def _batch(
     metrics: GatewayMetrics,
     clock: Clock,
 ) -> BatchService | None:
-    """Make what serves files and batches; None for a gateway without them."""
+    """Return the service of files and batches, or None if the gateway has none."""
     store = Stored(settings.files_max_count, settings.files_max_bytes)
     bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
     metrics.watch_slots({"uploads": bounds.uploads})
@@ -402,7 +399,7 @@ def _batch(
 
 
 def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:
-    """What generates, by path."""
+    """Return the endpoints that generate, by path."""
     readers: dict[str, Reader] = {
         "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
         "/v1/completions": CompletionReader(parse_completion, CompletionFormat),
@@ -412,7 +409,7 @@ def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResp
 
 
 async def drain(dispatcher: Dispatcher, timeout_s: float) -> None:
-    """Take no new requests, let running ones end, and fail those that have not ended after `timeout_s`."""
+    """Refuse new requests, let running ones end, and fail those still running after `timeout_s`."""
     idle = asyncio.Event()
     dispatcher.drain(idle.set)
     with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""`python -m services.prefill`: a worker. Its code is libs/worker, from `service.serve_worker` on."""
+"""The prefill worker, `python -m services.prefill`. Its code is in libs/worker, starting at `service.serve_worker`."""
 
 from libs.runtime.service import end_process, run_service
 from libs.worker.service import FAILED_S, serve_worker

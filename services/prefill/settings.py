@@ -1,5 +1,3 @@
-"""Settings of the prefill service: a worker whose first role is prefill."""
-
 from typing import Literal
 
 from pydantic import Field
@@ -9,7 +7,7 @@ from libs.worker.settings import WorkerSettings
 
 
 class PrefillSettings(WorkerSettings):
-    """`WorkerSettings` with this service's defaults."""
+    """The settings of a worker whose first role is prefill."""
 
     id: MemberName = Field(default_factory=lambda: own_name("prefill"))
     role: Literal["prefill", "decode", "mixed", "standby"] = "prefill"

@@ -1,4 +1,4 @@
-"""One choice as its client sees it: tokens become text, stop strings end it, pieces wait until they can be sent."""
+"""One choice as its client sees it: the decoding of tokens, stop strings, and pieces that wait to be sent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,49 +16,47 @@ from services.gateway.prompt.stops import StopMatcher
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """A token that came with its logprob; the first of a prompt has none."""
+    """A token with its logprob, which the first token of a prompt lacks."""
 
     token_id: int
     logprob: Logprob | None
     text_offset: int
-    """Characters of the choice's text before it."""
+    """The number of characters of the choice's text before this token."""
 
 
 @dataclass(slots=True)
 class CallPiece:
-    """A piece of a tool call."""
-
     index: int
-    """Of the choice's calls, from 0."""
+    """The call's index among the choice's calls, from 0."""
     id: str = ""
-    """With its name, in the first piece of a call; empty in later ones."""
+    """The call's id, sent with its name in the first piece; empty in later ones."""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
 
 
 class AnswerRun(NamedTuple):
-    """A part of an answer, in its place among the others."""
+    """A part of an answer, in its order among the others."""
 
     kind: PartKind
     text: str
     call_id: str = ""
-    """Of a call."""
+    """The id of the call, if the part belongs to one."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """What has come since the last piece was taken."""
+    """The output that has arrived since the last piece was taken."""
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reasoning: list[str] | None = None
+    # None in place of empty lists, which most answers would create for each token.
     calls: list[CallPiece] | None = None
-    """None in place of empty lists, which most answers would make for each token."""
     finish: ApiFinishReason | None = None
     runs: list[AnswerRun] | None = None
-    """The same parts in their order; None where nobody asks for it."""
+    """The same parts in order; None unless the request wants their order."""
     token_ids: list[int] | None = None
-    """Of the tokens behind it; None where nobody asks for them."""
+    """The ids of the piece's tokens; None unless the request wants them."""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.reasoning or self.calls or self.finish)
@@ -66,26 +64,29 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PartReaders:
-    """How an answer of more than content is read."""
+    """The parsers of an answer that has more than content."""
 
     reader: AnswerReader
     reasons: bool
-    """Whether its usage counts tokens of reasoning."""
+    """Whether usage reports the number of reasoning tokens."""
     new_call_id: Callable[[str, int], str]
-    """From a call's name and its place among the answer's calls."""
+    """Makes a call's id from its name and its index among the answer's calls."""
     max_calls: int
-    """Calls beyond are dropped."""
+    """The bound on calls; further ones are dropped."""
     only_calls: bool = False
-    """Nothing but calls may come: text before one that was cut off is a part of it, and not shown."""
+    """Whether the answer consists of calls alone. Text before a call that was cut off then belongs to it and is not
+    shown.
+    """
     hides_reasoning: bool = False
-    """Reasoning is counted, and not shown."""
+    """Whether reasoning is counted but not shown."""
 
 
 class ChoiceText:
-    """The sink of one generation.
+    """The sink of one generation's tokens.
 
-    Tokens become text when a piece is taken: a client that reads slowly gets fewer and larger pieces, and at most the
-    whole output waits. Only stop strings make every token be decoded as it comes, since one of them may be the last.
+    Tokens are decoded when a piece is taken. A client that reads slowly gets fewer and larger pieces, and at most
+    the whole output waits. Only stop strings require decoding each token as it arrives, since one of them may be
+    the last.
     """
 
     def __init__(
@@ -102,11 +103,16 @@ class ChoiceText:
         prompt: PromptShown | None = None,
         changed: Callable[[], None],
     ) -> None:
-        """`silent_token_ids`: they end the text and are no part of it. `min_tokens`: no stop string ends within the
-        text of as many tokens, whichever workers they come from. `parts`: None where all of it is content;
-        otherwise logprobs are of the content alone, and stop strings are looked for there. `ordered`: whether pieces
-        say in which order their parts came. `prompt`: what is shown of it, and of tokens' ids. `changed` is called when
-        all is there, and, for one who takes it `in_pieces`, when there may be a piece."""
+        """`silent_token_ids` end the text and are no part of it. No stop string ends within the text of the first
+        `min_tokens` tokens, whichever workers generate them.
+
+        `parts` is None if the answer is all content; otherwise logprobs and stop strings concern the content alone.
+        `ordered` makes pieces record the order of their parts. `prompt` holds what is shown of the prompt and of
+        token ids.
+
+        `changed` is called once the choice is complete and, with `in_pieces`, also whenever there may be a new
+        piece.
+        """
         self.error: FulcrumError | None = None
         self.done = False
         self._request_id = request_id
@@ -117,11 +123,11 @@ class ChoiceText:
         self._min_tokens = min_tokens
         self._read_tokens = 0
         self._early = ""
-        """Text of the first `min_tokens` tokens that the reader held back at their end."""
+        """Text of the first `min_tokens` tokens that the parser was still holding back after the last of them."""
         self._in_pieces = in_pieces
         self._parts = parts
         self._kept: list[tuple[int, Logprob]] = []
-        """Logprobs of tokens that may or may not be content."""
+        """The logprobs of tokens not yet known to be content."""
         self._calls = 0
         self._changed = changed
         self._tokens: list[tuple[int, Logprob | None]] = []
@@ -140,12 +146,12 @@ class ChoiceText:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning so far; None for a model that writes none."""
+        """Return the reasoning tokens so far, or None for a model that writes none."""
         parts = self._parts
         return parts.reader.reasoning_tokens if parts is not None and parts.reasons else None
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
-        """Take a token; True when a stop string ended the text."""
+        """Add a token; return whether a stop string ended the text."""
         if self.prompt is not None and self._shown(self.prompt, token_id, logprob):
             return False
         self._tokens.append((token_id, logprob))
@@ -156,7 +162,7 @@ class ChoiceText:
         return self._stopped
 
     def finish(self, reason: ApiFinishReason) -> None:
-        """The last token was taken."""
+        """End the choice after its last token."""
         self._decode()
         if not self._stopped:
             parts = self._parts
@@ -172,13 +178,12 @@ class ChoiceText:
         self._changed()
 
     def fail(self, error: FulcrumError) -> None:
-        """No more will come."""
         self.error = error
         self.done = True
         self._changed()
 
     def take(self) -> Piece:
-        """What is there to be sent. Should tokens fail to become text the choice fails, and its error is the news."""
+        """Return the output to be sent. If decoding fails, the choice fails and its error is set."""
         try:
             self._decode()
         except Exception as error:
@@ -188,7 +193,7 @@ class ChoiceText:
         return piece
 
     def _shown(self, prompt: PromptShown, token_id: int, logprob: Logprob | None) -> bool:
-        """Whether that was all: no token of the answer itself is wanted."""
+        """Return whether the choice is complete, because the request wants the prompt alone."""
         prompt.heard(logprob)
         if self._echoes:
             self._echoes = False
@@ -198,7 +203,7 @@ class ChoiceText:
         return prompt.only
 
     def _echo(self, prompt: PromptShown) -> None:
-        """The prompt's text, ahead of the answer's, with its logprobs where there are some."""
+        """Put the prompt's text, and its logprobs if there are any, before the answer's."""
         logprobs = (None, *prompt.logprobs) if prompt.scored else ()
         for place, text in enumerate(prompt.pieces()):
             if logprobs:
@@ -246,7 +251,7 @@ class ChoiceText:
         return self._stopped
 
     def _sort(self, found: Iterable[AnswerPart], parts: PartReaders) -> None:
-        """Parts of the answer, in order; nothing follows a stop string."""
+        """Distribute parts of the answer in order; drop those after a stop string."""
         for part in found:
             if self._stopped:
                 return
@@ -280,7 +285,7 @@ class ChoiceText:
             self._run(PartKind.ARGUMENTS, part.text)
 
     def _push(self, text: str) -> bool:
-        """Add content, up to a stop string where one may end there; whether one did."""
+        """Add content up to a stop string; return whether one ended the text."""
         # vLLM's detokenizer has the same rule, and searches from the text of token min_tokens + 1 on.
         exempt_chars = len(text) if self._read_tokens <= self._min_tokens else self._take_early(text)
         shown, self._stopped = self._stops.push(text, exempt_chars)
@@ -288,7 +293,7 @@ class ChoiceText:
         return self._stopped
 
     def _take_early(self, text: str) -> int:
-        """Return how many characters of content come from the first `min_tokens` tokens after all."""
+        """Return how many characters of `text` come from the first `min_tokens` tokens."""
         for early in (self._early, self._early.lstrip()):  # readers drop white space after reasoning and calls
             if early and (text.startswith(early) or early.startswith(text)):
                 self._early = early[len(text) :]
@@ -309,13 +314,11 @@ class ChoiceText:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to one prompt."""
-
     index: int
     generation: Generation
     text: ChoiceText
 
 
 def first_error(choices: Iterable[Choice]) -> FulcrumError | None:
-    """What one of them failed with; the others are of no use then."""
+    """Return the first error among choices of one request; the other choices are useless after it."""
     return next((choice.text.error for choice in choices if choice.text.error is not None), None)

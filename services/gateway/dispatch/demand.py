@@ -1,4 +1,4 @@
-"""Tells telemetry what arrives here, as it arrives: cumulative counts of all arrivals, refused ones included."""
+"""Publishes cumulative counts of this gateway's arrivals, including refused ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from libs.dispatch.generation import ApiFinishReason, Ending, Generation
 from libs.runtime.clock import Clock
 
 EVERY_S: Final = 2.0
+# Above this the broker counts as away. Counts are cumulative, so one later record replaces those skipped.
 MAX_UNSENT: Final = 256
-"""Records that the broker has not taken: with more it is away, and one record later says the same."""
 NO_ROOM: Final = frozenset({429, 503})
-"""Statuses of arrivals that were turned away for want of room, not for what they ask."""
+"""Statuses of arrivals that were refused for want of room rather than for their content."""
 
 
 class DemandTeller:
-    """One gateway's count of arrivals."""
+    """The publisher of one gateway's arrival counts."""
 
     def __init__(self, bus: Bus, gateway_id: str, clock: Clock) -> None:
         self.counter = ArrivalCounter()
@@ -34,17 +34,16 @@ class DemandTeller:
         self._left = False
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Publish counts until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             self.tell()
 
     def leave(self) -> None:
-        """Say the last count."""
         self.tell(last=True)
 
     def tell(self, *, last: bool = False) -> None:
-        """The counts as of now, unless the broker is away: what is not said now is in what is said later."""
+        """Publish the current counts, unless the broker is away: a later record includes them."""
         if self._left or (self._bus.stats().buffered > MAX_UNSENT and not last):
             return
         self._left = last
@@ -52,11 +51,11 @@ class DemandTeller:
         self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
 
     def visit(self, tenant: str, service_class: str) -> "Visit":
-        """An arrival whose body is still to be read."""
+        """Begin an arrival whose body is still to be read."""
         return Visit(self.counter, self._clock, tenant, service_class)
 
     def ended(self, generation: Generation, outcome: Ending) -> None:
-        """A choice has ended. One that came without a visit, a line of a batch job, counts now."""
+        """Record the end of a choice. A batch line, which had no arrival, is counted here."""
         if not self.counter.holds(generation):
             context = generation.context
             key = DemandKey(generation.model, context.service_class, context.tenant)
@@ -66,7 +65,7 @@ class DemandTeller:
 
 @dataclass(slots=True)
 class Visit:
-    """One request on its way in."""
+    """One request between its arrival and its admission."""
 
     _counter: ArrivalCounter
     _clock: Clock
@@ -78,18 +77,18 @@ class Visit:
     _admitted: bool = field(default=False, init=False)
 
     def read(self, body: bytes) -> bytes:
-        """Note the body, by which a retry is known."""
+        """Return the body after noting it, since retries are recognised by it."""
         self._mark = xxhash.xxh3_128_digest(self._tenant.encode() + b"\0" + body)
         return body
 
     def admitted(self, generations: Sequence[Generation]) -> None:
-        """Its choices wait for workers."""
+        """Record that the request's choices wait for workers."""
         tokens = sum(each.prompt_tokens for each in generations)
         self._counter.admitted(self._key, generations, tokens, self._mark, self._clock.now_ns())
         self._admitted = True
 
     def failed(self, error: FulcrumError) -> None:
-        """It was answered with an error; one for want of room is demand all the same."""
+        """Record an error as the answer. A refusal for want of room still counts as demand."""
         if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # which more room would not help
             full = isinstance(error, QueueFull)
             now_ns = self._clock.now_ns()

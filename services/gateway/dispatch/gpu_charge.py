@@ -1,4 +1,4 @@
-"""Charges tenants whose GPU time is limited for each of their choices, lines of batches included."""
+"""Charges tenants whose GPU time is limited for each of their choices, including batch lines."""
 
 from libs.dispatch.generation import Ending, Generation
 from libs.policy.limits.usage import decode_gpu_ns, prompt_gpu_ns
@@ -8,14 +8,14 @@ from services.gateway.workers.link import WorkerLink
 
 
 class GpuCharge:
-    """Called once for every choice that has ended, however it did."""
+    """A callback that runs once for every choice that has ended, for whatever reason."""
 
     def __init__(self, limiter: TenantLimiter, fleet: WorkerLinks) -> None:
         self._limiter = limiter
         self._fleet = fleet
 
     def ended(self, generation: Generation, _outcome: Ending) -> None:
-        """Reckon what it took, at its workers' speed of now. Nothing where no worker computed for it."""
+        """Charge the choice's GPU time at its workers' current speed; charge nothing if no worker computed for it."""
         tenant = generation.context.tenant
         if not self._limiter.limits_gpu_time(tenant) or not generation.output:
             return

@@ -1,4 +1,4 @@
-"""From a checked request to choices that are ready to wait for workers."""
+"""Turns a checked request into choices that are ready to wait for workers."""
 
 import asyncio
 import secrets
@@ -36,34 +36,30 @@ from services.gateway.workers.fleet import WorkerLinks
 _SEEDS = 2**64
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 TOKENISE_THREADS = 2
+# Bound on long prompts that wait for one of the few tokeniser threads.
 MAX_ARRIVING = 256
-"""Long prompts that wait to be tokenised; the threads that do it are few."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds of one request."""
-
     max_n: int
     max_choices: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What came with a request beside its body."""
+    """What accompanies a request besides its body."""
 
     request_id: str
     arrival_ns: int
     headers: Headers
     models: AbstractSet[str] = frozenset()
-    """That it may name; empty: all."""
+    """The models that the request may name; empty allows all."""
     allowance: Allowance = FREE
-    """Of its tenant's limits."""
+    """The request's share of its tenant's limits."""
 
 
 class Intake:
-    """Makes generations."""
-
     def __init__(
         self,
         *,
@@ -76,8 +72,9 @@ class Intake:
         cache_salt: Callable[[str], str] = str,
         tenants: Tenancy | None = None,
     ) -> None:
-        """cache_salt: of a tenant, which keeps its KV blocks apart from others'; its name where tenants have no
-        secrets. tenants: who take turns at the threads; None: all requests are alike."""
+        """`cache_salt` maps a tenant to the salt that separates its KV blocks from others': its name if tenants have
+        no secrets. `tenants` take turns at the threads; None treats all requests alike.
+        """
         self._catalog = catalog
         self._fleet = fleet
         self._hints = hints
@@ -91,8 +88,10 @@ class Intake:
         self.schemas = SchemaCheck(tenants)
 
     def model(self, asked: Asked, allowed: AbstractSet[str]) -> ServedModel:
-        """The one that is asked for, of those `allowed`, which are all where that is empty. Raises UnknownModel, and
-        InvalidRequest for too many choices."""
+        """Return the requested model if it is one of `allowed`; an empty set allows all.
+
+        Raise UnknownModel, or InvalidRequest for too many choices.
+        """
         if asked.n > self._limits.max_n:
             raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
         if asked.choices > self._limits.max_choices:
@@ -103,7 +102,9 @@ class Intake:
     async def choices(
         self, asked: Asked, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
-        """One for each prompt and each of its `n`; raises InvalidRequest when a prompt does not fit the model."""
+        """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
+        model.
+        """
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
         tenant = arrival.headers.tenant
         prompts = await self.tokens(asked, model, tenant, most_tokens=context_tokens)
@@ -155,7 +156,7 @@ class Intake:
         return choices
 
     def _wanted(self, model: ServedModel) -> Defaults:
-        """Where headers say nothing, the model's own targets before the gateway's."""
+        # Absent headers take the model's own targets before the gateway's.
         if model.ttft_ms is None and model.tpot_ms is None:
             return self._defaults
         own = self._defaults
@@ -165,7 +166,7 @@ class Intake:
     async def _cached(
         self, asked: Asked, model: ServedModel, prompts: list[list[int]], salt: str
     ) -> list[dict[str, int]]:
-        """Tokens that workers hold of each prompt, where they are of use."""
+        """Return the tokens of each prompt that workers hold, if the request can use them."""
         if asked.prompt_logprobs is not None:
             return [{} for _ in prompts]
         look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter)
@@ -176,14 +177,17 @@ class Intake:
     async def tokens(
         self, asked: Asked, model: ServedModel, tenant: str, *, most_tokens: int | None = None
     ) -> list[list[int]]:
-        """Of each prompt; raises InvalidRequest, and QueueFull while too many wait for it. most_tokens: as in
-        `tokenise`."""
+        """Return the token ids of each prompt.
+
+        Raise InvalidRequest, or QueueFull while too many prompts wait for a thread. `most_tokens` is as in
+        `tokenise`.
+        """
         slot = partial(self.tokenising.slot, tenant)
         return await tokenise(asked, model, self._threads, most_tokens=most_tokens, slot=slot)
 
 
 def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
-    """How an answer to a chat is read; None where all of it is content."""
+    """Return the parsers of a chat's answer, or None if all of it is content."""
     shape, tools = model.format, asked.tools
     end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
     parser = shape.parser(tools.schemas if tools else _NO_TOOLS, end)
@@ -200,7 +204,7 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
 
 
 def _call_ids(calls: str, asked: Asked) -> Callable[[str, int], str]:
-    """Ids of calls: a template shows them again in the next turn, and some models know them by their form."""
+    # Templates show ids of calls again in the next turn, and some models expect a form of their own.
     if calls == "mistral":
         return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
     if calls == "kimi-k2":
@@ -210,7 +214,7 @@ def _call_ids(calls: str, asked: Asked) -> Callable[[str, int], str]:
 
 
 def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> PromptShown | None:
-    """None where nothing of it is shown."""
+    """Return what is shown of the prompt, or None if nothing is."""
     scored = asked.prompt_logprobs is not None
     if not (asked.echo or scored or asked.token_ids or asked.best):
         return None
@@ -225,7 +229,7 @@ def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> Prompt
 
 
 def _ends(asked: Asked, model: ServedModel) -> frozenset[int]:
-    """Tokens that end an answer."""
+    """Return the tokens that end an answer."""
     stops = asked.sampling.stop_token_ids
     if asked.sampling.ignore_eos:
         return frozenset(stops)

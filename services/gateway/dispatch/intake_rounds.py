@@ -1,4 +1,4 @@
-"""Requests are taken in a few in each turn of the event loop, so that frames of workers never wait for many of them."""
+# Each turn of the event loop takes in a few requests, so that workers' frames never wait for many of them.
 
 import asyncio
 
@@ -11,22 +11,25 @@ _ANYBODY = ""
 
 
 class IntakeRounds:
-    """One gateway's, over all routes that generate. Where tenants are not told apart it is first come, first served."""
+    """The queue of one gateway's requests over all routes that generate, first come, first served unless tenants take
+    turns.
+    """
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
-        """tenants: who take turns; None: all requests are alike."""
+        """`tenants` take turns; None treats all requests alike."""
         self._tenants = tenants or OneForAll()
         self._line = IntakeLine()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._is_due = False
 
     def __len__(self) -> int:
-        """Requests that wait for their turn."""
+        """Return the number of requests that wait for their turn."""
         return len(self._waiting)
 
     async def turn(self, tenant: str, choices: int = 1) -> None:
-        """Returns once a request of the tenant's may be read, or choices of it may be made. Raises QueueFull where too
-        many wait for that."""
+        """Wait until one of the tenant's requests may be read, or `choices` of it made. Raise QueueFull if too many
+        wait.
+        """
         told_apart = self._tenants.told_apart
         weight = self._tenants.weight(tenant) if told_apart else 1
         if len(self._waiting) >= MOST_WAITING:

@@ -1,4 +1,4 @@
-"""Which worker holds how much of a prompt already, asked of the KV index once for all prompts of a loop turn."""
+"""Look-ups of which worker holds how much of a prompt, in one request to the KV index per turn of the event loop."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,16 @@ from libs.stores.kvindex.port import KvIndex, PrefixQuery
 from services.gateway.workers.fleet import WorkerLinks
 
 MAX_PROBES = 64
-"""Blocks of one prompt that are looked up. Those of a longer prompt lie evenly over it, so that a prefix is found to
-within this share of the prompt, whatever its length."""
+"""The blocks of one prompt that are looked up. They lie evenly over a longer prompt, so a prefix is found to within
+this share of the prompt's length.
+"""
+# Longer prompts are hashed in a thread (8,192 tokens take about half a millisecond).
 INLINE_TOKENS = 8192
-"""Longer prompts are hashed off the event loop's thread (8,192 tokens take about half a millisecond)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What makes two workers' block hashes equal."""
+    """The properties that make two workers' block hashes equal."""
 
     model_revision: str
     kv_layout: str
@@ -32,8 +33,6 @@ class _Kind:
 
 
 class _Asked(NamedTuple):
-    """What is looked up."""
-
     model: str
     prompt: Sequence[int]
     salt: str
@@ -48,25 +47,25 @@ class _Prompt:
     model: str
     workers: Sequence[str]
     depths: Sequence[int]
-    """Blocks up to and including each probe."""
+    """The number of blocks up to and including each probe."""
     hashes: Sequence[bytes]
-    """Block hashes of the probes."""
+    """The block hashes of the probes."""
     found: dict[str, int]
-    """Filled in: tokens by worker id."""
+    """The result, filled in by `fill`: tokens by worker id."""
 
     def fill(self, held: Mapping[str, int]) -> None:
-        """Take how many leading probes each worker holds."""
+        """Record how many leading probes each worker holds."""
         for worker, count in held.items():
             self.found[worker] = self.depths[count - 1] * self.kind.block_size_tokens
 
 
 class PrefixHints:
-    """Look-ups for prompts; a store that is away looks like one that holds nothing."""
+    """The look-ups of prompts' prefixes. A store that is away looks like an empty one."""
 
     def __init__(
         self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
     ) -> None:
-        """A request waits no longer than `max_hold_ms`; what comes later is seen by rounds that it still waits for."""
+        """A request waits at most `max_hold_ms`. Later answers still serve the binding rounds for which it waits."""
         self._max_hold_s = max_hold_ms / 1000
         self._index = index
         self._fleet = fleet
@@ -75,12 +74,13 @@ class PrefixHints:
         self._pending: list[_Prompt] = []
         self._look_up: asyncio.Task[None] | None = None
         self.late = 0
-        """Requests that went on before their look-up was answered."""
+        """The number of requests that went on before their look-up was answered."""
 
     async def cached_tokens(self, model: str, prompt: Sequence[int], salt: str, adapter: str = "") -> dict[str, int]:
-        """Tokens of the prompt's start by worker id; what comes after `max_hold_ms` is filled in. salt: of the tenant.
+        """Return the tokens of the prompt's start that each worker holds, by worker id.
 
-        Empty, and at once, where there is no choice of worker.
+        Answers after `max_hold_ms` are filled into the same dict. `salt` is the tenant's. The result is empty, and
+        immediate, if there is no choice of worker.
         """
         found: dict[str, int] = {}
         kinds = self._kinds(model)
@@ -107,7 +107,7 @@ class PrefixHints:
         return self._look_up
 
     async def _ask(self) -> None:
-        """One round trip for all prompts of this loop turn."""
+        """Look up all prompts of this loop turn in one round trip."""
         await asyncio.sleep(0)
         prompts, self._pending, self._look_up = self._pending, [], None
         groups: dict[tuple[str, _Kind], list[_Prompt]] = {}
@@ -123,7 +123,7 @@ class PrefixHints:
                 prompt.fill(held)
 
     def _kinds(self, model: str) -> dict[_Kind, list[str]]:
-        """Ids of workers that have the model; empty where neither phase has a choice of them."""
+        """Return the ids of workers that serve the model, by kind; empty if neither phase has a choice of worker."""
         kinds: dict[_Kind, list[str]] = {}
         prompts = decodes = 0
         for link in self._fleet.links:
@@ -139,7 +139,7 @@ class PrefixHints:
 
 
 def _prompts(kinds: Mapping[_Kind, list[str]], asked: _Asked, found: dict[str, int]) -> list[_Prompt]:
-    """The same prompt as each kind of worker would hash it."""
+    """Return the prompt as each kind of worker hashes it."""
     prompts: list[_Prompt] = []
     for kind, workers in kinds.items():
         root = chain_root(

@@ -1,4 +1,4 @@
-"""What an answer shows of its prompt, and of its tokens by id: echo, logprobs of the prompt, ids. Pure."""
+"""The parts of a prompt that an answer shows: echo, logprobs and token ids. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from libs.model.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class PromptShown:
-    """Of one choice. Most choices have none of it."""
+    """What one choice shows of its prompt. Most choices have none."""
 
     token_ids: Sequence[int]
-    """The prompt's."""
+    """The token ids of the prompt."""
     tokenizer: Tokenizer
     echo: bool = False
     """Whether the text begins with the prompt's."""
     scored: bool = False
-    """Whether the prompt's logprobs are wanted."""
+    """Whether the request wants the prompt's logprobs."""
     only: bool = False
-    """Whether nothing is wanted beyond them: the one token that is generated is dropped."""
+    """Whether the request wants the prompt alone; the one token that is generated is dropped."""
     ids: bool = False
     """Whether the ids of prompt and answer are shown."""
     total_logprob: float = 0.0
-    """Of the answer's tokens so far."""
+    """The sum of the answer's logprobs so far."""
     heard_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
-    """Of the prompt's second to last token, once the first token of the answer is there."""
+    """The logprobs of the prompt's second to last token, available with the first token of the answer."""
 
     def heard(self, logprob: Logprob | None) -> None:
-        """A token came with this."""
+        """Record the logprob of the answer's next token."""
         if logprob is None:
             return
         if logprob.prompt:
@@ -39,11 +39,14 @@ class PromptShown:
 
     @property
     def mean_logprob(self) -> float:
-        """Of the answer's tokens."""
+        """Return the mean logprob of the answer's tokens."""
         return self.total_logprob / max(self.heard_tokens, 1)
 
     def pieces(self) -> list[str]:
-        """Text of each token, which join to the prompt's; bytes of a character stand with the last of its tokens."""
+        """Return the text of each token; joined, the texts are the prompt's.
+
+        The bytes of a character spread over several tokens are given to the last of them.
+        """
         decoder = self.tokenizer.decoder()
         texts = [decoder.push(token_id) for token_id in self.token_ids]
         texts[-1] += decoder.flush()

@@ -1,4 +1,4 @@
-"""Publish the queues of this gateway: workers hold no more than their credits, so requests wait mostly here."""
+"""Publishes the queues of this gateway. Workers hold no more than their credits, so requests wait mostly here."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,27 +12,27 @@ from libs.policy.queue.queues import Queue
 from libs.runtime.clock import Clock
 
 EVERY_S: Final = 0.2
+# Interval between checks while requests are live: the planner needs to see a growing queue at once.
 LOOK_S: Final = 0.05
-"""Interval between checks while requests are live: the planner needs to know at once of a growing queue."""
+# A queue that grew by this factor since its last report is reported at once.
 GROWN: Final = 1.25
-"""A queue that grew by this factor since its last report is reported at once."""
+# Reports are due after this long: `EVERY_S` less the error of timers.
 EVERY_NS: Final = 180_000_000
-"""Reports are due after this long: `EVERY_S` less the error of timers."""
+# An empty queue is reported again after this long: readers count a gateway as silent after 2 s.
 EMPTY_EVERY_NS: Final = 500_000_000
-"""An empty queue is reported again after this long: readers count a gateway as silent after 2 s."""
 MAX_MODELS: Final = 64
+# Above this the broker counts as away and reports are dropped: they would be useless later, and the buffer keeps
+# its room for request events.
 MAX_UNSENT: Final = 256
-"""Unsent records above which the broker counts as away. Reports of queues are dropped then, as they are of no use
-later, and the buffer keeps its room for events of requests."""
 
 
 class QueueReporter:
-    """Publishes one gateway's queues to the topic `queues.v1`."""
+    """The publisher of one gateway's queues to the topic `queues.v1`."""
 
     def __init__(
         self, bus: Bus, queues: Callable[[], list[Queue]], live: Callable[[], int], gateway_id: str, clock: Clock
     ) -> None:
-        """`live`: requests that have not ended."""
+        """`live` returns the number of requests that have not ended."""
         self._bus = bus
         self._live = live
         self._reported_tokens = 0
@@ -46,7 +46,6 @@ class QueueReporter:
         self._reported_ns = 0
 
     async def run(self) -> None:
-        """Report until cancelled."""
         while True:
             queues = self._queues()
             since_ns = self._clock.now_ns() - self._reported_ns
@@ -57,11 +56,10 @@ class QueueReporter:
             await asyncio.sleep(LOOK_S if self._live() else EVERY_S)
 
     def leave(self) -> None:
-        """Send the last report."""
         self.report([], last=True)
 
     def report(self, queues: list[Queue], *, last: bool = False) -> None:
-        """Publish `queues`, unless the broker is away."""
+        """Publish `queues`, or drop them if the broker is away."""
         if self._left or self._bus.stats().buffered > MAX_UNSENT:
             return
         self._left = last

@@ -1,4 +1,4 @@
-"""What stays of an ended choice: an event on the bus and counts in the metrics."""
+"""Records an ended choice as an event on the bus and in the metrics."""
 
 from libs.bus.port import Bus
 from libs.contracts.errors import FulcrumError
@@ -17,14 +17,13 @@ from services.gateway.metrics import GatewayMetrics
 
 
 class Recorder:
-    """Called once for every choice."""
+    """A callback that runs once for every choice that has ended."""
 
     def __init__(self, bus: Bus, metrics: GatewayMetrics) -> None:
         self._bus = bus
         self._metrics = metrics
 
     def ended(self, generation: Generation, outcome: ApiFinishReason | FulcrumError | None) -> None:
-        """Publish and count."""
         event = request_event(generation, outcome)
         self._bus.publish(REQUESTS, event)
         metrics, timeline = self._metrics.of_model(generation.model), generation.timeline
@@ -50,7 +49,7 @@ class Recorder:
 
 
 def request_event(generation: Generation, outcome: ApiFinishReason | FulcrumError | None) -> RequestEvent:
-    """The event of one choice. Pure."""
+    """Return the event of one choice. Pure."""
     context, timeline = generation.context, generation.timeline
     return RequestEvent(
         request_id=generation.request_id,

@@ -1,4 +1,4 @@
-"""Gateways tell each other, through the ledger, what tenants have and want of places to decode."""
+"""Exchanges tenants' held and wanted decode places between gateways, through the ledger."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from libs.stores.limits.port import Ledger, LedgerDown
 
 log = structlog.get_logger()
 
+# Interval between two exchanges.
 TELL_S: Final = 0.25
-"""Between two times that gateways tell each other."""
+# A gateway with nothing to report reads the others' reports at one of this many intervals.
 LISTEN_EVERY: Final = 4
-"""Of these times a gateway that has nothing to tell asks what others have at one."""
+# Bound on a tenant's choices and places; a report with more does not come from a gateway.
 MAX_COUNT: Final = 1_000_000
-"""Of a tenant's choices, and of places: a report with more is none of a gateway's."""
+# Bound on tenants and on models in one report: shares are computed over all of them at each turn.
 MAX_TENANTS: Final = 4096
-"""In one report, as many as it has models: shares are computed over all of them at each turn."""
 _MODELS: Final = msgspec.json.Decoder(dict[str, ModelPlaces])
 
 
 class SharedPlaces:
-    """One gateway's part."""
+    """One gateway's side of the exchange."""
 
     def __init__(self, dispatcher: Dispatcher, ledger: Ledger, tenants: Tenancy, gateway_id: str) -> None:
         self._dispatcher = dispatcher
@@ -35,23 +35,26 @@ class SharedPlaces:
         self._tenants = tenants
         self._gateway_id = gateway_id
         self._told = False
-        """Whether others have something of this gateway's, or may have."""
+        """Whether others may hold a report of this gateway."""
         self._kept_quiet = 0
-        """Times in a row."""
+        """The number of consecutive intervals without an exchange."""
         self._left = False
         self._is_away = False
         self._exchanging = asyncio.Lock()
 
     async def run(self) -> None:
-        """Tell and hear, until cancelled."""
+        """Exchange reports until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             if self._tenants.told_apart:
                 await self.tell()
 
     async def tell(self) -> None:
-        """Once. A gateway with nothing to share says so once, and then only asks now and then. Where the ledger is away
-        each gateway shares what it holds."""
+        """Exchange reports once.
+
+        A gateway with nothing to share reports that once and then only reads now and then. While the ledger is away
+        each gateway shares what it holds itself.
+        """
         async with self._exchanging:
             own = self._dispatcher.places_here()
             if self._left or not self._speaks(own):
@@ -68,7 +71,7 @@ class SharedPlaces:
             self._dispatcher.places_elsewhere(self._others(found))
 
     async def leave(self) -> None:
-        """Take back what others have of this gateway's, and say no more."""
+        """Withdraw this gateway's report from the ledger."""
         self._left = True
         async with self._exchanging:
             if self._told:
@@ -77,7 +80,7 @@ class SharedPlaces:
                 self._told = False
 
     def _speaks(self, own: Mapping[str, ModelPlaces]) -> bool:
-        """Whether there is something to tell, or it is time to ask."""
+        """Return whether there is something to report, or it is time to read."""
         if own or self._told or self._kept_quiet + 1 >= LISTEN_EVERY:
             self._kept_quiet = 0
             return True
@@ -91,7 +94,7 @@ class SharedPlaces:
 
 
 def read(report: bytes) -> Mapping[str, ModelPlaces]:
-    """What a gateway has, by model; nothing where the report is none of a gateway's."""
+    """Parse a gateway's report, by model; return nothing if it is malformed."""
     try:
         models = _MODELS.decode(report)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
-"""What each tenant may have of the suite: requests and tokens a minute, choices at once, over all gateways.
+"""Enforces each tenant's limits over all gateways: requests and tokens a minute, and concurrent choices.
 
-Where the ledger in Redis is away each gateway holds to its share of them by itself.
+While the ledger in Redis is away each gateway enforces its share of them by itself.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from libs.stores.limits.port import SPANS, Kind, Ledger, LedgerDown
 
 log = structlog.get_logger()
 
+# Interval at which leases are settled and places renewed.
 SWEEP_S: Final = 0.5
-"""Between two times that leases are settled and places renewed."""
+# Requests would wait for the ledger, so after a failure none calls it for this long.
 AWAY_S: Final = 1.0
-"""For this long a ledger that did not answer is not asked by requests, which would wait for it."""
+# A tenant that was refused is refused without another call for this long, so that vain attempts cost little.
 REFUSED_S: Final = 0.1
-"""For this long a tenant that got nothing is refused without asking again: one that asks in vain costs little."""
+# Retry-After while too many requests run at once: nobody knows when they end.
 BUSY_RETRY_S: Final = 1.0
-"""When to come again where too many requests run at once, whose end nobody knows."""
 
 
 @dataclass(slots=True)
 class _Use:
-    """One limit of one tenant here."""
+    """The use of one limit by one tenant at this gateway."""
 
     own: MinuteWindow
-    """What this gateway has used, by which it holds to its share where the ledger is away."""
+    """This gateway's own use, by which it enforces its share while the ledger is away."""
     lease: Lease = field(default_factory=Lease)
     refused: tuple[float, int, float] = (0.0, 0, 0.0)
-    """Until when, at which need, and until when it was said to last that the ledger granted nothing."""
+    """The ledger's last refusal: until when it counts here, the units needed, and its announced end."""
     left: int = 0
-    """Of all gateways together, when the ledger was asked last."""
+    """The remainder over all gateways, as of the ledger's last answer."""
 
 
 @dataclass(slots=True)
@@ -49,13 +49,13 @@ class _Tenant:
         default_factory=lambda: {kind: _Use(MinuteWindow(span)) for kind, span in SPANS.items()}
     )
     running: int = 0
-    """Choices of its requests; a request whose choices are not known yet counts as one."""
+    """The running choices; a request whose choices are not known yet counts as one."""
     coming: int = 0
-    """Requests of which it is being asked whether they may run."""
+    """The number of requests that wait for the ledger's permission to run."""
     places: int = 0
-    """For choices at once, that this gateway holds."""
+    """The concurrent choices that the ledger has granted this gateway."""
+    # Held by the one request that calls the ledger; others reuse its result.
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One request asks the ledger; others find what it got."""
 
     def limit(self, kind: Kind) -> int | None:
         limits = self.limits
@@ -72,21 +72,22 @@ class Allowance:
     """One request of a tenant without limits."""
 
     async def choices(self, _count: int) -> None:
-        """It asks for this many choices; each counts as one that runs. Raises RateLimited, and InvalidRequest for
-        more than may ever run at once."""
+        """Count this many choices as running.
+
+        Raise RateLimited, or InvalidRequest for more than may ever run at once.
+        """
 
     async def prompt(self, _tokens: int) -> None:
-        """Its prompt's tokens count; raises RateLimited."""
+        """Count the prompt's tokens; raise RateLimited."""
 
     def output(self, _tokens: int) -> None:
-        """Its answer's tokens count, whatever the limit."""
+        """Count the answer's tokens, whether they exceed the limit or not."""
 
     def headers(self) -> Mapping[str, str]:
-        """How the limits stand, as OpenAI's clients read it."""
+        """Return the state of the limits in the headers that OpenAI's clients read."""
         return {}
 
-    def end(self) -> None:
-        """It runs no more."""
+    def end(self) -> None: ...
 
 
 FREE: Final = Allowance()
@@ -121,21 +122,21 @@ class _Limited(Allowance):
 
 
 class TenantLimiter:
-    """One gateway's part in holding tenants to their limits."""
+    """The limits of all tenants, as one gateway enforces them."""
 
     def __init__(self, table: KeyTable, ledger: Ledger, clock: Clock, gateway_id: str) -> None:
         self._table = table
         self._ledger = ledger
         self._clock = clock
         self._gateway_id = gateway_id
+        # Tenants with limits that have sent requests since the start; bounded by the number of limits.
         self._tenants: dict[str, _Tenant] = {}
-        """Those with limits that have come since the start: as many as have limits at most."""
         self._gateways = 1
-        """Known to share limits, when the ledger said so last."""
+        """The number of gateways that share limits, as of the ledger's last answer."""
         self._away_until_s = 0.0
 
     async def admit(self, tenant: str) -> Allowance:
-        """Let a request of the tenant begin, which is to be ended by its allowance. Raises RateLimited."""
+        """Admit one of the tenant's requests, which the caller ends through its allowance. Raise RateLimited."""
         found = self._known(tenant)
         if found is None:
             return FREE
@@ -154,7 +155,7 @@ class TenantLimiter:
         return _Limited(self, tenant, found)
 
     async def use(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
-        """Use units of a limit. Raises RateLimited that names it."""
+        """Use units of a limit; raise RateLimited that names it."""
         if found.limit(kind) is not None and found.uses[kind].lease.need(units) > 0:
             async with found.asking:
                 if found.uses[kind].lease.need(units) > 0:
@@ -162,24 +163,23 @@ class TenantLimiter:
         self.count(found, kind, units)
 
     def count(self, found: _Tenant, kind: Kind, units: int) -> None:
-        """Count units whatever the limit."""
+        """Count units, whether they exceed the limit or not."""
         if found.limit(kind) is not None:
             found.uses[kind].lease.spend(units, self._now_s)
             found.uses[kind].own.add(units, self._now_s)
 
     def limits_gpu_time(self, tenant: str) -> bool:
-        """Whether the tenant's is limited."""
         limits = None if self._table.is_open else self._table.limits.get(tenant)
         return limits is not None and limits.gpu_seconds_per_day is not None
 
     async def check_gpu_time(self, tenant: str) -> None:
-        """Raises RateLimited where the tenant has none left today."""
+        """Raise RateLimited if the tenant has no GPU time left today."""
         found = self._known(tenant)
         if found is not None:
             await self.use(tenant, found, "gpu_ms", 1)
 
     def spent_gpu_ms(self, tenant: str, spent_ms: int) -> None:
-        """Count GPU time of a choice that has ended, whatever the limit."""
+        """Count the GPU time of a choice that has ended, whether it exceeds the limit or not."""
         found = self._known(tenant)
         if found is not None and spent_ms > 0:
             self.count(found, "gpu_ms", spent_ms)
@@ -193,7 +193,7 @@ class TenantLimiter:
         return found
 
     def headers(self, found: _Tenant) -> dict[str, str]:
-        """How the limits stand, as far as this gateway knows."""
+        """Return the headers for the limits, as far as this gateway knows them."""
         said: dict[str, str] = {}
         for kind, use in found.uses.items():
             limit = found.limit(kind)
@@ -205,14 +205,14 @@ class TenantLimiter:
         return said
 
     async def run(self) -> None:
-        """Settle with the ledger, until cancelled."""
+        """Settle with the ledger until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             if self._table.limits or self._tenants:
                 await self.sweep()
 
     async def sweep(self) -> None:
-        """Give back what lies unused, count what was used beyond, renew places, forget tenants who are gone."""
+        """Return unused units, report excess ones, renew places and drop tenants that have left."""
         try:
             self._gateways = await self._ledger.beat(self._gateway_id)
             for tenant, found in list(self._tenants.items()):
@@ -240,8 +240,10 @@ class TenantLimiter:
             self._tenants.pop(tenant, None)
 
     async def enter(self, tenant: str, found: _Tenant, count: int = 1, *, choices: int = 1) -> None:
-        """Let `count` more sequences run, of a request that has `choices` of them. Raises RateLimited, and
-        InvalidRequest where the request alone has more than the limit."""
+        """Let `count` more sequences of a request with `choices` in all run.
+
+        Raise RateLimited, or InvalidRequest if the request alone exceeds the limit.
+        """
         limit = found.limits.concurrent
         if limit is not None and choices > limit:
             text = (

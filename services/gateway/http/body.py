@@ -1,5 +1,3 @@
-"""Reading a request's body within bounds of size and time."""
-
 from collections.abc import Mapping
 
 from starlette.types import Receive
@@ -8,19 +6,22 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.http_errors import BodyTooLarge
 from services.gateway.http.stalls import Patience, Stalls
 
+# Time that a client has to send its whole body.
 BODY_TIMEOUT_S = 30.0
-"""How long a client may take to send its body."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection."""
+    pass
 
 
 async def read_body(
     receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: Patience, stalls: Stalls
 ) -> bytes:
-    """The whole body. Raises BodyTooLarge and QueueFull without reading on, ClientGone; `patience` bounds the time,
-    `stalls` what all bodies take together."""
+    """Return the whole body.
+
+    Raise BodyTooLarge or QueueFull without reading further, and ClientGone if the client disconnects. `patience`
+    bounds the time, `stalls` the size of all open bodies together.
+    """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")

@@ -1,5 +1,3 @@
-"""Web pages of other origins that may read answers."""
-
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -7,14 +5,16 @@ from starlette.types import ASGIApp
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 EXPOSED: Final = ("x-request-id", "retry-after", "x-fulcrum-expected-wait-ms")
-"""Headers of answers that pages may read, beside those that every page may."""
+"""The response headers that pages may read in addition to those that CORS always exposes."""
 MAX_AGE_S: Final = 600
-"""How long a browser remembers what it may ask."""
+"""The time for which a browser may cache a preflight's answer."""
 
 
 def cross_origin(app: ASGIApp, origins: str) -> ASGIApp:
-    """The app, open to pages of these comma-separated origins, or of all for `*`. A preflight has no key, and is
-    answered before anything asks for one; what follows it needs its key as ever."""
+    """Open the app to pages of these comma-separated origins, or to all pages for `*`.
+
+    A preflight carries no key and is answered before the key gate. The request that follows it needs its key.
+    """
     return CORSMiddleware(
         app,
         allow_origins=[origin.strip() for origin in origins.split(",")],

@@ -1,5 +1,6 @@
 """The routes that generate (chat, completions, responses) as plain ASGI callables: read, check, tokenise, queue,
-answer."""
+answer.
+"""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -35,50 +36,47 @@ from services.gateway.prompt.headers import Headers, read_headers
 from services.gateway.prompt.parse import Asked
 
 WAIT_HEADER = "x-fulcrum-expected-wait-ms"
-"""Of an answer whose model had to be loaded: what that was expected to take when the request came."""
+"""The header with the expected wait for a model that had to be loaded, as estimated when the request arrived."""
+# Appears in metrics only: the client is no longer there to receive it.
 CLIENT_GONE_STATUS = 499
-"""For metrics only: nobody is there to get it."""
 
 
 class Answering(Protocol):
-    """An answer on its way to its client; raises what fails while it has not begun."""
+    """An answer being sent to its client. Errors are raised only while nothing has been sent."""
 
     async def stream(self, wire: sse.Wire) -> None:
-        """As server-sent events."""
+        """Send the answer as server-sent events."""
         ...
 
     async def whole(self, wire: sse.Wire) -> None:
-        """As one JSON."""
+        """Send the answer as one JSON object."""
         ...
 
 
 class Answer(Protocol):
-    """How one request is answered."""
+    """A factory that turns one request's choices into its answer."""
 
     def __call__(
         self, choices: list[Choice], model: ServedModel, arrival: Arrival, *, news: News, headers: Mapping[str, str]
-    ) -> Answering:
-        """Of its choices."""
-        ...
+    ) -> Answering: ...
 
 
 class Reader(Protocol):
-    """What the routes differ in: how a body is read, and its answer shown."""
+    """The part in which the routes differ: parsing a body and rendering its answer."""
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
-        """Raises FulcrumError."""
+        """Parse a body; raise FulcrumError if it is invalid."""
         ...
 
 
 class CompletionReader:
-    """Of the two completion routes."""
+    """The reader of /v1/chat/completions and /v1/completions."""
 
     def __init__(self, parse: Callable[[bytes], Asked], make_format: Callable[[Tokenizer, bool], Format]) -> None:
         self._parse = parse
         self._make_format = make_format
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
-        """Nothing is waited for."""
         asked = self._parse(body)
         return asked, partial(self._answer, _Shown.of(asked))
 
@@ -97,8 +95,6 @@ class CompletionReader:
 
 
 class CompletionEndpoint:
-    """One of the routes that generate."""
-
     def __init__(
         self,
         route: str,
@@ -116,7 +112,7 @@ class CompletionEndpoint:
         limits: TenantLimiter | None = None,
         rounds: IntakeRounds | None = None,
     ) -> None:
-        """limits: that tenants are held to; None: there are none. rounds: which all routes share; None: its own."""
+        """`limits`: None if tenants have none. `rounds`: shared by all routes; None makes one for this route alone."""
         self._route = route
         self._reader = reader
         self._intake = intake
@@ -132,7 +128,7 @@ class CompletionEndpoint:
         self._rounds = rounds or IntakeRounds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, with OpenAI's error shape where it fails before its answer began."""
+        """Answer one request, using OpenAI's error shape if it fails before its answer began."""
         arrival_ns = self._clock.now_ns()
         request_id = uuid.uuid4().hex
         status = 500
@@ -219,7 +215,7 @@ class CompletionEndpoint:
                     self._dispatcher.cancel(choice.generation, error)
 
     async def _check_room(self, choices: int, key: bytes, headers: Headers) -> None:
-        """Raises as the dispatcher does; returns in the request's turn to have its choices made."""
+        """Wait for the request's turn to have its choices made; raise the dispatcher's errors if it has no room."""
         tenant = None if headers.service_class == BATCH_CLASS else headers.tenant
         self._dispatcher.check_room(choices, key, tenant)
         if choices > 1:
@@ -228,7 +224,7 @@ class CompletionEndpoint:
 
 
 def request_key(tenant: str, body: bytes) -> bytes:
-    """The same whenever a client sends the same again."""
+    """Return a key that is equal for repeated requests of one tenant with the same body."""
     return blake2b(tenant.encode() + b"\0" + body, digest_size=16).digest()
 
 
@@ -238,7 +234,7 @@ def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
 
 
 class _Shown(NamedTuple):
-    """Of a request, what its answer needs: the request itself may be large, and an answer may take long."""
+    # Only what the answer needs of a request: the request itself may be large, and an answer may take long.
 
     model: str
     n: int
@@ -254,7 +250,7 @@ class _Shown(NamedTuple):
         return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
 
     def frame(self, arrival: Arrival, shape: Format, headers: Mapping[str, str]) -> Frame:
-        """What all parts of the answer share."""
+        """Return the fields that all parts of the answer share."""
         return Frame(
             id=shape.id_prefix + arrival.request_id,
             created=arrival.arrival_ns // 1_000_000_000,

@@ -1,4 +1,4 @@
-"""One request's answer on its way to the client: a stream of chunks or one JSON, with the client's leaving watched."""
+"""Sends one request's answer as a stream of chunks or one JSON object, and watches for the client's disconnect."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -15,51 +15,50 @@ from services.gateway.http.body import ClientGone
 from services.gateway.http.formats import Format, add_prompt, details, likeliest, usage, usage_so_far
 from services.gateway.http.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
 
+# Occurs inside no JSON string, where its quotes would be escaped.
 NO_CHOICES = b'"choices":[]'
-"""Stands in no JSON string: its quotes would be escaped there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What all parts of one answer share."""
+    """The fields that all parts of one answer share."""
 
     id: str
     created: int
-    """Unix seconds."""
     model: str
     n: int
-    """Answers to each prompt."""
+    """The number of choices generated for each prompt."""
     best: int | None
-    """How many of them are shown, the likeliest first; None: all."""
+    """The number of choices shown for each prompt, likeliest first; None shows all."""
     scores: bool
-    """Whether logprobs of the prompt are shown by position."""
+    """Whether the prompt's logprobs are shown by position."""
     include_usage: bool
     continuous_usage: bool
-    """Chunks tell the tokens so far, too."""
+    """Whether each chunk carries the usage so far."""
     details: bool
     headers: Mapping[str, str]
 
 
 class News:
-    """Wakes an answer when one of its choices has something new, or its client has left."""
+    """An event that wakes an answer when a choice has new output or the client has disconnected."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
         self._gone = False
 
     def changed(self) -> None:
-        """A choice has something new."""
+        """Wake the answer: a choice has new output."""
         self._changed.set()
 
     async def wait(self) -> None:
-        """Until there is news; raises ClientGone when nobody is left to hear it."""
+        """Wait for new output; raise ClientGone if the client has disconnected."""
         await self._changed.wait()
         self._changed.clear()
         if self._gone:
             raise ClientGone
 
     async def watch(self, receive: Receive) -> None:
-        """Until the client leaves. The body has been read, so this is the only message left."""
+        """Wait for the client's disconnect, the only message left once the body has been read."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
@@ -67,7 +66,7 @@ class News:
 
 
 class Exchange:
-    """Sends what choices bring. Raises the error of a choice while the answer has not begun."""
+    """The sending of one answer. A choice's error is raised only while nothing has been sent."""
 
     def __init__(self, choices: list[Choice], shape: Format, frame: Frame, news: News) -> None:
         self._choices = choices
@@ -77,7 +76,7 @@ class Exchange:
 
     @cached_property
     def _around(self) -> list[bytes]:
-        """What all chunks begin and end with."""
+        """Return the bytes with which every chunk begins and ends."""
         none: list[ChatChunkChoice] = []
         around = self._envelope(self._format.chunk_object, none)
         if self._frame.include_usage:
@@ -85,11 +84,11 @@ class Exchange:
         return sse.event(around).split(NO_CHOICES)
 
     async def whole(self, wire: sse.Wire) -> None:
-        """One JSON when every choice is done."""
+        """Send one JSON object once every choice is done."""
         await wire.json(200, await self.reply(), self._frame.headers)
 
     async def reply(self) -> Envelope[ChatChoice | CompletionChoice]:
-        """The whole answer when every choice is done."""
+        """Return the whole answer once every choice is done."""
         while not self._done():
             await self._news.wait()
             self._raise_error()
@@ -105,7 +104,7 @@ class Exchange:
         return reply
 
     async def stream(self, wire: sse.Wire) -> None:
-        """Server-sent events: chunks as tokens come, an error in their place, [DONE] at a good end."""
+        """Send chunks as tokens arrive, then [DONE]. After an error send the error instead of both."""
         opened: set[int] = set()
         started = False
         while True:
@@ -157,7 +156,7 @@ class Exchange:
         return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
 
     def _with(self, prompt: PromptShown, shown: ChatChunkChoice | CompletionChoice, choice: Choice) -> bytes:
-        """The first chunk of a choice, with what is asked of its prompt."""
+        """Return the first chunk of a choice, with the parts of its prompt that the request wants shown."""
         envelope = self._envelope(self._format.chunk_object, [shown])
         if self._frame.continuous_usage:
             envelope.usage = usage_so_far(choice)
@@ -167,7 +166,7 @@ class Exchange:
         return sse.event(envelope)
 
     def _closing(self) -> bytes:
-        """The chunk without choices that carries usage."""
+        """Return the last chunk, which has no choices and carries usage."""
         if not self._frame.include_usage:
             return b""
         none: list[ChatChunkChoice] = []

@@ -1,4 +1,4 @@
-"""From pieces of choices to the objects of either route. Pure."""
+"""Conversion of pieces of choices to the response objects of the chat and completion routes. Pure."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -37,27 +37,25 @@ _AnswerT = TypeVar("_AnswerT", ChatChoice, ChatChunkChoice, CompletionChoice)
 
 
 class Format(Protocol):
-    """How a route shows choices."""
+    """The rendering of choices on one route."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
     def opening(self, index: int) -> ChatChunkChoice | CompletionChoice | None:
-        """What a choice's stream starts with, if anything."""
+        """Return the chunk that opens a choice's stream, or None if its first text does."""
         ...
 
-    def chunk(self, index: int, piece: Piece) -> ChatChunkChoice | CompletionChoice:
-        """A piece in a stream."""
-        ...
+    def chunk(self, index: int, piece: Piece) -> ChatChunkChoice | CompletionChoice: ...
 
     def whole(self, index: int, piece: Piece) -> ChatChoice | CompletionChoice:
-        """All of a choice."""
+        """Return a finished choice for an answer that is not streamed."""
         ...
 
 
 class ChatFormat:
-    """/v1/chat/completions."""
+    """The format of /v1/chat/completions, with its role and tool calls."""
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
@@ -68,11 +66,11 @@ class ChatFormat:
         self._logprobs = logprobs
 
     def opening(self, index: int) -> ChatChunkChoice:
-        """The role, with no text yet."""
+        """Return a chunk with the role and no text."""
         return ChatChunkChoice(index, Delta(role="assistant", content=""))
 
     def chunk(self, index: int, piece: Piece) -> ChatChunkChoice:
-        """A piece; the last one may have no text."""
+        """Return a chunk of a choice. The last chunk may have no text."""
         if piece.reasoning or piece.calls:
             return _with_ids(ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece)), piece)
         content = "".join(piece.text) if piece.text or not piece.finish else None
@@ -80,7 +78,6 @@ class ChatFormat:
         return chunk if piece.token_ids is None else _with_ids(chunk, piece)
 
     def whole(self, index: int, piece: Piece) -> ChatChoice:
-        """All of a choice."""
         return _with_ids(ChatChoice(index, _message(piece), self._shown(piece), _reason(piece)), piece)
 
     def _shown(self, piece: Piece) -> ChatLogprobs | None:
@@ -89,7 +86,7 @@ class ChatFormat:
         return ChatLogprobs([self.token(entry) for entry in piece.logprobs])
 
     def token(self, entry: TokenLogprob) -> ChatTokenLogprob:
-        """With as many of the most likely tokens as were asked for; the sampled one need not be among them."""
+        """Return a token with the requested number of likeliest tokens, which need not include the token itself."""
         assert entry.logprob is not None  # a prompt's first token alone has none, and chats echo no prompt
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
@@ -100,7 +97,7 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """/v1/completions."""
+    """The format of /v1/completions, which a stream and a whole answer share."""
 
     id_prefix = "cmpl-"
     whole_object = "text_completion"
@@ -111,11 +108,9 @@ class CompletionFormat:
         self._logprobs = logprobs
 
     def opening(self, index: int) -> None:
-        """Nothing: the first text does."""
         return
 
     def chunk(self, index: int, piece: Piece) -> CompletionChoice:
-        """A piece, or all of a choice."""
         chunk = CompletionChoice(index, "".join(piece.text), self._shown(piece), _reason(piece))
         return chunk if piece.token_ids is None else _with_ids(chunk, piece)
 
@@ -132,7 +127,7 @@ class CompletionFormat:
         )
 
     def _top(self, entry: TokenLogprob) -> dict[str, float] | None:
-        """The most likely tokens, and always the sampled one, which may come on top of as many as were asked for."""
+        """Return the likeliest tokens and always the sampled one, which may exceed the requested number by one."""
         if entry.logprob is None:
             return None
         top = {self._name(token_id): value for token_id, value in entry.logprob.top}
@@ -167,7 +162,7 @@ def _message(piece: Piece) -> ChatMessageOut:
 
 
 def prompt_logprobs(shown: PromptShown) -> PromptLogprobs:
-    """As vLLM shows them: the most likely tokens, and always the prompt's own."""
+    """Return the prompt's logprobs as vLLM shows them: the likeliest tokens, and always the prompt's own."""
 
     def named(token_id: int, value: float, rank: int | None) -> PromptLogprob:
         return PromptLogprob(value, rank, shown.tokenizer.token_bytes(token_id).decode(errors="replace"))
@@ -187,8 +182,11 @@ def add_prompt(
     *,
     scores: bool,
 ) -> None:
-    """What is asked of the prompt: beside a text completion's choice, of which there may be several prompts; a chat has
-    one. `scores`: its logprobs by position."""
+    """Add the requested parts of the prompt to an answer.
+
+    A text completion may have several prompts, so its prompt stands beside its choice. A chat has one prompt, which
+    stands in the envelope. `scores` adds logprobs by position.
+    """
     place = answer if isinstance(answer, CompletionChoice) else envelope
     if shown.ids:
         place.prompt_token_ids = list(shown.token_ids)
@@ -197,7 +195,7 @@ def add_prompt(
 
 
 def likeliest(choices: Sequence[Choice], n: int, best: int) -> list[Choice]:
-    """The `best` of each prompt's `n` choices, by the mean logprob of their tokens."""
+    """Return the `best` of each prompt's `n` choices, by the mean logprob of their tokens."""
     found: list[Choice] = []
     for start in range(0, len(choices), n):
         found += sorted(choices[start : start + n], key=_likelihood, reverse=True)[:best]
@@ -210,7 +208,7 @@ def _likelihood(choice: Choice) -> float:
 
 
 def _with_ids(answer: _AnswerT, piece: Piece) -> _AnswerT:
-    """With its tokens by id, where they are wanted."""
+    """Add the piece's token ids to the answer if the request wants them."""
     if piece.token_ids is not None:
         answer.token_ids = piece.token_ids
     return answer
@@ -221,7 +219,7 @@ def _reason(piece: Piece) -> str | None:
 
 
 def usage(choices: Sequence[Choice], n: int) -> Usage:
-    """Each prompt counts once, whatever its `n`; a prompt's cached tokens are its first choice's."""
+    """Return the usage of all choices. Each prompt counts once; its cached tokens are those of its first choice."""
     generations = [choice.generation for choice in choices]
     firsts = generations[::n]
     prompt_tokens = sum(generation.prompt_tokens for generation in firsts)
@@ -232,13 +230,13 @@ def usage(choices: Sequence[Choice], n: int) -> Usage:
 
 
 def _output_tokens(choice: Choice) -> int:
-    """None where the prompt alone is asked for."""
+    """Return the tokens generated; 0 if the request wants the prompt alone."""
     prompt = choice.text.prompt
     return 0 if prompt is not None and prompt.only else len(choice.generation.output)
 
 
 def usage_so_far(choice: Choice) -> Usage:
-    """Usage of one choice while it is streamed."""
+    """Return the usage of one choice that is being streamed."""
     generation, reasoning = choice.generation, [choice.text.reasoning_tokens]
     prompt_tokens, completion_tokens = generation.prompt_tokens, _output_tokens(choice)
     cached = PromptTokensDetails(generation.cached_tokens)
@@ -246,12 +244,12 @@ def usage_so_far(choice: Choice) -> Usage:
 
 
 def _of_reasoning(tokens: list[int | None]) -> CompletionTokensDetails | UnsetType:
-    """Nothing for a model that writes none."""
+    """Return the count of reasoning tokens, or UNSET for a model that writes none."""
     return UNSET if None in tokens else CompletionTokensDetails(sum(each or 0 for each in tokens))
 
 
 def details(generation: Generation) -> Details:
-    """Who served a choice and how fast."""
+    """Return which workers served a choice and its timings."""
     timeline = generation.timeline
     later_tokens = len(generation.output) - 1
     return Details(

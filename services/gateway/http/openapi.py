@@ -1,4 +1,4 @@
-"""The hot routes in the OpenAPI document: FastAPI does not see into ASGI callables, msgspec knows their schemas."""
+"""Adds the routes that generate to the OpenAPI document, since FastAPI does not look into ASGI callables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from services.gateway.prompt.schema import ChatRequest, CompletionRequest, Detok
 
 _REF = "#/components/schemas/{name}"
 Declared = tuple[str, str, Any, Any]
-"""Path, summary, type of the body, type of the answer."""
+"""The path, summary, body type and answer type of a route."""
 _ROUTES: tuple[Declared, ...] = (
     ("/v1/chat/completions", "Answer a chat, whole or as server-sent events.", ChatRequest, Envelope[ChatChoice]),
     ("/v1/completions", "Continue text or tokens.", CompletionRequest, Envelope[CompletionChoice]),
@@ -35,7 +35,7 @@ _EVENTS: dict[str, Any] = {"text/event-stream": {}}
 
 
 def declare(app: FastAPI, more: Sequence[Declared]) -> None:
-    """Add the hot routes, and `more` like them, to the app's OpenAPI document."""
+    """Add the routes that generate, and those in `more`, to the app's OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

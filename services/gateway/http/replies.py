@@ -1,4 +1,4 @@
-"""Answers of the two completion routes, as OpenAI's API has them."""
+"""The answers of the two completion routes, as defined by OpenAI's API."""
 
 from typing import Generic, TypeVar
 
@@ -6,19 +6,19 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt's tokens, those whose KV was found cached."""
+    """The number of the prompt's tokens whose KV was found cached."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct):
-    """Of the answers' tokens, those of reasoning."""
+    """The number of the answers' tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(Struct):
-    """Tokens of all prompts and all choices. Details of the completion are there where the model reasons."""
+    """The tokens of all prompts and all choices. Completion details are present if the model reasons."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,27 +28,23 @@ class Usage(Struct):
 
 
 class Details(Struct):
-    """Who served the first choice and how fast: an extension, for requests with x-fulcrum-details: 1."""
+    """The workers that served the first choice and their timings: an extension, sent for x-fulcrum-details: 1."""
 
     prefill_worker: str
     decode_worker: str | None
-    """None when the first token was the last."""
+    """The decode worker; None if the first token was the last."""
     ttft_ms: float
     tpot_ms: float | None
     queue_ms: float
 
 
 class ChatTopLogprob(Struct):
-    """An alternative."""
-
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChatTokenLogprob(Struct):
-    """A token of the answer."""
-
     token: str
     logprob: float
     bytes: list[int]
@@ -56,21 +52,19 @@ class ChatTokenLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """Of a choice or of a piece of one."""
-
     content: list[ChatTokenLogprob]
     refusal: None = None
 
 
 class FunctionDelta(Struct, omit_defaults=True):
-    """What a chunk adds to a call: in its first, the name."""
+    """The part of a call that a chunk adds. Only the first carries the name."""
 
     name: str = ""
     arguments: str | None = None
 
 
 class ToolCallDelta(Struct, omit_defaults=True):
-    """A piece of a call; `id` and `type` stand in its first."""
+    """A piece of a tool call. Only the first carries `id` and `type`."""
 
     index: int | None = None
     id: str = ""
@@ -79,7 +73,7 @@ class ToolCallDelta(Struct, omit_defaults=True):
 
 
 class Delta(Struct, omit_defaults=True):
-    """What a chunk adds. `reasoning` is `reasoning_content` under its newer name."""
+    """The content that a chunk adds. `reasoning` repeats `reasoning_content` under its newer name."""
 
     role: str = ""
     content: str | None = None
@@ -89,8 +83,6 @@ class Delta(Struct, omit_defaults=True):
 
 
 class ChatChunkChoice(Struct):
-    """One choice in a chunk."""
-
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
@@ -99,22 +91,20 @@ class ChatChunkChoice(Struct):
 
 
 class FunctionOut(Struct):
-    """What is called; `arguments` is the text of a JSON object, as the model wrote it."""
+    """A called function. `arguments` is the text of a JSON object, as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class ToolCallOut(Struct):
-    """A call."""
-
     id: str
     function: FunctionOut
     type: str = "function"
 
 
 class ChatMessageOut(Struct):
-    """A whole answer. Reasoning and calls are there where the model wrote some; content is null beside calls alone."""
+    """A whole answer. Reasoning and calls are present if the model wrote any; content is null beside calls alone."""
 
     content: str | None
     role: str = "assistant"
@@ -125,8 +115,6 @@ class ChatMessageOut(Struct):
 
 
 class ChatChoice(Struct):
-    """One choice in a whole answer."""
-
     index: int
     message: ChatMessageOut
     logprobs: ChatLogprobs | None
@@ -135,7 +123,10 @@ class ChatChoice(Struct):
 
 
 class PromptLogprob(Struct):
-    """Of a token in its place in a prompt, as vLLM shows it: `rank` 1 is the likeliest, null beyond what was asked."""
+    """The logprob of a token at its position in a prompt, as vLLM shows it.
+
+    `rank` 1 is the likeliest token. It is null for tokens beyond the requested alternatives.
+    """
 
     logprob: float
     rank: int | None
@@ -143,11 +134,11 @@ class PromptLogprob(Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""By token id, for each token of a prompt; the first has none."""
+"""One entry for each token of a prompt, by token id. The first token has none."""
 
 
 class CompletionLogprobs(Struct):
-    """Of a choice or of a piece of one, aligned lists. The first token of a prompt has none."""
+    """The logprobs of a choice or of a piece of one, as aligned lists. The first token of a prompt has none."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -156,8 +147,6 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
-    """One choice, whole or in a chunk."""
-
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
@@ -171,7 +160,7 @@ ChoiceT = TypeVar("ChoiceT")
 
 
 class Envelope(Struct, Generic[ChoiceT]):
-    """What every answer and chunk is wrapped in."""
+    """The fields around the choices of every answer and chunk."""
 
     id: str
     object: str
@@ -185,8 +174,6 @@ class Envelope(Struct, Generic[ChoiceT]):
 
 
 class ErrorBody(Struct):
-    """What went wrong."""
-
     message: str
     type: str
     param: str | None
@@ -194,6 +181,6 @@ class ErrorBody(Struct):
 
 
 class ErrorReply(Struct):
-    """Every error of every route."""
+    """The body of every error response, on every route."""
 
     error: ErrorBody

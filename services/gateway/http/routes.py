@@ -30,7 +30,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def need(_method: str, path: str) -> Role | None:
-    """The least role that may ask for a path; None: anybody."""
+    """Return the least role that may request a path, or None if anybody may."""
     if is_public(path):
         return None
     if path.startswith("/v1/tenants/"):
@@ -50,8 +50,11 @@ def make_routes(
     desk: ModelDesk | None = None,
     declared: Sequence[Declared] = (),
 ) -> "GatewayRoutes":
-    """`hot`: ASGI callables by path, which are asked before FastAPI's own stack is passed. `declared`: those of them
-    that the document does not know."""
+    """Return the gateway's ASGI app.
+
+    `hot` maps paths to ASGI callables that bypass FastAPI's stack. `declared` are those of them that the OpenAPI
+    document does not list yet.
+    """
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
     app.add_middleware(HttpSemantics)
     started = int(time.time())
@@ -105,24 +108,25 @@ def make_routes(
 
 
 def tell_errors(app: FastAPI) -> None:
-    """All errors in OpenAI's shape."""
+    """Answer all of the app's errors in OpenAI's shape."""
     app.add_exception_handler(FulcrumError, _fulcrum_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
 
 
 class GatewayRoutes:
-    """POSTs to hot routes go straight to them, all else through the app, which knows them too: for /docs, and to refuse
-    other methods."""
+    """An ASGI app that sends POSTs to hot routes straight to them and all else to FastAPI.
+
+    FastAPI holds the hot routes too, for /docs and to refuse other methods.
+    """
 
     def __init__(self, hot: Mapping[str, ASGIApp], app: FastAPI) -> None:
         self._hot = {path: ServerErrorMiddleware(endpoint, handler=_unexpected) for path, endpoint in hot.items()}
         self._app: ASGIApp = app
+        # Complete: each route needs an owner or is open to everybody (tests/unit/gateway/test_isolation.py).
         self.routes: Sequence[BaseRoute] = app.routes
-        """All of them: each needs an owner or is everybody's (tests/unit/gateway/test_isolation.py)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         await (hot or self._app)(scope, receive, send)
 

@@ -1,5 +1,7 @@
-"""Bounds on what a client may make its request wait for: one look a second at all of them in place of a timer for each
-wait, of which an answer has one a token."""
+"""Bounds on the time that a request waits for its client.
+
+One sweep a second checks all waits, in place of a timer for each: an answer waits once per token.
+"""
 
 import asyncio
 from collections import Counter
@@ -11,8 +13,8 @@ from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.places import queue_room
 
+# Waits end at most this long after their limit.
 SWEEP_S = 1.0
-"""Waits are ended this much late at most."""
 
 
 class Stalled(Exception):
@@ -20,7 +22,7 @@ class Stalled(Exception):
 
 
 class Patience:
-    """What one request's client is waited for, and until when."""
+    """The current wait for one request's client, with its limit."""
 
     def __init__(self, task: "asyncio.Task[object]", tenant: str = "") -> None:
         self.tenant = tenant
@@ -29,17 +31,16 @@ class Patience:
         self._until_s = 0.0
         self._late: Callable[[], Exception] = Stalled
         self.error: Exception | None = None
-        """Set when a wait was broken."""
+        """The error of a wait that was cut short."""
         self.body_bytes = 0
-        """Bytes of its request's body that have arrived."""
+        """The bytes of the request's body that have arrived."""
 
     def wait(self, limit_s: float, late: Callable[[], Exception]) -> None:
-        """A wait for the client begins, which ends by `late()` after its limit; `done` ends it in time."""
+        """Begin a wait for the client, which fails with `late()` after its limit unless `done` is called first."""
         self._until_s = self._loop.time() + limit_s
         self._late = late
 
     def done(self) -> None:
-        """The client did its part."""
         self._until_s = 0.0
 
     def check(self, now_s: float) -> None:
@@ -50,30 +51,34 @@ class Patience:
 
 
 class Stalls:
-    """All requests that are being read or answered, those of clients that read slowly included: bounded, because each
-    may hold an answer that waits to be read, and bounded in the bytes of their bodies. Those count until the answer has
-    ended, because what a body becomes, tokens of its prompts, is about as large."""
+    """All requests that are being read or answered, including those of slow clients.
+
+    Their number is bounded because each may hold an answer that waits to be read. The bytes of their bodies are
+    bounded too and count until the answer has ended, since the prompt's tokens take about as much memory as the
+    body.
+    """
 
     def __init__(self, most: int, most_body_bytes: int, tenants: Tenancy | None = None) -> None:
-        """tenants: who share both bounds, so that each leaves room to others; None: all requests are alike."""
+        """`tenants`: the tenants that share both bounds, each leaving room to the others; None treats all requests
+        alike.
+        """
         self._most = most
         self._most_body_bytes = most_body_bytes
         self._tenants = tenants or OneForAll()
         self._watched: set[Patience] = set()
         self._open: Counter[str] = Counter()
+        # By tenant, like `_open`.
         self._bytes: Counter[str] = Counter()
-        """Of open bodies, by tenant, as `_open` is."""
 
     def __len__(self) -> int:
         return len(self._watched)
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of all open bodies."""
         return self._bytes.total()
 
     def check_room(self, tenant: str = "") -> None:
-        """Raises QueueFull at the bound, or at the tenant's part of it."""
+        """Raise QueueFull at the bound for all requests or at the tenant's part of it."""
         if len(self._watched) >= self._most:
             raise QueueFull(f"{self._most} requests are open already", retry_after_s=RETRY_AFTER_S)
         if not self._has_room(self._most, self._open, tenant, 1):
@@ -81,8 +86,9 @@ class Stalls:
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
 
     def hold(self, patience: Patience, size_bytes: int) -> None:
-        """Count `size_bytes` more of a request's body; raises QueueFull at the bound for all bodies, or at its tenant's
-        part of that."""
+        """Count `size_bytes` more of a request's body; raise QueueFull at the bound for all bodies or at its tenant's
+        part.
+        """
         if self.body_bytes + size_bytes > self._most_body_bytes:
             message = f"the bodies of open requests take {self._most_body_bytes} bytes already"
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
@@ -101,7 +107,7 @@ class Stalls:
 
     @contextmanager
     def watched(self, tenant: str = "") -> Iterator[Patience]:
-        """Patience for the current task; a broken wait leaves it as its error."""
+        """Yield the current task's waits. A wait that is broken leaves the context as its error."""
         task = asyncio.current_task()
         assert task is not None
         patience = Patience(task, tenant)
@@ -121,13 +127,13 @@ class Stalls:
                     del counts[tenant]
 
     async def sweep(self) -> None:
-        """Break waits that are too long, until cancelled."""
+        """Break overlong waits until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:
-        """Break those that are too long at `now_s`, the loop's time."""
+        """Break the waits whose limit has passed at `now_s`, in the loop's time."""
         for patience in list(self._watched):
             patience.check(now_s)

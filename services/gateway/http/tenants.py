@@ -1,4 +1,4 @@
-"""Tenants as a whole, for admins: `fulcrum keys delete-tenant` over REST."""
+"""Administration of whole tenants: `fulcrum keys delete-tenant` over REST."""
 
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRouter:
-    """The routes; the gate lets admins alone in."""
+    """Return the routes, which the key gate opens to admins alone."""
     router = APIRouter()
 
     @router.delete(

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shapes: a prompt or a chat as its model's tokens, and back."""
+"""`/tokenize` and `/detokenize` in vLLM's shapes, for prompts and chats."""
 
 import uuid
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from services.gateway.prompt.parse import parse_detokenize, parse_tokenize
 
 
 class Tokenized(Struct):
-    """Tokens of a text or a chat; `token_strs` is null where it was not asked for."""
+    """The tokens of a text or a chat. `token_strs` is null unless requested."""
 
     count: int
     max_model_len: int
@@ -31,20 +31,19 @@ class Tokenized(Struct):
 
 
 class Detokenized(Struct):
-    """Text of tokens, special ones left out."""
+    """The text of tokens, without special ones."""
 
     prompt: str
 
 
 class TokenRoutes:
-    """Answers both routes. `allowed`: names of models that the caller may use; empty: all."""
+    """The handlers of both routes. `allowed` holds the models that the caller may use; empty allows all."""
 
     def __init__(self, intake: Intake, catalog: Catalog) -> None:
         self._intake = intake
         self._catalog = catalog
 
     async def tokenize(self, body: bytes, allowed: AbstractSet[str], tenant: str) -> Tokenized:
-        """Raises FulcrumError."""
         asked, shows = parse_tokenize(body)
         model = self._catalog.need(asked.model, allowed)
         (tokens,) = await self._intake.tokens(asked, model, tenant)
@@ -52,7 +51,6 @@ class TokenRoutes:
         return Tokenized(len(tokens), model.info.max_context_tokens, tokens, strings)
 
     async def detokenize(self, body: bytes, allowed: AbstractSet[str], _tenant: str) -> Detokenized:
-        """Raises FulcrumError."""
         asked = parse_detokenize(body)
         model = self._catalog.need(asked.model, allowed)
         if any(token >= model.info.vocab_size for token in asked.tokens):
@@ -62,7 +60,7 @@ class TokenRoutes:
 
 
 class TokenEndpoint:
-    """One of the two as an ASGI callable, within the bounds of all bodies."""
+    """One of the two routes as an ASGI callable, within the bounds on all bodies."""
 
     def __init__(
         self, answer: Callable[[bytes, AbstractSet[str], str], Awaitable[Any]], stalls: Stalls, max_body_bytes: int
@@ -72,7 +70,7 @@ class TokenEndpoint:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, with OpenAI's error shape where it fails."""
+        """Answer one request, using OpenAI's error shape if it fails."""
         request_id = uuid.uuid4().hex
         with suppress(ClientGone, Stalled):
             try:
@@ -93,7 +91,6 @@ class TokenEndpoint:
 
 
 def token_routes(intake: Intake, catalog: Catalog, stalls: Stalls, max_body_bytes: int) -> dict[str, ASGIApp]:
-    """Both endpoints by path."""
     tokens = TokenRoutes(intake, catalog)
     return {
         "/tokenize": TokenEndpoint(tokens.tokenize, stalls, max_body_bytes),

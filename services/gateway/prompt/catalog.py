@@ -1,4 +1,4 @@
-"""The models that this gateway serves by name: what they are and how their text becomes tokens."""
+"""The models that this gateway serves, by name, with their tokenizers."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -13,40 +13,38 @@ from libs.model.tokenizer import Tokenizer, load_tokenizer
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
+# The most models that an error message lists.
 MAX_NAMED = 20
-"""Models that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A served model and its tokenizer."""
-
     info: ModelInfo
     tokenizer: Tokenizer
     ttft_ms: float | None = None
-    """Wanted where a request names none; None: as the gateway has it."""
+    """The TTFT target of requests that name none; None applies the gateway's."""
     tpot_ms: float | None = None
     names: FormatNames = NO_NAMES
-    """Formats of its answers that are set by hand."""
+    """The answer formats that are configured by hand."""
     base: str = ""
-    """Name of the model whose workers compute it, for an adapter of that; empty: its own."""
+    """The base model whose workers compute this adapter; empty for a model of its own."""
     adapter_source: str = ""
-    """Folder of an adapter that the catalogue names; empty: workers were started with it."""
+    """The folder of an adapter from the catalogue; empty if workers were started with the adapter."""
     format: AnswerFormat = field(init=False)
 
     @property
     def routed(self) -> str:
-        """Name of the model that workers have."""
+        """Return the name under which workers serve the model."""
         return self.base or self.info.name
 
     @property
     def adapter_name(self) -> str:
-        """Of an adapter: its name to clients; empty: it is a model of its own."""
+        """Return the adapter's name to clients; empty for a model of its own."""
         return self.info.name if self.base else ""
 
     @property
     def adapter(self) -> str:
-        """What workers call the adapter on them; empty: none."""
+        """Return the adapter's name on workers; empty if there is none."""
         if not self.base:
             return ""
         # One that is removed and added again from elsewhere shares no weights and no KV with what it was.
@@ -57,32 +55,32 @@ class ServedModel:
 
 
 class Catalog:
-    """Served models by name."""
-
     def __init__(self, models: Iterable[ServedModel], format_names: FormatNames = NO_NAMES) -> None:
+        # Applied to models that are added later.
         self.format_names = format_names
-        """For models that are added."""
         self._models: Mapping[str, ServedModel] = {model.info.name: model for model in models}
         self.own = dict(self._models)
-        """Those of the settings, which stay."""
+        """The models named in the settings, which are never removed."""
         self.names = list(self._models)
-        """In the order of the settings, then those that were added; always the same list."""
+        """The names in the order of the settings, then those added. The list object never changes."""
 
         self.broken: dict[str, str] = {}
-        """Why others that were added cannot be served here."""
+        """The reason why each added model that cannot be served here is broken."""
 
     def replace_added(self, models: Iterable[ServedModel]) -> None:
-        """Serve these beside those of the settings, in place of others that were added before."""
+        """Replace the models that were added earlier; those of the settings stay."""
         self._models = {**{model.info.name: model for model in models}, **self.own}
         self.names[:] = [*self.own, *sorted(self._models.keys() - self.own.keys())]
 
     def get(self, name: str) -> ServedModel:
-        """Raises UnknownModel."""
         return self.need(name, frozenset())
 
     def need(self, name: str, allowed: AbstractSet[str]) -> ServedModel:
-        """The model, if it is one of `allowed`, which are all where that is empty. Raises NoWorkers for one whose files
-        are broken, UnknownModel for others, and does not tell what is not allowed from what is not there."""
+        """Return the model if it is one of `allowed`; an empty set allows all.
+
+        Raise NoWorkers if the model's files are broken. Raise UnknownModel otherwise, which does not reveal whether
+        a model that is not allowed exists.
+        """
         is_allowed = not allowed or name in allowed
         model = self._models.get(name) if is_allowed else None
         if model is None and is_allowed and name in self.broken:
@@ -98,8 +96,10 @@ class Catalog:
 def load_catalog(
     folders: Mapping[str, str], names: FormatNames = NO_NAMES, adapters: Mapping[str, str] = _NONE
 ) -> Catalog:
-    """Load the models of `folders` (name to folder), and `adapters` of them (name to model's name); raises StartupError
-    that says what is missing."""
+    """Load the models of `folders` (name to folder) and their `adapters` (name to model's name).
+
+    Raise StartupError that says what is missing.
+    """
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
     models = {info.name: ServedModel(info, load_tokenizer(info), names=names) for info in infos}
     for name, base in adapters.items():

@@ -1,5 +1,7 @@
-"""What vLLM's fields ask an answer to be: JSON of a schema, text of a pattern or a grammar, one of some choices. Pure;
-raises InvalidRequest that names the field."""
+"""Constraints on an answer in vLLM's fields: JSON of a schema, a pattern, a grammar, or one of several choices.
+
+Pure; raises InvalidRequest that names the field.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +13,16 @@ from services.gateway.prompt.schema import Common, StructuredOutputs
 
 
 class Constraint(NamedTuple):
-    """Either a schema or a rule, and the field that asks for it."""
+    """A schema or a rule, and the field that contains it."""
 
     field: str
     schema: Mapping[str, Any] | None = None
     rule: str = ""
-    """What follows a rule's name in a grammar."""
+    """The right-hand side of a rule in a grammar."""
 
 
 def constraint_of(request: Common) -> Constraint | None:
-    """None where nothing is asked for."""
+    """Return the request's constraint, or None if its answer is free."""
     own = request.structured_outputs or StructuredOutputs()
     asked = {
         "structured_outputs.json": own.json,

@@ -1,4 +1,4 @@
-"""A body's bytes as the type that a route takes, or an error that names the field at fault. Pure."""
+"""Decoding of a body into the type that a route takes, with errors that name the field at fault. Pure."""
 
 import json
 import re
@@ -14,10 +14,10 @@ from services.gateway.prompt.unserved import UNSERVED_PARTS, UNSERVED_ROLES
 MAX_REASON_CHARS = 200
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+# A field, or a flat object under one, whose number is NaN, infinite or too large.
 _NOT_FINITE = re.compile(
     rb'"([a-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,256}:\s*)?(?:NaN|-?Infinity|-?[0-9.]{1,32}[eE]\+?[0-9]{3,})'
 )
-"""A field, or a flat object under one, with a number that is none or too large."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -29,7 +29,7 @@ _ALLOWED: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "reasoning_effort": (get_args(Effort), frozenset()),
     "tool_choice": (("none", "auto", "required"), frozenset()),
 }
-"""Accepted values, and further ones of OpenAI's API, by the last part of a field's path."""
+"""Accepted values, and further ones of OpenAI's API that are not served, by the last part of a field's path."""
 _UNSERVED_TOOLS = frozenset(
     {"custom", "allowed_tools", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"}
     | {"computer_use_preview", "image_generation", "local_shell", "shell", "apply_patch"}
@@ -38,7 +38,7 @@ _TOOL_TYPES = (("function",), _UNSERVED_TOOLS)
 
 
 def fit(body: bytes, kind: type[_T], tidy: Callable[[dict[str, Any]], dict[str, Any]]) -> _T:
-    """Raises InvalidRequest. `tidy` drops what asks for nothing; only a body that does not fit as it is comes to it."""
+    """Decode a body or raise InvalidRequest. `tidy` drops fields that request nothing; it runs only if decoding fails."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -50,7 +50,7 @@ def fit(body: bytes, kind: type[_T], tidy: Callable[[dict[str, Any]], dict[str, 
 def _second_look(
     body: bytes, kind: type[_T], first: msgspec.ValidationError, tidy: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> _T:
-    """Clients send null or a default for fields they do not use: those are dropped before the verdict."""
+    # Clients send null or a default for fields they do not use: those are dropped before the verdict.
     try:
         plain: Any = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # without a type to fit: a number out of range
@@ -80,7 +80,7 @@ def _malformed(body: bytes, error: Exception) -> InvalidRequest:
 
 
 def _is_json_otherwise(body: bytes) -> bool:
-    """Whether the standard library reads it, which takes half a pair for a character."""
+    # The standard library accepts half of a surrogate pair as a character.
     try:
         json.loads(body)
     except (ValueError, RecursionError):
@@ -110,7 +110,7 @@ def _explain(text: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> In
 
 
 def _key_at_fault(field: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> str:
-    """The key in quotes whose value does not fit; empty where none is found."""
+    """Return the quoted key whose value does not fit; empty if none is found."""
     entries, hint = plain.get(field), get_type_hints(kind, include_extras=True).get(field)
     if not isinstance(entries, dict) or hint is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a request says that its answer must be, as the grammar of its model."""
+"""Conversion of a request's constraints into a grammar of its model."""
 
 import json
 from collections.abc import Mapping
@@ -17,14 +17,18 @@ MAX_SCHEMA_CHARS = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeptSchemas:
-    """The schemas of one request, as the grammar library reads them."""
+    """The schemas of one request, in the grammar library's form."""
 
     answer: Mapping[str, Any] | None = None
     tools: list[ToolSchema] = field(default_factory=list)
 
 
 async def check_schemas(asked: Asked, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
-    """Raises InvalidRequest that names the field and says why its schema cannot be kept to. tenant: who asks."""
+    """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
+    enforced.
+
+    `tenant` shares the checker's slots with other tenants.
+    """
     if asked.rule:
         await _check(asked.rule, asked.schema_field, check, tenant)
     return KeptSchemas(
@@ -50,7 +54,7 @@ async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck
 
 
 def answer_guide(asked: Asked, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
-    """The grammar of an answer to this prompt. Pure."""
+    """Return the grammar of an answer to this prompt. Pure."""
     # What follows a prompt that is text or tokens has no format.
     shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools
     called = tools is not None and tools.required

@@ -1,4 +1,4 @@
-"""What request headers say: identity, tenant, class, targets. Pure."""
+"""The request headers: identity, tenant, class and latency targets. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -18,21 +18,19 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Where headers say nothing, and what they may not go below."""
+    """The values of absent headers, and the lower bounds of latency targets."""
 
     gateway_id: str
     ttft_deadline_ms: float
     tpot_target_ms: float
     tightest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Class (ANY: all others) -> TTFT and TPOT in ms: whoever asks for less gets these."""
+    """The lowest TTFT and TPOT in ms by class (ANY for all others). Lower requested values are raised to these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Headers that mean something here."""
-
     request_id: str
-    """Empty: the client gave none."""
+    """The client's id of the request; empty if it sent none."""
     tenant: str
     service_class: str
     ttft_deadline_ms: float | None
@@ -41,7 +39,7 @@ class Headers:
     details: bool
 
     def context(self, arrival_ns: int, defaults: Defaults) -> RequestContext:
-        """What is carried through every hop."""
+        """Return the context that accompanies the request on every hop."""
         bounds = defaults.tightest
         least_ttft_ms, least_tpot_ms = bounds.get(self.service_class) or bounds.get(ANY) or (0.0, 0.0)
         ttft_ms = max(self.ttft_deadline_ms or defaults.ttft_deadline_ms, least_ttft_ms)
@@ -58,8 +56,10 @@ class Headers:
 
 
 def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Headers:
-    """Parse headers, given by lowercase name as in ASGI; raises InvalidRequest that names the header, and
-    PermissionDenied for a tenant or class that is not the caller's."""
+    """Parse headers, keyed by lowercase name as in ASGI.
+
+    Raise InvalidRequest that names the header, or PermissionDenied for a tenant or class that is not the caller's.
+    """
     traceparent = found.get(b"traceparent", b"").decode("latin-1")
     return Headers(
         request_id=_request_id(found),

@@ -1,4 +1,7 @@
-"""Turns of a chat as chat templates read them. Pure; raises InvalidRequest that names the field."""
+"""Conversion of a chat's messages into the form that chat templates read.
+
+Pure; raises InvalidRequest that names the field.
+"""
 
 import json
 from typing import Any
@@ -9,7 +12,7 @@ from services.gateway.prompt.schema import Message, ToolCall
 
 
 def chat_message(message: Message, place: int) -> ChatMessage:
-    """`place`: of the message in its chat."""
+    """Convert one message. `place` is its index in the chat."""
     content, role = message.content, message.role
     if content is None and role != "assistant":
         raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
@@ -32,7 +35,7 @@ def chat_message(message: Message, place: int) -> ChatMessage:
 
 
 def _of_answer(message: Message, place: int) -> dict[str, Any]:
-    """What an earlier answer had beside its text."""
+    """Return the fields of an earlier answer other than its text."""
     names = ("reasoning_content", "reasoning")
     more: dict[str, Any] = {name: text for name in names if (text := getattr(message, name)) is not None}
     if message.tool_calls:

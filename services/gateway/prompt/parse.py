@@ -1,4 +1,4 @@
-"""From a body's bytes to what is asked, checked field by field. Pure; raises InvalidRequest that names the field."""
+"""Parsing of a body into a checked request. Pure; raises InvalidRequest that names the field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -25,7 +25,7 @@ from services.gateway.prompt.tools import ToolUse, tool_use
 from services.gateway.prompt.unserved import drop_harmless
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of max_tokens for text completions; a chat goes on to the end of the context."""
+"""OpenAI's default of max_tokens for text completions. A chat may use the rest of the context."""
 
 _tidy_chat = partial(drop_harmless, served=frozenset(ChatRequest.__struct_fields__))
 _tidy_completion = partial(drop_harmless, served=frozenset(CompletionRequest.__struct_fields__))
@@ -38,86 +38,85 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, checked as far as that is possible without the model."""
+    """One request, checked as far as is possible without the model."""
 
     model: str
     messages: tuple[ChatMessage, ...]
-    """Messages of a chat; empty for text completions."""
+    """The messages of a chat; empty for text completions."""
     prompts: tuple[Prompt, ...]
-    """Prompts of text completions; empty for a chat."""
+    """The prompts of text completions; empty for a chat."""
     n: int
     max_tokens: int | None
     max_tokens_field: str
     sampling: Sampling
-    """Without a seed."""
+    """The sampling parameters without a seed, which each choice gets later."""
     unset: frozenset[str]
-    """Fields of `sampling` that the model's own advice fills."""
+    """The fields of `sampling` that the model's recommended values fill."""
     seed: int | None
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
     continuous_usage: bool
     tools: ToolUse | None = None
-    """None where the model may call none."""
+    """The tools that the model may call; None if it may call none."""
     effort: str | None = None
-    """Of its reasoning."""
+    """The requested reasoning effort, as the client named it."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
-    """JSON that the answer has to be."""
+    """The JSON schema with which the answer has to comply."""
     schema_field: str = "response_format"
-    """Which field errors about it name."""
+    """The field that errors about the schema name."""
     rule: str = ""
-    """Likewise, what the answer has to be in place of JSON, as a rule of a grammar."""
+    """A grammar rule that the answer has to match, used in place of a schema."""
     for_response: bool = False
-    """Whether the chat is a response's: the order of its answer's parts is kept."""
+    """Whether the chat belongs to a response, whose answer keeps the order of its parts."""
     echo: bool = False
     """Whether the answer begins with the prompt."""
     prompt_logprobs: int | None = None
-    """Of the prompt, with as many alternatives to each token; None: not asked for."""
+    """The number of alternatives to each prompt token; None requests no logprobs of the prompt."""
     shows_prompt_logprobs: bool = False
-    """Whether they are shown as vLLM does, by position, beside or in place of an echo's."""
+    """Whether the prompt's logprobs are shown by position as in vLLM, with or without an echo."""
     shows_logprobs: bool = False
-    """Whether those of the answer are shown."""
+    """Whether the answer's logprobs are shown."""
     token_ids: bool = False
-    """Whether ids of tokens are shown."""
+    """Whether token ids are shown beside the text."""
     best: int | None = None
-    """How many of the `n` answers to each prompt are shown, the likeliest first; None: all, as they come."""
+    """The number of the `n` choices of each prompt to show, likeliest first; None shows all as they arrive."""
     only_prompt: bool = False
-    """Whether no token is asked for: one is generated, and dropped."""
+    """Whether the request wants no tokens: one is generated and dropped."""
     hides_reasoning: bool = False
-    """Whether the answer's reasoning is left out of what is shown."""
+    """Whether the answer's reasoning is left out of what the client sees."""
     raw: bool = False
-    """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
+    """Whether prompts are tokenised without the special tokens that begin and end a text."""
     opens_answer: bool = True
-    """Whether a chat's prompt ends where its answer starts, rather than with its last message."""
+    """Whether a chat's prompt ends with the opening of an answer rather than with its last message."""
     continues: bool = False
-    """Whether the answer goes on where the text of the last message ends."""
+    """Whether the answer continues the text of the last message."""
 
     @property
     def guided(self) -> bool:
-        """Whether the answer keeps to a grammar."""
+        """Return whether the answer is constrained by a grammar."""
         return self.schema is not None or bool(self.rule) or (self.tools is not None and self.tools.required)
 
     @property
     def prompt_field(self) -> str:
-        """Which field errors about the prompt name."""
+        """Return the field that errors about the prompt name."""
         if self.for_response:
             return "input"
         return "messages" if self.messages else "prompt"
 
     @property
     def choices(self) -> int:
-        """How many answers are asked for."""
+        """Return the number of choices over all prompts."""
         return self.n * max(len(self.prompts), 1)
 
 
 def parse_chat(body: bytes) -> Asked:
-    """Body of /v1/chat/completions."""
     return chat_asked(fit(body, ChatRequest, _tidy_chat))
 
 
 def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
-    """Body of /tokenize, and whether the tokens' texts are wanted."""
+    """Parse a body of /tokenize, and whether it wants the tokens' texts."""
     request = fit(body, TokenizeRequest, _tidy_tokenize)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
@@ -141,12 +140,11 @@ def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
-    """Body of /detokenize."""
     return fit(body, DetokenizeRequest, _tidy_detokenize)
 
 
 def chat_asked(request: ChatRequest) -> Asked:
-    """From a body whose types and ranges have been checked."""
+    """Convert a body whose types and ranges have been checked."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     newer, older = request.max_completion_tokens, request.max_tokens
@@ -188,7 +186,6 @@ def chat_asked(request: ChatRequest) -> Asked:
 
 
 def parse_completion(body: bytes) -> Asked:
-    """Body of /v1/completions."""
     request = fit(body, CompletionRequest, _tidy_completion)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     scores = request.echo or request.prompt_logprobs is not None
@@ -203,7 +200,7 @@ def parse_completion(body: bytes) -> Asked:
 
 
 def _with_prompt(asked: Asked, request: CompletionRequest, *, only_prompt: bool) -> Asked:
-    """What only text completions can ask of their prompts, and of which answers they get."""
+    """Add the fields about prompts and best_of that only text completions have."""
     n, best_of = request.n or 1, request.best_of
     if best_of is not None and best_of < n:
         raise InvalidRequest("best_of is under n", param="best_of")
@@ -219,7 +216,7 @@ def _with_prompt(asked: Asked, request: CompletionRequest, *, only_prompt: bool)
 
 
 def _scored(asked: Asked, most: int) -> Asked:
-    """With logprobs of the prompt, which come with the first token's."""
+    """Request logprobs of the prompt, which arrive with the first token's."""
     asked.sampling.logprobs = asked.sampling.prompt_logprobs = True
     asked.sampling.prompt_top_logprobs = most
     return replace(asked, prompt_logprobs=most)
@@ -241,7 +238,7 @@ def _answer_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
 
 
 def _check_guided(request: Common, field: str) -> None:
-    """What would keep a guided answer from ending when it is whole."""
+    """Reject fields that would keep a guided answer from ending once it is complete."""
     if request.ignore_eos:
         raise InvalidRequest(f"ignore_eos and {field} exclude each other", param="ignore_eos")
     if request.min_tokens:
@@ -290,7 +287,7 @@ def _asked(
 
 
 def _sampling(request: Common, *, logprobs: int | None) -> Sampling:
-    """`logprobs`: how many alternatives to each token; None for no logprobs at all."""
+    """`logprobs` is the number of alternatives to each token; None requests no logprobs at all."""
     return Sampling(
         temperature=_or(request.temperature, 1.0),
         top_p=_or(request.top_p, 1.0),

@@ -1,17 +1,17 @@
-"""Bodies of the two completion routes, as OpenAI's API has them. Types and ranges are checked while decoding."""
+"""The bodies of the two completion routes, as defined by OpenAI's API. Decoding checks types and ranges."""
 
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+# OpenAI's API takes 4 and vLLM any number; vLLM's users send lists of beginnings of code.
 MAX_STOPS = 64
-"""OpenAI's API takes 4; vLLM, whose users send lists of code's beginnings, any number."""
 MAX_STOP_CHARS = 256
+# Over all stop strings of a request: each token's text is compared with every beginning of each of them.
 MAX_STOPS_CHARS = 1024
-"""Of all of one request: each token's text is compared with every beginning of each."""
 MAX_TOP_LOGPROBS = 20
+# The bound for one prompt in OpenAI's API. A gateway's settings may lower it.
 MAX_CHOICES = 128
-"""Of one prompt, as in OpenAI's API; a gateway's settings may allow fewer."""
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -29,8 +29,8 @@ Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 PartType = Literal["text"]
 MAX_TOOLS = 128
+# The bound for one message.
 MAX_CALLS = 128
-"""Of one message."""
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -48,15 +48,18 @@ Choice = Annotated[
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream carries beside text. `continuous_usage_stats` is vLLM's: with `include_usage`, every chunk has the
-    tokens so far of the prompt and of the choice that it is of."""
+    """The extra data that a stream carries.
+
+    `continuous_usage_stats` is vLLM's: with `include_usage`, every chunk has the tokens so far of the prompt and of
+    its choice.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's: one of what the answer has to be. `grammar` is GBNF (`::=`) or llguidance's Lark dialect."""
+    """vLLM's constraints, of which a request sets one. `grammar` is GBNF (`::=`) or llguidance's Lark dialect."""
 
     grammar: Pattern | None = None
     json: str | dict[str, Any] | None = None
@@ -66,10 +69,12 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class Common(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that both routes share. `top_k` (0 or -1 is off), `min_p` (0 is off), `repetition_penalty` (1 is off),
-    `ignore_eos`, `min_tokens`, `stop_token_ids`, `structured_outputs`, `guided_*`, `prompt_logprobs` and
-    `return_token_ids` are extensions; `user`,
-    `metadata`, `safety_identifier` and `prompt_cache_key` change nothing."""
+    """The fields that both routes share.
+
+    `top_k` (0 or -1 is off), `min_p` (0 is off), `repetition_penalty` (1 is off), `ignore_eos`, `min_tokens`,
+    `stop_token_ids`, `structured_outputs`, `guided_*`, `prompt_logprobs` and `return_token_ids` are extensions.
+    `user`, `metadata`, `safety_identifier` and `prompt_cache_key` have no effect.
+    """
 
     model: str
     stream: bool | None = None
@@ -103,8 +108,9 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
-    """A piece of a message. `cache_control`, Anthropic's mark of a prefix to cache, changes nothing here, in messages
-    and in tools: every prefix is cached."""
+    """A text part of a message. `cache_control`, Anthropic's mark of a prefix to cache, has no effect: all prefixes
+    are cached.
+    """
 
     type: PartType
     text: str
@@ -112,14 +118,12 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """What was called."""
-
     name: FunctionName
     arguments: str
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
-    """A call in an earlier answer. `index` stands in streams, and means nothing here."""
+    """A call in an earlier answer. `index` is copied from streams by clients and has no effect here."""
 
     id: Label
     function: CalledFunction
@@ -128,8 +132,9 @@ class ToolCall(Struct, forbid_unknown_fields=True):
 
 
 class Message(Struct, forbid_unknown_fields=True):
-    """One turn of a chat. `reasoning_content` or `reasoning`, of an earlier answer, is for models whose templates read
-    it; `id` changes nothing."""
+    """One turn of a chat. `reasoning_content` and `reasoning` are for templates that read earlier reasoning; `id` has
+    no effect.
+    """
 
     role: Role
     content: str | list[TextPart] | None = None
@@ -143,7 +148,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
 
 class Function(Struct, forbid_unknown_fields=True):
-    """A function that the model may call; `parameters` is a JSON schema of one object."""
+    """A function that the model may call. `parameters` is the JSON schema of one object."""
 
     name: FunctionName
     description: str | None = None
@@ -152,28 +157,24 @@ class Function(Struct, forbid_unknown_fields=True):
 
 
 class Tool(Struct, forbid_unknown_fields=True):
-    """A tool."""
-
     function: Function
     type: Literal["function"]
     cache_control: dict[str, Any] | None = None
 
 
 class FunctionChoice(Struct, forbid_unknown_fields=True):
-    """The name of the function to call."""
-
     name: FunctionName
 
 
 class NamedToolChoice(Struct, forbid_unknown_fields=True):
-    """One tool that is to be called."""
+    """The one tool that the model has to call."""
 
     function: FunctionChoice
     type: Literal["function"]
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True):
-    """A schema that the answer keeps to, whether `strict` or not."""
+    """A schema that the answer follows, whether `strict` is set or not."""
 
     name: FunctionName
     schema: dict[str, Any] | None = None
@@ -182,15 +183,18 @@ class JsonSchema(Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """What the answer has to be: text, any JSON object, or JSON of a schema."""
+    """The required form of the answer: text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class ChatRequest(Common, kw_only=True):
-    """Body of POST /v1/chat/completions. `chat_template_kwargs`, variables of the model's chat template,
-    `include_reasoning`, which is true, `add_generation_prompt`, likewise, and `continue_final_message` are vLLM's."""
+    """The body of POST /v1/chat/completions.
+
+    `chat_template_kwargs` (variables of the chat template), `include_reasoning`, `add_generation_prompt` (both true
+    by default) and `continue_final_message` are vLLM's.
+    """
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None
@@ -208,7 +212,7 @@ class ChatRequest(Common, kw_only=True):
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /tokenize: a `prompt`, or `messages` as in a chat, with what else its template reads."""
+    """The body of POST /tokenize: a `prompt`, or `messages` and the other fields that a chat template reads."""
 
     model: str
     prompt: str | None = None
@@ -223,15 +227,16 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /detokenize."""
-
     model: str
     tokens: list[TokenId]
 
 
 class CompletionRequest(Common, kw_only=True):
-    """Body of POST /v1/completions. `prompt` is text, token ids, or a list of either. `max_tokens` may be 0 where the
-    prompt itself is asked for, by `echo` or `prompt_logprobs`."""
+    """The body of POST /v1/completions.
+
+    `prompt` is text, token ids, or a list of either. `max_tokens` may be 0 if `echo` or `prompt_logprobs` requests
+    the prompt itself.
+    """
 
     prompt: str | list[str | int | list[int]]
     logprobs: TopLogprobs | None = None

@@ -1,10 +1,10 @@
-"""Stop strings in streamed text: what may be sent on, what must wait, where the text ends. Pure."""
+"""Matching of stop strings in streamed text. Pure."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the stop string that is complete first, whatever pieces the text comes in."""
+    """A matcher that finds the stop string completed first, however the text is divided into pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -12,12 +12,15 @@ class StopMatcher:
 
     @property
     def held_chars(self) -> int:
-        """How much text waits, since it may begin a stop string."""
+        """Return the number of characters held back because they may begin a stop string."""
         return len(self._held)
 
     def push(self, text: str, exempt_chars: int = 0) -> tuple[str, bool]:
-        """What can be sent, and whether a stop string ended the text before it. A stop string that ends within the
-        first `exempt_chars` of `text` does not count; one that begins there and ends later does."""
+        """Return the text that can be sent, and whether a stop string ended it.
+
+        A stop string that ends within the first `exempt_chars` of `text` does not count; one that begins there and
+        ends later does.
+        """
         if not self._stops:
             return text, False
         searched = len(self._held) + exempt_chars
@@ -35,13 +38,13 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the text held back, once no more follows."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

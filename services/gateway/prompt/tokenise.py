@@ -1,4 +1,4 @@
-"""Prompts to tokens, within the model's vocabulary and context. Long texts are encoded off the event loop's thread."""
+"""Tokenisation of prompts within the model's vocabulary and context. Long texts are encoded in a thread pool."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from libs.model.chat import ChatMessage
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.parse import Asked
 
+# Requests up to this length are encoded inline: handing them to a thread would cost more.
 INLINE_CHARS = 4096
-"""Characters of a request up to which it is encoded inline: handing them to a thread would cost more."""
+# Template variables that switch reasoning on and off: Qwen3's and GLM's, then DeepSeek V3.1's.
 _SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates switch reasoning on and off: Qwen3's and GLM's, DeepSeek V3.1's."""
+# gpt-oss accepts low, medium and high only.
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""gpt-oss knows low, medium and high."""
+# Logprobs of one prompt, including alternatives. The worker sends them in one frame.
 MAX_SCORES = 262_144
-"""Logprobs of one prompt, alternatives counted too; they come from the worker in one frame."""
+# Counted for each message besides its content, since the template adds marks around it.
 MESSAGE_CHARS = 64
-"""What a message counts beside its content: the template renders it, and sets marks around it."""
 
 
 async def tokenise(
@@ -32,10 +32,11 @@ async def tokenise(
     most_tokens: int | None = None,
     slot: Callable[[int], AbstractAsyncContextManager[None]] = lambda _chars: nullcontext(),
 ) -> list[list[int]]:
-    """Token ids of each prompt; raises InvalidRequest that names the field.
+    """Return the token ids of each prompt; raise InvalidRequest that names the field.
 
-    most_tokens: a prompt that certainly has as many is refused without being encoded whole; None: none is. slot: what a
-    request of so many characters holds while a thread works on it."""
+    `most_tokens`: prompts that certainly reach this length are refused without being fully encoded; None refuses
+    none. `slot`: opens a context that a request of so many characters holds while a thread encodes it.
+    """
     check_chat(asked, model)
     if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
         text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
@@ -48,7 +49,7 @@ async def tokenise(
 
 
 def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
-    """How many tokens each choice may have at most; raises what does not fit. Pure."""
+    """Return the bound on each choice's tokens; raise InvalidRequest if the prompts do not fit. Pure."""
     vocab_size = model.info.vocab_size
     beyond = next((token for token in asked.sampling.logit_bias if token >= vocab_size), None)
     if beyond is not None:
@@ -80,7 +81,7 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
 
 
 def check_chat(asked: Asked, model: ServedModel) -> None:
-    """Raises UnsupportedField for what the model's chat template has no place for. Pure."""
+    """Raise UnsupportedField for anything that the model's chat template cannot express. Pure."""
     name, takes = model.info.name, model.tokenizer.takes
     if field := _unshown_tools(asked, model):
         text = (
@@ -101,7 +102,7 @@ def check_chat(asked: Asked, model: ServedModel) -> None:
 
 
 def _unshown_tools(asked: Asked, model: ServedModel) -> str:
-    """The first field about tools that the model would not be shown; empty if it is shown all of them."""
+    """Return the first field about tools that the template would not show to the model; empty if it shows all."""
     if asked.tools and not model.tokenizer.takes("tools"):
         return "tools"
     names = partial(model.tokenizer.names, tools=bool(asked.tools))
@@ -126,7 +127,7 @@ def _render(asked: Asked, model: ServedModel) -> str:
 
 
 def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:
-    """The effort as the template takes it: by name, or as a switch."""
+    """Return the template variables for the effort: by name, or as a switch."""
     if asked.effort is None:
         return {}
     effort = _HARMONY_EFFORTS.get(asked.effort, asked.effort) if model.format.harmony else asked.effort
@@ -136,7 +137,7 @@ def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:
 
 
 def _chars(asked: Asked) -> int:
-    """How much there is to render and encode."""
+    """Return the number of characters to render and encode."""
     chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in asked.messages)
     for message in asked.messages:
         if message["role"] == "assistant":

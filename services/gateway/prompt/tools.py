@@ -1,4 +1,4 @@
-"""Which tools a chat may call, and whether it has to. Pure; raises InvalidRequest that names the field."""
+"""The tools that a chat may or must call. Pure; raises InvalidRequest that names the field."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,26 +13,24 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that the model may call."""
-
     tools: tuple[dict[str, Any], ...]
-    """As chat templates take them, in OpenAI's shape."""
+    """The tools in OpenAI's shape, which chat templates take."""
     parallel: bool
     """Whether one answer may have several calls."""
     chars: int
-    """About how much text they are."""
+    """The approximate length of the tools' text."""
     required: bool = False
-    """Whether at least one has to be called."""
+    """Whether the model has to call at least one tool."""
     named: str | None = None
-    """The one that has to be called, and no other."""
+    """The only tool that the model may call, and has to."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Of the arguments of all that may be called, by name."""
+        """Return the schemas of the callable functions' arguments, by name."""
         return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
 
     def callable(self) -> list[tuple[str, dict[str, Any], str]]:
-        """(name, schema of the arguments, the field that it stands in) of each that a guide may let be called."""
+        """Return (name, schema of the arguments, field that contains it) for each tool that a guide may allow."""
         return [
             (tool["function"]["name"], {"type": "object", **tool["function"]["parameters"]}, f"tools[{place}].function")
             for place, tool in enumerate(self.tools)
@@ -41,7 +39,7 @@ class ToolUse:
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
-    """None where no tool may be called."""
+    """Return the tools of a chat, or None if it may call none."""
     choice, tools = request.tool_choice, request.tools or []
     named = choice.function.name if isinstance(choice, NamedToolChoice) else None
     if not tools and (named or choice == "required"):

@@ -1,10 +1,11 @@
-"""Fields of OpenAI's API that are not served: accepted while they ask for nothing, refused by name otherwise. Pure."""
+"""Fields of OpenAI's API that are not served: accepted while they request nothing, otherwise refused by name. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from services.gateway.prompt.schema import Message
 
+# Values, besides null, that request the default behaviour.
 _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -25,19 +26,18 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-"""Values, beside null, that say what happens anyway."""
 
 UNSERVED_ROLES: Final = frozenset({"function"})
 UNSERVED_PARTS: Final = frozenset({"image_url", "input_audio", "file", "refusal"})
-"""Roles of messages and types of their parts in OpenAI's API that are not served."""
+"""Types of message parts in OpenAI's API that are not served."""
 
 _KNOWN: Final = frozenset(Message.__struct_fields__)
+# Values of unused fields of an answer, which clients send back in messages.
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
-"""Values of unused fields of an answer, which clients send back in messages."""
 
 
 def drop_harmless(body: dict[str, Any], served: frozenset[str]) -> dict[str, Any]:
-    """The body without unserved fields that ask for nothing; whatever is left beside `served` is refused by name."""
+    """Return the body without unserved fields that request nothing; refuse by name anything left beside `served`."""
     kept = {key: value for key, value in body.items() if key in served or not _is_harmless(key, value)}
     messages = kept.get("messages")
     if isinstance(messages, list):
