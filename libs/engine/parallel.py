@@ -37,7 +37,7 @@ class Parallel:
 
     @property
     def gpus_here(self) -> int:
-        """Number of GPUs on each node."""
+        """Number of GPUs on each of its nodes."""
         return self.gpus // self.nodes
 
 

@@ -55,7 +55,7 @@ class Capabilities:
     """Whether `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
     scores_prompts: bool = False
-    """Whether `SamplingParams.prompt_logprobs` is supported."""
+    """Whether the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
     seeds_by_position: bool = True
     """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.
@@ -81,7 +81,7 @@ class Capabilities:
     `kv_block_bytes` a block.
     """
     sleeps: bool = False
-    """Whether `Engine.sleep` and `Engine.wake` are supported."""
+    """Whether `Engine.sleep` and `Engine.wake` can be called."""
     drops_weights: bool = False
     """Whether `Engine.sleep` can drop the weights. Waking then reads them again, but skips the rest of a start."""
     loads_adapters: bool = False
@@ -195,7 +195,6 @@ class DeviceMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes held by all processes together."""
         return self.total_bytes - self.free_bytes
 
 

@@ -37,7 +37,7 @@ class SequenceOutput:
     sequence_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
-    """Logprobs aligned with `token_ids`, if requested."""
+    """One logprob for each of `token_ids` if requested, else none."""
     finish: FinishReason | None = None
     handle: KvHandle | None = None
     detail: str = ""
@@ -143,7 +143,7 @@ class EngineLoad:
     recomputed_tokens: int = 0
     """Tokens computed again since the start because of preemption."""
     pool_faults: int = 0
-    """The same count as in `EngineIntegrity`."""
+    """As in `EngineIntegrity`: 1 if the block pool's reference counts were found wrong."""
     starved_since_unix_ns: int = 0
     """Start of the starvation in progress (see `EngineEvent.starved`); 0 if there is none."""
     awaiting_ready_kv: int = 0

@@ -110,7 +110,6 @@ class Roster:
 
     @property
     def waiting(self) -> int:
-        """Number of sequences in the queues."""
         return self._waiting
 
     @property

@@ -157,5 +157,5 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free the device. Idempotent."""
+        """Free the device and end the runner's threads. Idempotent."""
         ...

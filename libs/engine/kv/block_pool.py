@@ -25,14 +25,14 @@ class BlockChanges:
         return bool(self.stored or self.removed)
 
     def store(self, content: bytes) -> None:
-        """Record that a hash became reusable."""
+        """Record that a hash became reusable. It cancels a removal since the last call of `take_changes`."""
         if content in self.removed:
             del self.removed[content]
         else:
             self.stored[content] = None
 
     def remove(self, content: bytes) -> None:
-        """Record that a hash was evicted."""
+        """Record that a hash was evicted. It cancels a store since the last call of `take_changes`."""
         if content in self.stored:
             del self.stored[content]
         else:

@@ -31,7 +31,7 @@ def block_checksum(data: memoryview) -> int:
 
 
 class BlockCopies:
-    """The copying threads of one engine."""
+    """The threads on which one engine copies and sums blocks."""
 
     def __init__(self, runner: Runner, block_bytes: int) -> None:
         self._runner = runner

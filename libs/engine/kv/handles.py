@@ -17,7 +17,7 @@ RandomBytes = Callable[[int], bytes]
 
 @dataclass(slots=True)
 class Held:
-    """The blocks behind one handle."""
+    """The blocks behind one handle, with the state of their transfer."""
 
     opaque: bytes
     sequence_id: int
@@ -123,7 +123,7 @@ class HandleTable:
         return held
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
-        """Shorten the lease of blocks that nobody reads."""
+        """Shorten the lease of blocks that have no reader."""
         held = self._held.get(opaque)
         if held is not None and not held.pulls:
             self._leave(held, now_ns)

@@ -32,7 +32,7 @@ class PoolFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PoolHeader:
-    """The header of a pool file."""
+    """The header of a pool file, which fills its first page."""
 
     nonce: bytes
     """16 random bytes. Whoever can name them has this very file mapped."""

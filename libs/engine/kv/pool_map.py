@@ -42,7 +42,6 @@ class PoolMap:
 
     @property
     def owned(self) -> bool:
-        """Whether the owning process is alive."""
         return is_owned(self._fd)
 
     def block(self, number: int) -> memoryview:

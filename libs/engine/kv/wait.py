@@ -7,7 +7,7 @@ still to be computed there.
 
 
 class _Spans:
-    """Intervals in which a condition held."""
+    """Intervals, in Unix nanoseconds, in which a condition held."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[int, int]] = []

@@ -35,7 +35,7 @@ class Addition:
     """The addition to one layer's output: `x @ down @ up`."""
 
     down: torch.Tensor
-    """[in, rank]"""
+    """[in, rank], in the layer's dtype and on its device."""
     up: torch.Tensor
     """[rank, out], scaled by the adapter's scale."""
 

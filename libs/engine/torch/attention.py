@@ -62,7 +62,7 @@ class StepPlan:
     positions: torch.Tensor
     """[tokens] int64: each token's position in its sequence."""
     pool: torch.Tensor
-    """[blocks, layers, block_size, 2, kv_heads, head_dim]"""
+    """The pool's tensor [blocks, layers, block_size, 2, kv_heads, head_dim]."""
     gathered: torch.Tensor
     """[blocks, block_size, 2, kv_heads, head_dim]: room for the blocks of any one chunk or group, in one layer."""
     slot_blocks: torch.Tensor

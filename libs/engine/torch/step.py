@@ -32,7 +32,7 @@ WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model without a pool."""
+    """A loaded model without a pool, as it sleeps."""
 
     info: ModelInfo
     device: torch.device

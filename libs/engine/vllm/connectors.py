@@ -66,7 +66,7 @@ class Connector:
     name: str
     way: Way
     config: Mapping[str, Any]
-    """The value of vLLM's kv_connector_extra_config."""
+    """Its own configuration, which becomes vLLM's kv_connector_extra_config."""
 
     @property
     def layout(self) -> str:

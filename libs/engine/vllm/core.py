@@ -81,7 +81,7 @@ class CoreProcess(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process and release its memory. Idempotent."""
         ...
 
 
@@ -97,7 +97,7 @@ class VllmCore:
         self._over = threading.Event()
         self._sent = 0
         self._dropped = False
-        """Whether it sleeps without its weights."""
+        """Whether the process sleeps without its weights in host memory."""
         self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
@@ -120,9 +120,8 @@ class VllmCore:
                 return
             self._over.wait()
             client, _ = result
-            client.shutdown(
-                timeout=0 if client.resources.engine_dead else CLOSE_S
-            )  # a dead process needs no time to end
+            # A dead process needs no time to end.
+            client.shutdown(timeout=0 if client.resources.engine_dead else CLOSE_S)
 
         self._thread = threading.Thread(target=own, name="vllm core", daemon=True)
         self._thread.start()

@@ -381,7 +381,6 @@ class VllmEngine:
             await self._events.room()
 
     def _take(self, outputs: Any) -> None:
-        """Process one message of EngineCore."""
         report: EngineReport | None = self._wire.report_of(outputs)
         event = self._parts.reading.event(outputs, report)
         if report is not None:

@@ -13,4 +13,4 @@ class KvFacts:
     order: str
     """The order of a block's dimensions in memory, by vLLM's name; empty if unknown."""
     has_states: bool
-    """Whether the model has state-space layers."""
+    """Whether the model has state-space layers, whose KV is a state."""

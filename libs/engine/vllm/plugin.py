@@ -32,8 +32,8 @@ PR_SET_PDEATHSIG = 1
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
 # Folder of files for the worker, while its processes start (libs/engine/vllm/starting/start_files.py).
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
-# Files with the error that kept a process from starting, the sign that a process has registered, and the hash by
-# which NIXL recognises compatible blocks.
+# Files with the error that kept a process from starting, the mark of a registered process, and the hash by which NIXL
+# recognises compatible blocks.
 CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
 # The file to which a process writes its stack on this signal.
 STACK_FILE, STACK_SIGNAL = "stack.{pid}", signal.SIGUSR2
@@ -47,8 +47,8 @@ WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 BOARD_FILE, DUMMIES_FILE, KV_FILE = "board", "dummies", "kv"
 # A factor that vLLM hashes for NIXL's handshake and for nothing else.
 HANDSHAKE_FACTOR = "nixl_connector_version"
-# For the first second after a message, a process sleeps at most this long at a time: the socket drops a
-# notification that comes within a millisecond of another.
+# For the first second after a message, a process sleeps at most this long at a time. The socket drops a notification
+# that comes within a millisecond of another.
 NEWS_SOON_S, NAP_MS = 1.0, 1
 
 

@@ -52,7 +52,6 @@ class Rehash:
                 self._removed[our] = None
 
     def cleared(self) -> None:
-        """Record that all blocks are gone."""
         self._copies.clear()
         self.removed(list(self._ours))
 

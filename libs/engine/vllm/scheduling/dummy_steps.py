@@ -33,7 +33,6 @@ class DummySteps:
         self._read = 0
 
     def ended(self, start_ns: int, end_ns: int) -> None:
-        """Append a step that has ended."""
         count = self._numbers[0]
         at = _place(count)
         self._numbers[at], self._numbers[at + 1] = start_ns, end_ns
@@ -49,7 +48,7 @@ class DummySteps:
         return (*[NOWHEN] * (count - first - len(known)), *known)
 
     def close(self) -> None:
-        """Unmap the ring. Idempotent."""
+        """Unmap the ring, which must not be used afterwards. Idempotent."""
         self._numbers.release()
         self._map.close()
 

@@ -19,7 +19,6 @@ class Rehasher:
         self._group = group
 
     def publish(self, batch: Any) -> None:
-        """Record the events of one step."""
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 self._rehash.cleared()

@@ -108,9 +108,9 @@ class Queues:
     arrived: Items[PacedRequest]
     """Transferred requests that have their KV and have not decoded yet."""
     partly: Items[PacedRequest]
-    """Partly computed prompts, in their order."""
+    """Prompts of which a part is computed, in their order."""
     prompts: Items[PacedRequest]
-    """Waiting prompts, in their order."""
+    """Prompts that wait for their first chunk, in their order."""
     pulls: int
     """Number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
     lost: Items[PacedRequest]
@@ -128,7 +128,7 @@ class Queues:
 
 @dataclass(frozen=True, slots=True)
 class PacedStep:
-    """The bounds of one step."""
+    """The bounds within which vLLM composes one step."""
 
     tokens: int
     """Upper bound of the tokens that the step computes."""

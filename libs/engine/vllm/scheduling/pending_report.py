@@ -10,7 +10,7 @@ from libs.policy.step_time import StepWork, chunks_work
 
 
 class PendingNews:
-    """Events since the last report."""
+    """Events since the last report, as the next report carries them."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
@@ -66,7 +66,6 @@ class Steps:
         """The work of each step in flight, and the time of its decision."""
         self.ended_ns = 0
         self.ended = 0
-        """Number of steps that have ended."""
         self._board = board
         self._kv_wait = kv_wait
 

@@ -67,5 +67,5 @@ class Board:
         return None
 
     def close(self) -> None:
-        """Unmap the board. Idempotent."""
+        """Unmap the board, which must not be used afterwards. Idempotent."""
         self._map.close()

@@ -134,7 +134,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Record that the step has ended."""
+        """End the oldest step in flight, and note its times and those of its requests."""
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         now_ns = time.time_ns()

@@ -41,7 +41,6 @@ class TrialStep:
 
     @property
     def names(self) -> list[str]:
-        """Ids of its requests in vLLM."""
         return [request.request_id for request in self.requests]
 
     def begun(self) -> None:

@@ -1,7 +1,7 @@
 """vLLM's worker for CPUs with three corrections, run in the process that computes.
 
-They concern the seeds of chunked prompts, a thread that occupies a whole core, and the one core on which all
-workers of a machine would compute. Written against the same vLLM as libs/engine/vllm/scheduling/scheduler.py.
+They concern the seeds of chunked prompts, a thread that occupies a whole core, and the binding of all workers to
+the same core. Written against the same vLLM as libs/engine/vllm/scheduling/scheduler.py.
 """
 
 import os
