@@ -1,8 +1,8 @@
-"""What one step computes, and which sequences give way when KV runs out. Pure.
+"""Composition of a step, and preemption when KV runs out. Pure.
 
-When KV runs out, older sequences take the blocks of the youngest, which is computed again later. Progress is certain:
-the oldest running sequence is never preempted, and whatever fits the pool alone can end. Thrash is bounded: a sequence
-is admitted beside others only where each of them, itself included, can still take a whole block.
+When KV runs out, older sequences take the blocks of the youngest one, which is computed again later. Progress is
+guaranteed: the oldest running sequence is never preempted, and whatever fits the pool alone can finish. Thrashing
+is bounded, because a sequence is admitted beside others only while each of them can still take a whole block.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,11 @@ from libs.engine.sequence import Sequence
 def compose(
     decodes: Iterable[Sequence], prompts: Iterable[Sequence], budget_tokens: int, recompute_tokens: int
 ) -> Batch:
-    """Every decode, then prompt chunks in the given order up to the budget; sequences without room for it wait.
+    """Return every decode, then prompt chunks in the given order up to the budget. Sequences without room are left
+    out.
 
-    A transferred sequence computes at least one token a step whatever the budget: with budget 0 it would never start.
-    What preemption made a sequence lose is not the prompts' affair: it has a budget of its own, `recompute_tokens`.
+    A transferred sequence computes at least one token a step, since with budget 0 it would never start. Tokens that
+    preemption lost have a budget of their own, `recompute_tokens`, and take nothing from other prompts.
     """
     chunks = [sequence.chunk(1) for sequence in decodes if sequence.has_room]
     for sequence in prompts:
@@ -38,22 +39,26 @@ def compose(
 
 
 def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
-    """Without prompts that yield, where another one can be computed: in one step they would lengthen its wait."""
+    """Return the prompts without those that yield, if any other can be computed.
+
+    In a shared step, prompts that yield would lengthen the wait of the others.
+    """
     every = list(prompts)
     first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
     return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
 
 
 def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence]) -> int:
-    """Blocks that must stay available when a sequence joins those that hold blocks: one for each that may grow."""
+    """Return how many blocks must stay free when a sequence is admitted: one for each sequence that may grow."""
     return admitted.may_grow + sum(sequence.may_grow for sequence in holding)
 
 
 def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
-    """Give running sequences, oldest first, blocks for their tokens; the answer are those that lost theirs instead.
+    """Allocate blocks for the tokens of running sequences, oldest first, and return the sequences preempted for it.
 
-    The oldest waits without room where only leases and transfers hold what it needs. A prompt whose blocks are pulled
-    while it is computed keeps them: to take them would free nothing as long as its receiver holds the handle.
+    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is
+    pulled while it is computed keeps its blocks. Taking them would free nothing while its receiver holds the
+    handle.
     """
     victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
     for sequence in running:

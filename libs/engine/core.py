@@ -1,7 +1,7 @@
-"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O, no chance of its own.
+"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O, no randomness of its own.
 
-`plan` says what the next step computes, `begin` and `apply` bracket the model call. Whatever came of it, or of anything
-between steps, lies ready for `take_event`.
+`plan` composes the next step; `begin` and `apply` bracket the model call. Results of steps, and of anything between
+them, are collected by `take_event`.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,11 +37,12 @@ RETRY_AFTER_S = 1.0
 
 
 class Core:
-    """Sequences of one engine, from `submit` to their last output.
+    """The sequences of one engine, from `submit` to their last output.
 
-    Prompts are admitted first come, first served, transferred sequences before them: their first token is out and
-    their blocks wait under a lease. Preempted sequences go before both. Of each kind, sequences that yield come last,
-    and are the first to be preempted. Blocks are allocated as sequences grow, until libs/engine/batching.py preempts.
+    Prompts are admitted first come, first served. Transferred sequences go before them, since their first token is
+    out and their blocks wait under a lease. Preempted sequences go before both. Within each kind, sequences that
+    yield are admitted last and preempted first. Blocks are allocated as sequences grow, until
+    libs/engine/batching.py preempts.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Core:
         random_bytes: RandomBytes,
         new_sequence: Callable[..., Sequence] = Sequence,
     ) -> None:
-        """`new_sequence`: another one than of tokens, for the lab."""
+        # The lab passes a `new_sequence` whose sequences hold no tokens.
         self._config = config
         self._capabilities = capabilities
         self._new_sequence = new_sequence
@@ -63,7 +64,7 @@ class Core:
         self._pool = BlockPool(capabilities.kv_blocks)
         lease_ns = config.kv_lease_ms * 1_000_000
         self.offers = Offers(self._pool, identity, capabilities, lease_ns=lease_ns, random_bytes=random_bytes)
-        """What others can pull, by handle."""
+        """KV that other workers can pull, by handle."""
         self._kv_wait = KvWait()
         self._sequences = Roster()
         self._preemptions = 0
@@ -75,7 +76,7 @@ class Core:
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: EngineRequest, now_ns: int) -> None:
-        """Queue a sequence. Raises InvalidRequest when it can never run here, QueueFull at the queue's bound."""
+        """Queue a sequence. Raise InvalidRequest if it can never run here, QueueFull if the queue is at its bound."""
         if request.sequence_id in self._sequences:
             raise InvalidRequest(f"sequence {request.sequence_id} is in use")
         sequence = self._new_sequence(
@@ -94,7 +95,7 @@ class Core:
         self.admit(now_ns)
 
     def abort(self, sequence_id: int, now_ns: int) -> None:
-        """End a sequence, or the lease of what it left here; one that a step computes ends with the step."""
+        """End a sequence, or the lease that it left behind. One in the running step ends with that step."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             self.offers.end_sequence(sequence_id)
@@ -105,9 +106,10 @@ class Core:
         self.admit(now_ns)
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...], now_ns: int) -> None:
-        """These tokens were sampled where the streamed prompt of `sequence_id` was computed; other ids are ignored.
+        """Continue `sequence_id` from the tokens sampled where its streamed prompt was computed. Other ids are
+        ignored.
 
-        Raises InvalidRequest for tokens that no sequence goes on from.
+        Raise InvalidRequest for tokens from which the sequence cannot continue.
         """
         sequence = self._sequences.get(sequence_id)
         kv = sequence.request.kv if sequence else None
@@ -122,7 +124,7 @@ class Core:
             self._go_on(sequence, now_ns)
 
     def hand_over(self, sequence_id: int, now_ns: int) -> None:
-        """Hand a sequence over with its KV, now or with the next token that it gets. Unknown ids are ignored."""
+        """Hand a sequence over with its KV, now or with its next token. Unknown ids are ignored."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None or sequence.request.phase is EnginePhase.PREFILL:
             return
@@ -132,21 +134,21 @@ class Core:
             self.admit(now_ns)
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Prompt tokens a step may compute, at most a chunk; at 0, prompts wait."""
+        """Set how many prompt tokens a step may compute, at most a chunk. At 0, prompts wait."""
         self._pace.budget_tokens = max(tokens, 0)
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Prompt tokens a step computes at most, whatever the budget."""
+        """Set the upper bound of prompt tokens per step, whatever the budget."""
         self._pace.chunk_tokens = max(tokens, 1)
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Hold prompt chunks and newcomers to running TPOT targets by this model."""
+        """Hold prompt chunks and new decodes to running TPOT targets by this model."""
         self._pace.step_time = model
 
     # ------------------------------------------------------------------ steps
 
     def admit(self, now_ns: int) -> None:
-        """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
+        """Allocate blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
         self.offers.expire(now_ns)
         waiting = self._sequences.waiting
         running = len(self._sequences) - waiting
@@ -159,11 +161,11 @@ class Core:
         self._note_awaiting(now_ns)
 
     def plan(self, now_ns: int) -> Batch | None:
-        """The next step's work: every decode, then prompt chunks within the budget; None when there is none."""
+        """Return the next step: every decode, then prompt chunks within the budget. None if there is no work."""
         return self._compose(*self._ready(now_ns), now_ns)
 
     def _ready(self, now_ns: int) -> tuple[list[Sequence], list[Sequence]]:
-        """(decodes, prompts) that the next step may compute."""
+        """Return (decodes, prompts) that the next step may compute."""
         self.offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
@@ -180,11 +182,11 @@ class Core:
         return batch if batch.chunks else None
 
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
-        """The step starts now; the answer is its announcement."""
+        """Record that a step starts now, and return its announcement."""
         for chunk in batch.chunks:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
-            # What this step finishes has nothing to stream: its blocks are ready when it is.
+            # A prompt that this step finishes has nothing to stream: all its blocks become ready at once.
             begins = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample and not sequence.streamed
             if begins and self._capabilities.streams_kv:
                 handle = self.offers.stream(sequence)
@@ -194,7 +196,7 @@ class Core:
         return self._step
 
     def apply(self, batch: Batch, sampled: Mapping[int, Sampled], now_ns: int) -> StepReport:
-        """The step ended now with these tokens; the answer is its report."""
+        """Record that the step ended now with these tokens, and return its report."""
         assert self._step is not None
         self._kv_wait.stepping(False, now_ns)
         for chunk in batch.chunks:
@@ -216,34 +218,36 @@ class Core:
     # ------------------------------------------------------------------ measuring
 
     def lend_blocks(self, tokens: int, now_ns: int) -> list[int] | None:
-        """Blocks for a measured step of `tokens` tokens, which the caller returns; None without room, or while
-        sequences decode that cannot wait for it."""
+        """Allocate blocks for a measured step of `tokens` tokens, which the caller gives back.
+
+        Return None without room, or while decoding sequences cannot wait for the step.
+        """
         if not self._pace.has_time_for_trial(tokens, list(self._sequences.at(Stage.DECODE)), now_ns):
             return None
         return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
 
     def give_back(self, blocks: list[int], now_ns: int) -> None:
-        """The measuring step has ended."""
+        """Free the blocks of a measured step that has ended."""
         self._pool.release(blocks)
         self.admit(now_ns)
 
     def measuring(self, going_on: bool, now_ns: int) -> None:
-        """A step that measures begins or ends now: time in it is no KV wait."""
+        """Record that a measured step begins or ends now, since time in it is no KV wait."""
         self._kv_wait.stepping(going_on, now_ns)
 
     # ------------------------------------------------------------------ KV from elsewhere, and for others
 
     def take_fetches(self) -> list[Sequence]:
-        """Sequences that have got blocks and await their KV, since the last call."""
+        """Return the sequences that got blocks since the last call and await their KV."""
         fetches, self._new_fetches = self._new_fetches, []
         return [sequence for sequence in fetches if sequence.stage is Stage.FETCHING]
 
     def kv_asked(self, sequence: Sequence) -> None:
-        """The first block was asked for."""
+        """Publish that the first block was requested, which fixes the decode worker."""
         self._news.outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
 
     def kv_arrived(self, sequence: Sequence, received: Received, started_ns: int, now_ns: int) -> None:
-        """All blocks of the handle are in the pool."""
+        """Record that all blocks of the sequence's handle are in the pool."""
         kv = sequence.request.kv
         assert kv is not None
         sequence.kv_bytes_received = received.data_bytes
@@ -254,29 +258,29 @@ class Core:
         self._note_awaiting(now_ns)
 
     def kv_is_ready(self, sequence: Sequence, ready: bool, now_ns: int) -> None:
-        """Whether some of its KV is ready at its source and not here, from now on."""
+        """Record whether the source has ready KV that has not arrived here."""
         if sequence.kv_ready is not ready:
             sequence.kv_ready = ready
             self._note_awaiting(now_ns)
 
     def kv_failed(self, sequence: Sequence, reason: FinishReason, detail: str, now_ns: int) -> None:
-        """The blocks will not come."""
+        """End a sequence whose blocks will not arrive."""
         self._finish(sequence, reason, detail=detail)
         self.admit(now_ns)
 
     def release(self, opaque: bytes, now_ns: int) -> None:
-        """The receiver has the blocks."""
+        """Free the blocks behind a handle, whose receiver now has them."""
         self.offers.end(opaque)
         self.admit(now_ns)
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ results
 
     def take_event(self, step: StepReport | None = None) -> EngineEvent | None:
-        """Everything since the last call, with the step that brought it; None when nothing happened."""
+        """Return everything since the last call, with the step that produced it; None if nothing happened."""
         return self._news.take(step, self._kv_wait, self._pool)
 
     def load(self, *, reported_to_ns: int = 0, pool_faults: int = 0) -> EngineLoad:
-        """Depths now, with what only the engine around it knows."""
+        """Return current depths. The surrounding engine supplies `reported_to_ns` and `pool_faults`."""
         fetching = self._sequences.at(Stage.FETCHING)
         ready_since = [each.kv_ready_since_ns for each in fetching if each.kv_ready_since_ns and not each.kv_arrived]
         return EngineLoad(
@@ -297,21 +301,21 @@ class Core:
         )
 
     def integrity(self) -> EngineIntegrity:
-        """Counters that must be zero when nothing runs."""
+        """Return the counters that must be zero when nothing runs."""
         return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self.offers))
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether a sequence or a handle is there that may hold blocks."""
+        """Whether any sequence or handle exists that may hold blocks."""
         return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:
-        """How the pool's books differ from what sequences and handles hold; empty when they agree."""
+        """Return how the pool's reference counts differ from what sequences and handles hold; empty if they agree."""
         own = (block for sequence in self._sequences for block in sequence.blocks)
         return self._pool.fault(chain(own, self.offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
-        """Abort every sequence and end every lease; no step may run any more."""
+        """Abort every sequence and end every lease. No step may be running."""
         self._step = None
         self._kv_wait.stepping(False, now_ns)
         for sequence in list(self._sequences):
@@ -324,7 +328,7 @@ class Core:
     def _give_blocks(self, sequence: Sequence, running: int) -> bool:
         shared = self._pool.match(sequence.reusable_hashes())
         needed, spare = sequence.blocks_now - len(shared), 0
-        # With a block left for each there is no need to look which of them may grow.
+        # With a free block left for each, it does not matter which of them may grow.
         if running and self._pool.available <= needed + len(shared) + running:
             spare = blocks_to_spare(sequence, self._sequences.holding())
         blocks = self._pool.allocate(needed, shared, spare=spare)
@@ -339,7 +343,7 @@ class Core:
         return True
 
     def _grow(self) -> None:
-        """Blocks for the tokens that were sampled; no step may run."""
+        """Allocate blocks for sampled tokens. No step may be running."""
         if all(sequence.has_room for sequence in self._sequences.computing()):
             return
         for sequence in grow(self._sequences.running(), self._pool):
@@ -367,7 +371,7 @@ class Core:
         self._news.outputs.append(SequenceOutput(sequence.sequence_id, (token.token_id,), token.logprobs))
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
-        """A transferred sequence has its KV, and all tokens that were sampled elsewhere."""
+        """Resume a transferred sequence that has its KV and all tokens sampled elsewhere."""
         for token_id in sequence.sampled_elsewhere or ():
             sequence.append(token_id)
         sequence.receive()
@@ -393,7 +397,7 @@ class Core:
         self._news.outputs.append(sequence.last_output(reason, token, handle, detail))
 
     def _note_awaiting(self, now_ns: int) -> None:
-        """One whose KV is all here, and that awaits the token sampled elsewhere, awaits no KV."""
+        # A sequence whose KV is all here, and that only awaits the token sampled elsewhere, awaits no KV.
         awaiting = [each for each in self._sequences.at(Stage.FETCHING) if not each.kv_arrived]
         for each in awaiting:
             each.kv_ready_since_ns = (each.kv_ready_since_ns or now_ns) if each.kv_ready else 0

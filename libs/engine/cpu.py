@@ -1,5 +1,3 @@
-"""Which CPU computes here."""
-
 import platform
 from pathlib import Path
 
@@ -7,7 +5,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def cpu_name(info: Path = CPU_INFO) -> str:
-    """Its model as Linux tells it; the architecture where it tells none."""
+    """Return the CPU model that Linux reports, or else the architecture."""
     try:
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The engine's one output: events in order, for one consumer, bounded without losing any."""
+"""The engine's output: ordered events for one consumer, in a bounded queue that drops none."""
 
 import asyncio
 from collections import deque
@@ -10,20 +10,23 @@ from libs.engine.kv.block_pool import BlockChanges, BlockPool
 from libs.engine.kv.wait import KvWait
 from libs.engine.reports import BlockEvents, EngineEvent, KvTransferReport, SequenceOutput, StepReport
 
+# A consumer this far behind stops the engine, since a dropped step would appear as idle time.
 MAX_UNREAD_STEPS = 256
-"""A consumer this far behind stops the engine: a lost step would show as idle time."""
 _NO_BLOCKS: Final = BlockEvents()
 
 
 class EngineNews:
-    """What has come of the engine's work since its last event."""
+    """Outputs and KV transfers since the engine's last event."""
 
     def __init__(self) -> None:
         self.outputs: list[SequenceOutput] = []
         self.transfers: list[KvTransferReport] = []
 
     def take(self, step: StepReport | None, kv_wait: KvWait, pool: BlockPool) -> EngineEvent | None:
-        """All of it, with the step that brought it and what `kv_wait` and `pool` have noted; None for nothing."""
+        """Return everything as one event with the step that produced it; None if there is nothing.
+
+        Ended waits are taken from `kv_wait`, and changes of reusable blocks from `pool`.
+        """
         if not (step or self.outputs or self.transfers or kv_wait.ended or kv_wait.starved_ended or pool.changes):
             return None
         blocks = _NO_BLOCKS
@@ -37,7 +40,10 @@ class EngineNews:
 
 
 class EventQueue:
-    """Steps stay single, up to `MAX_UNREAD_STEPS`; what happens between steps joins the last unread event."""
+    """A queue in which each step stays an event of its own, up to `MAX_UNREAD_STEPS`.
+
+    Events from between steps are merged into the last unread event.
+    """
 
     def __init__(self) -> None:
         self._unread: deque[EngineEvent] = deque()
@@ -49,7 +55,7 @@ class EventQueue:
         self._error: BaseException | None = None
 
     def put(self, event: EngineEvent) -> None:
-        """Add an event; after `end` it is dropped."""
+        """Append an event. After `end` it is dropped."""
         if self._ended:
             return
         if event.step is None and self._unread:
@@ -62,7 +68,7 @@ class EventQueue:
         self._changed.set()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more events: the consumer gets what is unread, then `error` if there is one."""
+        """Close the queue. The consumer reads what is left, then gets `error` if there is one."""
         if not self._ended:
             self._ended, self._error = True, error
             self._changed.set()
@@ -72,7 +78,10 @@ class EventQueue:
         await self._room.wait()
 
     async def get(self) -> EngineEvent | None:
-        """The next event; None at the end. Raises the error that ended the events. A cancelled call loses nothing."""
+        """Return the next event, or None at the end. A cancelled call loses nothing.
+
+        Raise the error with which the queue was closed.
+        """
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -87,12 +96,12 @@ class EventQueue:
         return event
 
     def oldest_start_ns(self) -> int:
-        """The earliest start of an unread step or KV wait; 0 without any."""
+        """Return the earliest start of an unread step or KV wait; 0 if there is none."""
         return min((start for event in self._unread for start in _starts(event)), default=0)
 
 
 def merge(first: EngineEvent, later: EngineEvent) -> EngineEvent:
-    """Both as one; `later` has no step."""
+    """Merge two events into one. `later` must have no step."""
     changes = BlockChanges(dict.fromkeys(first.blocks.stored), dict.fromkeys(first.blocks.removed))
     for content in later.blocks.stored:
         changes.store(content)

@@ -1,4 +1,4 @@
-"""Engines by name. None imports its heavy packages before it is started: a sim worker needs no torch."""
+"""Construction of engines by name. Heavy packages are imported only at start, so a sim worker needs no torch."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,20 +20,20 @@ from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import Clock
 
+# Runners under the engine core; vllm has a core of its own.
 RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyType(
     {"torch": TorchRunner, "sim": SimRunner}
 )
-"""Behind the engine core; vllm has a core of its own."""
 
 
+# Modules that an engine imports at start, if that takes seconds.
 HEAVY: Final[Mapping[str, str]] = MappingProxyType(
     {"torch": "libs.engine.torch.step", "vllm": "libs.engine.vllm.starting.launch"}
 )
-"""What an engine imports when it is started, where that takes seconds."""
 
 
 def import_heavy(name: str) -> None:
-    """Import now what an engine imports when it is started, so that no model's load takes that time.
+    """Import the modules that the engine needs at start, so that no model's load includes that time.
 
     A missing package is left to `start`, which says what to install.
     """
@@ -50,9 +50,10 @@ def make_engine(
     random_bytes: RandomBytes = token_bytes,
     sim_gpu: SimGpu | None = None,
 ) -> Engine:
-    """An engine that is not started yet; raises StartupError for an unknown name. `start` tells a missing package.
+    """Return an engine that is not started yet. Raise StartupError for an unknown name.
 
-    `random_bytes`: of KV handles; vllm makes its own. `sim_gpu`: that engines of this process share.
+    Missing packages are reported by `start`. `random_bytes` makes the KV handles of all engines but vllm, which
+    makes its own. Sim engines that are given the same `sim_gpu` share it.
     """
     if name == "vllm":
         return VllmEngine(config, clock, VllmCore())

@@ -1,8 +1,8 @@
-"""Grammars that answers keep to: which tokens may come next.
+"""Grammars that constrain answers, evaluated as masks of the tokens allowed next.
 
-A guide is a grammar in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance), of which `%json` holds a
-JSON schema. What may come next follows from the guide and the generated tokens alone, so a sequence that moves, or is
-computed again, goes on exactly. What is kept here between steps only saves reading those tokens again.
+A guide is a grammar in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance), in which `%json`
+embeds a JSON schema. The mask depends only on the guide and the generated tokens, so a sequence that moves or is
+recomputed continues exactly. State kept between steps only saves reading those tokens again.
 """
 
 from collections import OrderedDict
@@ -19,27 +19,27 @@ from libs.model.builtin import sim_tokenizer
 from libs.model.info import ModelInfo
 
 MAX_COMPILED = 64
-"""Guides kept compiled."""
+"""Upper bound of compiled guides in the cache."""
 MAX_FOLLOWED = 1024
-"""Sequences whose place in their guide is kept."""
+"""Upper bound of sequences whose position in their guide is cached."""
 
 
 class GuideFailed(Exception):
-    """A sequence cannot go on under its guide: the tokens so far do not fit it, or it is too complex."""
+    """The tokens of a sequence do not fit its guide, or the guide is too complex."""
 
 
 @dataclass(slots=True)
 class _Followed:
-    """One sequence's place in its guide."""
+    """The position of one sequence in its guide."""
 
     guide: str
     matcher: LLMatcher
     tokens: NDArray[np.int32]
-    """[n] 1D int32: the generated tokens that the matcher has read."""
+    """[n] 1D int32: the generated tokens that the matcher has consumed."""
 
 
 class Guides:
-    """Guides over one vocabulary. For one thread at a time."""
+    """Matchers for guides over one vocabulary. Not thread-safe."""
 
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
@@ -48,7 +48,7 @@ class Guides:
         self._followed: OrderedDict[int, _Followed] = OrderedDict()
 
     def allowed(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """[vocab] 1D bool: which tokens may follow the chunk's last. Raises GuideFailed."""
+        """Return [vocab] 1D bool: the tokens that may follow the chunk's last. Raise GuideFailed."""
         matcher = self._matcher(chunk)
         if not matcher.is_error():
             fill_next_token_bitmask(matcher, self._mask)
@@ -59,7 +59,7 @@ class Guides:
         return bits.view(np.bool_)
 
     def _matcher(self, chunk: Chunk) -> LLMatcher:
-        """Having read all generated tokens."""
+        """Return a matcher that has consumed all generated tokens."""
         generated, guide = chunk.history[chunk.prompt_tokens :], chunk.sampling.guide
         found = self._followed.get(chunk.sequence_id)
         if found is None or found.guide != guide or not _begins(generated, found.tokens):
@@ -83,16 +83,16 @@ class Guides:
 
 
 def load_guides(info: ModelInfo) -> Guides:
-    """For a model's vocabulary, as `load_vocabulary`."""
+    """Return guides over a model's vocabulary. Raise GuideFailed as `load_vocabulary` does."""
     return Guides(load_vocabulary(info))
 
 
 def load_vocabulary(info: ModelInfo) -> LLTokenizer:
-    """A model's, from its tokenizer.json; takes tenths of a second. Raises GuideFailed."""
+    """Read a model's vocabulary from its tokenizer.json, which takes tenths of a second. Raise GuideFailed."""
     try:
         text = sim_tokenizer().to_str() if info.path is None else _tokenizer_json(info.path)
         return LLTokenizer(text, n_vocab=info.vocab_size, eos_token=sorted(info.eos_token_ids))
-    except Exception as error:  # the library raises what it likes, and only guided answers need it
+    except Exception as error:  # the library documents no exception types, and only guided answers need it
         raise GuideFailed(f"the model's vocabulary cannot be read for guides: {_first_line(str(error))}") from error
 
 

@@ -1,4 +1,4 @@
-"""The part of the engine port that KV blocks go through: how they are named, read by a receiver, and fetched."""
+"""Ports for KV blocks: how they are named, read by a receiver, and fetched."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class KvHandle:
-    """Where a sequence's blocks are. `opaque` means something to engines only; they may move the bytes themselves."""
+    """The location of a sequence's blocks. Only engines interpret `opaque`, and they may move the bytes themselves."""
 
     worker_id: str
     incarnation: int
@@ -17,64 +17,71 @@ class KvHandle:
     blocks: int
     kv_layout: str = ""
     streamed: bool = False
-    """Its prompt is still being computed: `tokens` and `blocks` are what will be there, and what is sampled there comes
-    by `Engine.proceed`."""
+    """Whether the prompt is still being computed. `tokens` and `blocks` are then final counts, and sampled tokens
+    arrive by `Engine.proceed`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class KvChunk:
-    """Some consecutive blocks on their way."""
+    """Consecutive blocks of a handle in transit."""
 
     first_block: int
     blocks: int
     data: tuple[memoryview, ...] = ()
-    """The bytes of each block [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; none from the sim
-    engine. They may be views of memory that changes: good until the next chunk is asked for, and only if the checksums
-    agree."""
+    """The bytes of each block [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; empty from the sim
+    engine.
+
+    They may be views of memory that changes. They are valid until the next chunk is requested, and only if the
+    checksums agree.
+    """
     data_bytes: int = 0
-    """What the blocks weigh, also where `data` is only simulated."""
+    """Total size of the blocks, even if `data` is only simulated."""
     checksums: tuple[int, ...] = ()
-    """The checksum of each block, as `block_checksum` in libs/engine/kv/copy.py computes it."""
+    """The checksum of each block as computed by `block_checksum` in libs/engine/kv/copy.py."""
     pool_blocks: tuple[int, ...] = ()
-    """Where the blocks lie in the sender's pool."""
+    """Ids of the blocks in the sender's pool."""
     ready_blocks: int = 0
-    """Blocks of the handle up to here are ready at the sender; 0: unknown. A chunk without blocks tells just that."""
+    """Number of leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk without blocks
+    reports only this.
+    """
     shared: bool = False
-    """The views are of the sender's own memory, on this host."""
+    """Whether the views are of the sender's own memory on this host."""
 
 
 class KvExport(Protocol):
-    """What one receiver reads of a handle. Until `close` it counts as one of the handle's readers."""
+    """One receiver's reading of a handle. It counts as a reader of the handle until `close`."""
 
     @property
     def done(self) -> bool:
-        """Whether `take` has given the last blocks."""
+        """Whether `take` has returned the last blocks."""
         ...
 
     def take(self) -> KvChunk | None:
-        """The next blocks, the handle's lease renewed; None while none is ready.
+        """Return the next blocks and renew the handle's lease; None while none is ready.
 
-        Raises KvLost once the handle is gone: its lease has ended, or its prompt was given up.
+        Raise KvLost if the handle is gone because its lease has ended or its prompt was given up.
         """
         ...
 
     @property
     def ready_blocks(self) -> int:
-        """Blocks of the handle up to here are ready; 0 where `take` has given all of them. Raises as `take` does."""
+        """Number of leading blocks that are ready; 0 if `take` has returned all of them. Raises as `take` does."""
         ...
 
     def close(self) -> None:
-        """The receiver has left, whether it has the blocks or not. Idempotent."""
+        """Record that the receiver has left, whether it has the blocks or not. Idempotent."""
         ...
 
 
 class KvFetcher(Protocol):
-    """How an engine that does not move bytes itself gets the blocks of a handle; the worker provides it."""
+    """A source of a handle's blocks for engines that do not move bytes themselves. The worker provides it."""
 
     def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        """Chunks in order, from a block on; the checksums are the caller's to check. The end acknowledges.
+        """Iterate over chunks in order from a block on. The caller checks the checksums; reaching the end
+        acknowledges.
 
-        Left early, the sender keeps the blocks for a moment, for another receiver. Raises KvLost when the source is
-        gone, KvMismatch when layouts differ.
+        If the iteration is left early, the sender keeps the blocks briefly for another receiver. Raise KvLost if
+        the source is gone, KvMismatch if layouts differ.
         """
         ...

@@ -1,4 +1,4 @@
-"""The engine port over the pure core and a runner: one loop of steps, one task a KV fetch, one queue of events."""
+"""The engine port over the pure core and a runner: one loop of steps, one task per KV fetch, one queue of events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,25 +22,25 @@ from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
+# A step that runs longer is announced, so that telemetry can show it before it ends.
 ANNOUNCE_AFTER_S = 0.1
-"""A step that runs so long is announced, so that telemetry can show it before it ends."""
+# Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
 POOL_CHECK_STEPS = 1000
-"""An engine checks its pool's books so often, and each time when nothing is left that holds blocks."""
+# KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
 MAX_FETCHES = 64
-"""KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes."""
 
 
 class PoolFault(RuntimeError):
-    """The block pool counts other blocks as held than are held: a defect, after which no answer can be trusted."""
+    """The block pool's reference counts differ from the blocks held. After such a defect no answer can be trusted."""
 
 
 class LocalEngine:
-    """Runs sequences on one runner in this process."""
+    """An engine that runs its sequences on one runner in this process."""
 
     def __init__(
         self, runner: Runner, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes
     ) -> None:
-        """`random_bytes`: of KV handles; only a simulation, which must replay, has others than the system's."""
+        # `random_bytes` makes KV handles. Only a simulation, which must replay, replaces the system's.
         self._runner = runner
         self._config = config
         self._clock = clock
@@ -52,29 +52,27 @@ class LocalEngine:
         self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
         self._fetches: dict[int, tuple[asyncio.Task[None], BlockWriter]] = {}
         self._filled = asyncio.Event()
-        """Blocks may have become ready whose checksums can be taken."""
+        """Set when blocks may have become ready whose checksums can be computed."""
         self._kv_waiting: set[Callable[[], None]] = set()
-        """Whom to tell when blocks have become ready for others, or will never be."""
+        """Callbacks for when blocks have become ready for others, or never will."""
         self._unannounced_ns = 0
-        """Start of the running step as long as it is not announced, else 0."""
+        """Start of the running step while it is not announced, else 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
-        """A measurement that waits for its turn: tokens, and the future of its result."""
+        """A pending measurement: its tokens and the future of its result."""
         self._pool_faults = 0
         self._closed = False
 
     @property
     def name(self) -> str:
-        """The runner's name."""
         return self._runner.name
 
     @property
     def device(self) -> str:
-        """What the runner computes on."""
         return self._runner.device
 
     @property
     def capabilities(self) -> Capabilities:
-        """Valid after `start`."""
+        """Features and limits, valid after `start` has returned."""
         return self._parts[1]
 
     @property
@@ -88,18 +86,18 @@ class LocalEngine:
         return self._started
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Load the runner and start the loop. Raises StartupError."""
+        """Load the runner and start the loop. Raise StartupError if that fails."""
         self._begin(await self._runner.load(identity, progress), identity, fetcher)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Abort what runs, end the events, keep the weights in host memory. Idempotent."""
+        """Abort running sequences, end the events and move the weights to host memory. Idempotent."""
         assert keep_weights, "capabilities say so"
         if not self._closed:
             await self._stop()
             await self._runner.sleep()
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Start again from host memory, with an empty pool. Raises StartupError."""
+        """Start again from host memory with an empty pool. Raise StartupError if that fails."""
         capabilities = await self._runner.wake(identity, progress)
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
@@ -109,7 +107,7 @@ class LocalEngine:
         self._begin(capabilities, identity, fetcher)
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Nothing of a model that sleeps stays on the device."""
+        # A sleeping model leaves nothing on the device.
         return None
 
     def _begin(self, capabilities: Capabilities, identity: EngineIdentity, fetcher: KvFetcher) -> None:
@@ -122,13 +120,13 @@ class LocalEngine:
             self._tasks.spawn("KV checksums", self._sum(core, copies))
 
     def submit(self, request: EngineRequest) -> None:
-        """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
+        """Queue a sequence. Raise InvalidRequest if it can never run here, QueueFull if the queue is at its bound."""
         self._core.submit(request, self._clock.now_ns())
         self._settle()
 
     def abort(self, sequence_id: int) -> None:
-        """End a sequence, or the lease of its blocks; unknown ids are ignored."""
-        if sequence_id in self._fetches:  # before the blocks: it writes no more then
+        """End a sequence, or the lease of its blocks. Unknown ids are ignored."""
+        if sequence_id in self._fetches:  # the fetch must stop writing before its blocks are freed
             fetch, writer = self._fetches.pop(sequence_id)
             writer.stop()
             fetch.cancel()
@@ -136,32 +134,36 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Tokens sampled where a streamed prompt was computed: with its KV it goes on. Raises InvalidRequest."""
+        """Continue a streamed sequence from the tokens sampled where its prompt was computed. Raise InvalidRequest."""
         self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 
     def hand_over(self, sequence_id: int) -> None:
-        """Let a sequence leave with its KV at its next step boundary; unknown ids are ignored."""
+        """Hand a sequence over with its KV at its next step boundary. Unknown ids are ignored."""
         self._core.hand_over(sequence_id, self._clock.now_ns())
         self._settle()
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Prompt tokens a step may compute beside decodes, at most `prefill_chunk_tokens`; at 0, prompts wait."""
+        """Set the prompt tokens that a step may compute, at most `prefill_chunk_tokens`. At 0, prompts wait."""
         self._core.set_prefill_budget(tokens)
         self._wake.set()
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Prompt tokens a step computes at most, whatever the budget; the configured ones until this is called."""
+        """Set the upper bound of prompt tokens per step, whatever the budget. Until the first call it is the
+        configured one.
+        """
         self._core.set_prefill_chunk(tokens)
         self._wake.set()
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Hold prompt chunks and newcomers to running TPOT targets by this model."""
+        """Hold prompt chunks and new decodes to running TPOT targets by this model."""
         self._core.set_step_time(model)
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Nanoseconds of one step of made-up prompts, run between other steps; None without room, or where it would
-        hold up what decodes. Raises QueueFull."""
+        """Return the nanoseconds of one step of made-up prompts, run between other steps.
+
+        Return None without room, or if the step would hold up decoding sequences. Raise QueueFull.
+        """
         if self._trial is not None:
             raise QueueFull("another measurement waits")
         done: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -174,14 +176,17 @@ class LocalEngine:
                 self._trial = None
 
     async def events(self) -> AsyncIterator[EngineEvent]:
-        """Events until the engine is closed; raises what made it fail. Iterating again goes on where it was left."""
+        """Iterate over events until the engine is closed. Iterating again continues where the last iteration stopped.
+
+        Raise the error that made the engine fail.
+        """
         while (event := await self._events.get()) is not None:
             yield event
 
     def export(
         self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
     ) -> KvExport:
-        """The blocks behind a handle as they fill, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
+        """Open the blocks behind a handle as they fill; each chunk renews the lease. Raise KvLost or KvMismatch."""
         core, capabilities, _, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
@@ -202,27 +207,27 @@ class LocalEngine:
         )
 
     def release(self, opaque: bytes) -> None:
-        """The receiver has the blocks; unknown handles are ignored."""
+        """Free the blocks behind a handle once the receiver has them. Unknown handles are ignored."""
         self._core.release(opaque, self._clock.now_ns())
         self._settle()
 
     def abandon(self, opaque: bytes) -> None:
-        """Perhaps nobody comes for the blocks: they wait for a short time only."""
+        """Shorten the lease of blocks that may have no receiver any more."""
         self._core.offers.leave_unread(opaque, self._clock.now_ns())
         self._settle()
 
     def load(self) -> EngineLoad:
-        """Depths now, and how far the events that were read account for the time."""
+        """Return current depths, and the time up to which events that were read account for this engine."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())
         reported_to_ns = min((ns for ns in starts if ns), default=0)
         return self._core.load(reported_to_ns=reported_to_ns, pool_faults=self._pool_faults)
 
     def integrity(self) -> EngineIntegrity:
-        """Counters that must be zero when nothing runs."""
+        """Return the counters that must be zero when nothing runs."""
         return replace(self._core.integrity(), pool_faults=self._pool_faults)
 
     async def close(self) -> None:
-        """Abort what runs, end the events, free the device. Idempotent."""
+        """Abort running sequences, end the events and free the device. Idempotent."""
         if not self._closed:
             await self._stop()
         await self._runner.close()
@@ -259,13 +264,15 @@ class LocalEngine:
                 await asyncio.sleep(0)  # a runner that never waits must not starve the loop
 
     def _check_pool(self) -> None:
-        """Compare the pool's books with who holds blocks, between steps; a difference ends the engine."""
+        """Compare the pool's reference counts with the blocks held. Raise PoolFault, which ends the engine, on a
+        difference.
+        """
         if fault := self._core.pool_fault():
             self._pool_faults = 1
             raise PoolFault(f"the KV block pool's books are wrong, so that answers could mix: {fault}")
 
     async def _idle(self) -> None:
-        """Wait for something to do, at most until the next lease ends."""
+        """Wait for work, at most until the next lease ends."""
         expiry_ns = self._core.offers.next_expiry_ns
         if expiry_ns is None:
             await self._wake.wait()
@@ -287,7 +294,7 @@ class LocalEngine:
         self._publish(report)
 
     async def _run_announced(self, batch: Batch, announcement: StepReport) -> dict[int, Sampled]:
-        """Run a step that began as `_unannounced_ns` says, and announce it where it is long."""
+        """Run a step that has begun, and announce it if it takes long."""
         timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
         try:
             return await self._runner.run(batch)
@@ -295,7 +302,7 @@ class LocalEngine:
             timer.cancel()
 
     async def _measure(self, tokens: int, done: "asyncio.Future[int | None]") -> None:
-        """Run a trial's step, reported as a step that computes prompt tokens."""
+        """Run a measured step and report it as one that computes prompt tokens."""
         core, capabilities, _, _ = self._parts
         self._trial = None
         blocks = core.lend_blocks(tokens, self._clock.now_ns())
@@ -335,7 +342,7 @@ class LocalEngine:
         self._unannounced_ns = 0
 
     def _settle(self, *, wake: bool = True) -> None:
-        """Act on what the core has decided: start fetches, publish what happened, run the loop."""
+        """Carry out the core's decisions: start fetches, publish events, wake the loop."""
         for sequence in self._core.take_fetches():
             writer = self._parts[3].writer()
             self._fetches[sequence.sequence_id] = self._tasks.spawn("KV fetch", self._fetch(sequence, writer)), writer
@@ -353,7 +360,7 @@ class LocalEngine:
             self._events.put(event)
 
     async def _sum(self, core: Core, copies: BlockCopies) -> None:
-        """Take the checksums of what is ready for others while other steps run, so that no receiver waits for them."""
+        """Compute checksums of ready blocks while steps run, so that no receiver waits for them."""
         while True:
             await self._filled.wait()
             self._filled.clear()

@@ -1,4 +1,4 @@
-"""KV offered to other workers: handles over pool blocks, from a prompt's first step until its lease ends. Pure."""
+"""KV offered to other workers: handles over pool blocks, from a prompt's first step until the lease ends. Pure."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
 
+# How long blocks wait for another receiver after theirs has left, or for any receiver after their gateway has. A
+# gateway notices the loss, or its decode worker arrives, well before.
 RETRY_MS = 5_000
-"""How long blocks wait for another receiver when theirs has left, or for any where their gateway has: it notices the
-loss, or its decode worker comes, well before."""
 
 
 class Offers:
-    """Handles with references of their own to blocks: a sequence and what it offers end apart."""
+    """Handles that hold block references of their own, so that a sequence and its offer end independently."""
 
     def __init__(
         self,
@@ -31,30 +31,30 @@ class Offers:
         self._capabilities = capabilities
         self._handles = HandleTable(random_bytes=random_bytes, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000)
         self._to_sum: dict[bytes, Held] = {}
-        """Handles some of whose ready blocks may have no checksum yet."""
+        """Handles that may have ready blocks without a checksum."""
 
     def __len__(self) -> int:
         return len(self._handles)
 
     @property
     def next_expiry_ns(self) -> int | None:
-        """When the next lease ends."""
+        """Time at which the next lease ends; None without leases."""
         return self._handles.next_expiry_ns
 
     def stream(self, sequence: Sequence) -> KvHandle:
-        """Let a receiver pull blocks of a prompt that begins; those found cached are ready at once."""
+        """Offer the blocks of a prompt that begins to be computed. Cached blocks are ready at once."""
         sequence.streamed = self._new(sequence, sequence.length)
         self.progress(sequence)
         return self._handle(sequence.streamed, tokens=sequence.length, streamed=True)
 
     def progress(self, sequence: Sequence) -> None:
-        """More of an open prompt is computed."""
+        """Mark the blocks of an open prompt that are now computed as ready."""
         if sequence.streamed is not None:
             sequence.streamed.ready = sequence.computed // self._capabilities.block_size_tokens
             self._to_sum[sequence.streamed.opaque] = sequence.streamed
 
     def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
-        """A prompt is computed, or a running sequence leaves: its blocks wait under a lease."""
+        """Put the blocks of a computed prompt, or of a running sequence that leaves, under a lease."""
         held = sequence.streamed or self._new(sequence, sequence.computed)
         sequence.streamed = None
         self._handles.seal(held, now_ns)
@@ -62,29 +62,29 @@ class Offers:
         return self._handle(held, tokens=sequence.computed, streamed=False)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """The prompt ends without anything to hand over, or was sealed."""
+        """End the offer of a prompt that ends without a hand-off. A sealed offer is left alone."""
         if sequence.streamed is not None:
             self.end(sequence.streamed.opaque)
 
     def held(self, opaque: bytes, now_ns: int) -> Held:
-        """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
+        """Return what a handle holds and renew its lease. Raise KvLost if it is unknown or expired."""
         held = self._handles.use(opaque, now_ns)
         if held is None:
             raise KvLost("no such KV handle here: it was released, or its lease has ended")
         return held
 
     def pull(self, opaque: bytes, now_ns: int) -> Held:
-        """The same, for a receiver that stays until `leave`."""
+        """As `held`, for a receiver that stays until `leave`."""
         held = self.held(opaque, now_ns)
         held.pulls += 1
         return held
 
     def leave(self, held: Held, now_ns: int) -> None:
-        """A receiver is gone, whether it has the blocks or not."""
+        """Record that a receiver is gone, whether it has the blocks or not."""
         self._handles.leave(held, now_ns)
 
     def to_sum(self, most: int) -> tuple[Held, int, int] | None:
-        """(handle, first, end): at most `most` ready blocks whose checksums nobody has taken; None without any."""
+        """Return (handle, first, end) of at most `most` ready blocks without checksums; None if there are none."""
         while self._to_sum:
             held = next(iter(self._to_sum.values()))
             first = held.unsummed()
@@ -94,37 +94,36 @@ class Offers:
         return None
 
     def end(self, opaque: bytes) -> None:
-        """Nobody needs the blocks behind a handle any more; unknown ones are ignored."""
+        """Free the blocks behind a handle. Unknown handles are ignored."""
         self._free(self._handles.drop(opaque))
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
-        """The gateway that held the handle is gone; a receiver that it gave the handle to may still come."""
+        """Shorten the lease of a handle whose gateway is gone. A receiver that has the handle may still come."""
         self._handles.leave_unread(opaque, now_ns)
 
     def end_sequence(self, sequence_id: int) -> None:
-        """Nobody needs the blocks that this sequence left."""
+        """Free the blocks that a finished sequence left behind."""
         self._free(self._handles.drop_sequence(sequence_id))
 
     def forget_sequence(self, sequence_id: int) -> None:
-        """The id means another sequence from now on; its old handle lives on."""
+        """Detach an id that now names another sequence. The old handle lives on."""
         self._handles.forget_sequence(sequence_id)
 
     def expire(self, now_ns: int) -> None:
-        """End the leases that are over."""
+        """Free the blocks whose leases have ended."""
         for held in self._handles.expire(now_ns):
             self._free(held)
 
     def end_all(self) -> None:
-        """End every offer."""
         for held in self._handles.drop_all():
             self._free(held)
 
     def blocks(self) -> Iterator[int]:
-        """The blocks behind all handles, one handle after the other."""
+        """Iterate over the blocks behind all handles, one handle after the other."""
         return self._handles.blocks()
 
     def _new(self, sequence: Sequence, tokens: int) -> Held:
-        # A running sequence may hold a block more, for tokens to come.
+        # A running sequence may hold one more block, for tokens still to come.
         blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
         return self._handles.open(sequence.sequence_id, blocks)

@@ -1,8 +1,8 @@
-"""How many GPUs, on how many nodes, one engine of vLLM's spans by its arguments. Pure, without vLLM.
+"""The number of GPUs and nodes that a vLLM engine spans, from its arguments. Pure, without vLLM.
 
-A worker is one replica: its tensor and pipeline parallel group, with a scheduler and KV of its own. Of a data-parallel
-group, which vLLM has for models with experts, each rank is a process of its own and registers as a worker with the
-group's name: their steps are in lockstep, and the planner takes a group for one worker.
+A worker is one replica: a tensor and pipeline parallel group with a scheduler and KV of its own. vLLM has
+data-parallel groups for models with experts. Each of their ranks is a process that registers as a worker under the
+group's name. Their steps are in lockstep, and the planner treats a group as one worker.
 """
 
 from collections.abc import Mapping
@@ -12,37 +12,40 @@ from typing import Any, Final
 
 SETTING: Final = "FULCRUM_WORKER_VLLM_ARGUMENTS"
 PORT: Final = "data_parallel_rpc_port"
+# The default of vLLM.
 RENDEZVOUS_PORT: Final = 29_550
-"""vLLM's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Degrees of parallelism of one engine, in vLLM's words."""
+    """The degrees of parallelism of one engine, under vLLM's names."""
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
-    """Ranks of the data-parallel group that it belongs to."""
+    """Number of ranks in the engine's data-parallel group."""
     data_rank: int = 0
     nodes: int = 1
     node_rank: int = 0
     group: str = ""
-    """Name of its data-parallel group: where its ranks meet, which no other group's do. Empty: alone."""
+    """Name of the data-parallel group: the unique address at which its ranks meet. Empty without a group."""
 
     @property
     def gpus(self) -> int:
-        """On all its nodes."""
+        """Number of GPUs on all nodes together."""
         return self.tensor * self.pipeline
 
     @property
     def gpus_here(self) -> int:
-        """On each of them."""
+        """Number of GPUs on each of its nodes."""
         return self.gpus // self.nodes
 
 
 def parallel_of(arguments: Mapping[str, Any], node: str = "") -> Parallel:
-    """What the arguments of vLLM's engine say; `node`: of the worker. Raises ValueError for what no worker can be."""
+    """Read the degrees of parallelism from vLLM's engine arguments. `node` is the worker's.
+
+    Raise ValueError for a combination that no worker can have.
+    """
     data = _number(arguments, "data_parallel_size", 1)
     found = Parallel(
         tensor=_number(arguments, "tensor_parallel_size", 1),
@@ -61,12 +64,14 @@ def parallel_of(arguments: Mapping[str, Any], node: str = "") -> Parallel:
 
 
 def rendezvous_port(arguments: Mapping[str, Any]) -> int:
-    """The one at which ranks of a data-parallel group find their first; all others they choose free ones of."""
+    """Return the port at which the ranks of a data-parallel group find their first rank. They agree on free ports for
+    the rest.
+    """
     return _number(arguments, PORT, RENDEZVOUS_PORT)
 
 
 def _group(arguments: Mapping[str, Any], node: str) -> str:
-    """A loopback address is another place on each node, so the node is part of the name."""
+    # A loopback address is another place on each node, so the node is part of the name.
     address = str(arguments.get("data_parallel_address", ""))
     meeting = f"{address}:{rendezvous_port(arguments)}"
     return f"{node}/{meeting}" if _is_loopback(address) else meeting

@@ -1,9 +1,11 @@
-"""The engine port: what a worker may ask of any engine, in the field's words. One contract suite runs over all engines.
-How KV blocks go from one to the other is in libs/engine/kv_port.py.
+"""The engine port: the operations a worker may request of any engine.
 
-A sequence is tokens of which the first `computed` have KV. Every step computes some tokens of some sequences; a
-sequence whose last token was computed gets a new one sampled. Prompt chunks, decodes and resumed sequences are the
-same thing.
+One contract suite runs over all engines. The ports for moving KV blocks between engines are in
+libs/engine/kv_port.py.
+
+A sequence is a list of tokens, of which the first `computed` have KV. Every step computes some tokens of some
+sequences, and samples a new token for each sequence whose last token it computed. Prompt chunks, decodes and
+resumed sequences are therefore handled alike.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -22,80 +24,95 @@ from libs.policy.step_time import StepTimeModel
 
 
 class EnginePhase(Enum):
-    """What is asked for a sequence."""
+    """The part of a request that an engine serves."""
 
     PREFILL = "prefill"
-    """Compute the prompt, sample the first token where the engine's capabilities say so, keep the blocks."""
+    """Compute the prompt and hold its blocks for a decode worker. The first token is sampled here if
+    `Capabilities.first_token_from` is "prefill".
+    """
     DECODE = "decode"
-    """Fetch the blocks of `EngineRequest.kv`, then go on to the end."""
+    """Fetch the blocks of `EngineRequest.kv`, then generate to the end."""
     BOTH = "both"
-    """From the prompt to the end, here."""
+    """Compute the prompt and generate to the end on this engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do. `kv_layout` is equal where two engines can exchange blocks."""
+    """The features and limits of an engine. Two engines can exchange blocks if their `kv_layout` is equal."""
 
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
-    """What a further block of tokens adds to a long sequence, one copy of it."""
+    """Bytes that one more block of tokens adds to a long sequence, counted once however many ranks hold a copy."""
     max_context_tokens: int
     max_sequences: int
     kv_layout: str
     vocab_size: int = 0
-    """Token ids in a request are below it; 0: any id is good. `submit` refuses others, since one would fail a step."""
+    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses ids beyond it, since one would fail a whole
+    step.
+    """
     hands_over_running_kv: bool = False
-    """`Engine.hand_over` works."""
+    """Whether `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
     scores_prompts: bool = False
-    """`SamplingParams.prompt_logprobs` is served."""
+    """Whether the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
     seeds_by_position: bool = True
-    """A seeded sequence that goes on elsewhere draws what it would have drawn here; else only whole ones repeat."""
+    """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
+    sequences that run in one place.
+    """
     kv_once: bool = False
-    """A handle's blocks are held until they are read once; a later reader gets no error, but whatever has taken their
-    place. Otherwise they can be fetched again, or fail with KvLost."""
+    """Whether the blocks of a handle can be read only once. A later reader then gets no error but whatever has
+    replaced them. Without this, blocks can be fetched again, or the fetch fails with KvLost.
+    """
     first_token_from: Literal["prefill", "decode"] = "prefill"
-    """Where the decode side samples it, a computed prompt brings no token, and its last token is computed again there.
+    """The side that samples the first token. With "decode", a computed prompt brings no token, and the decode side
+    computes the prompt's last token again.
     """
     kv_nonce: bytes = b""
-    """What is written in the pool's file, where other processes of the host can map it; empty: they cannot."""
+    """The nonce written in the pool's file, by which other processes of the host recognise it. Empty if they cannot
+    map the pool.
+    """
     chunk_tokens: int = 0
-    """Prompt tokens that one step computes at most; 0: unknown."""
+    """Upper bound of the prompt tokens in one step; 0 if unknown."""
     compute: Compute | None = None
-    """What utilisation is reckoned from; None: unknown."""
+    """Inputs for computing utilisation; None if unknown."""
     kv_shape: KvShape | None = None
-    """What layers of several kinds keep of a sequence; None: all keep all of it, `kv_block_bytes` a block."""
+    """The KV that layers of different kinds keep of a sequence. None if all layers keep the whole sequence, at
+    `kv_block_bytes` a block.
+    """
     sleeps: bool = False
-    """`Engine.sleep` and `wake` work."""
+    """Whether `Engine.sleep` and `Engine.wake` can be called."""
     drops_weights: bool = False
-    """`Engine.sleep` works without keeping the weights: waking reads them again, and spares the rest of a start."""
+    """Whether `Engine.sleep` can drop the weights. Waking then reads them again, but skips the rest of a start."""
     loads_adapters: bool = False
-    """Adapters that the engine has not been started with are read when a sequence comes with their folder."""
+    """Whether an adapter that was not given at start is loaded when a sequence names its folder."""
     variant: str = ""
-    """What beside model and device decides how long a step takes, in a few words: types, width, threads, versions."""
+    """Whatever affects step times beside model and device, in a few words: types, width, threads, versions."""
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of KV that a sequence of `tokens` takes, in whole blocks."""
+        """Return the bytes of KV of a sequence of `tokens` tokens, rounded up to whole blocks."""
         if self.kv_shape is not None:
             return self.kv_shape.sequence_bytes(tokens)
         return -(-tokens // self.block_size_tokens) * self.kv_block_bytes
 
     def knows(self, token_ids: tuple[int, ...]) -> bool:
-        """Whether all of these are tokens of the model's vocabulary, as far as its size is known."""
+        """Return whether all ids are in the model's vocabulary; true if its size is unknown."""
         return not self.vocab_size or all(0 <= token_id < self.vocab_size for token_id in token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Noise is a function of `seed` and the token's position alone, so a sequence can move, where
-    `Capabilities.seeds_by_position` says so."""
+    """Parameters for drawing tokens.
+
+    Where `Capabilities.seeds_by_position` is set, noise depends on `seed` and the token's position alone. A
+    sequence can then move without changing what it draws.
+    """
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """The softmax temperature; 0 selects greedy decoding."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 is off."""
+    """Number of most likely tokens to draw from; 0 disables the limit."""
     min_p: float = 0.0
     seed: int = 0
     presence_penalty: float = 0.0
@@ -107,58 +124,62 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     guide: str = ""
-    """Grammar that the generated tokens keep to (libs/engine/guides.py); empty: none."""
+    """Grammar that constrains the generated tokens (libs/engine/guides.py); empty for none."""
     min_tokens: int = 0
-    """Generated tokens before one that ends the sequence may come."""
+    """Tokens to generate before one that ends the sequence is allowed."""
     prompt_logprobs: bool = False
-    """Whether the first token's logprob carries those of the prompt; needs `logprobs`."""
+    """Whether the first token's logprob carries those of the prompt; requires `logprobs`."""
     prompt_top_logprobs: int = 0
 
     @property
     def follows_from_tokens(self) -> bool:
-        """Whether the next token is the same when the ones before it were all given as a prompt: no noise, and no
-        penalty that counts generated tokens alone."""
+        """Whether a sequence continues identically if its tokens are resubmitted as a prompt.
+
+        This holds without noise and without penalties that count generated tokens alone.
+        """
         return not (self.temperature or self.presence_penalty or self.frequency_penalty)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence for the engine."""
+    """A request for an engine to run one sequence."""
 
     sequence_id: int
-    """Unique in this engine while the sequence lives."""
+    """Unique among the live sequences of this engine."""
     request_id: str
     phase: EnginePhase
     token_ids: NDArray[np.int32]
-    """[tokens] 1D int32: the prompt, then tokens already generated elsewhere."""
+    """[tokens] 1D int32: the prompt, followed by tokens already generated elsewhere."""
     prompt_tokens: int
     max_output_tokens: int
-    """Counted from the end of the prompt."""
+    """Upper bound of generated tokens, counted from the end of the prompt."""
     sampling: SamplingParams
     chain_root: bytes = b""
-    """Start of the block hash chain; empty switches prefix reuse off for the sequence."""
+    """Root of the block hash chain; empty disables prefix reuse for the sequence."""
     kv: KvHandle | None = None
     tpot_target_ns: int = 0
-    """Time per output token that is wanted after the first; 0: none."""
+    """Target time per output token after the first; 0 for none."""
     first_token_due_ns: int = 0
-    """When its first token is wanted, Unix nanoseconds; 0: nobody has said."""
+    """Deadline of the first token in Unix nanoseconds; 0 for none."""
     adapter: str = ""
-    """Name of the adapter that the model computes it with; empty: none."""
+    """Name of the adapter to apply to the model; empty for none."""
     adapter_source: str = ""
-    """Its folder, where the engine has not been started with it."""
+    """Folder of the adapter, if the engine was not started with it."""
     yields: bool = False
-    """Nobody waits for it in person: its prompt is computed while no other one waits."""
+    """Whether the request is background work, such as a batch line. Its prompt is computed only while no other prompt
+    waits.
+    """
     kind: str = ""
-    """Tenant and class, by whose answers its length is expected; empty: by everybody's."""
+    """Tenant and class whose past answers predict this sequence's length. Empty to use those of all sequences."""
 
 
 Progress = Callable[[str, float], None]
-"""Called with a stage ("loading weights") and the share of it that is done, 0..1."""
+"""Callback for a stage ("loading weights") and the fraction of it that is done, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """What an engine needs to know of its worker to make handles."""
+    """The worker's identity, which an engine writes into its KV handles."""
 
     worker_id: str
     incarnation: int
@@ -167,128 +188,137 @@ class EngineIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Of a device, with what others use of it; of several, of the one with least left."""
+    """Memory of a device, with all processes counted. Of several devices, the one with the least free memory."""
 
     total_bytes: int
     free_bytes: int
 
     @property
     def used_bytes(self) -> int:
-        """What all processes together hold."""
         return self.total_bytes - self.free_bytes
 
 
 class Engine(Protocol):
-    """One engine in one worker. All methods are called on the event loop's thread."""
+    """An engine inside a worker. All methods are called on the event loop's thread."""
 
     @property
     def name(self) -> str:
-        """ "torch", "sim" or "vllm"."""
+        """One of "torch", "sim" and "vllm", as settings name it."""
         ...
 
     @property
     def device(self) -> str:
-        """What it computes on, e.g. "cpu" or "cuda:NVIDIA H200"."""
+        """The device that computes, e.g. "cpu" or "cuda:NVIDIA H200"."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """Valid after `start`."""
+        """Features and limits, valid after `start` has returned."""
         ...
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Load the model. Raises StartupError with one line that says what to do."""
+        """Load the model. Raise StartupError with one line that says what to do."""
         ...
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Give the device back and keep the weights in host memory, where capabilities say so; or drop them. What still
-        runs is aborted, as by `close`; `events` end. Idempotent. Raises SleepFailed where the engine is good for
-        nothing but `close` after that."""
+        """Release the device, and either keep the weights in host memory or drop them, as capabilities allow.
+
+        Running sequences are aborted as by `close`, and `events` ends. Idempotent. Raise SleepFailed if only
+        `close` can be called afterwards.
+        """
         ...
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Start again from host memory: the KV pool is empty, and handles from before are void. Raises StartupError."""
+        """Start again from host memory. Raise StartupError if that fails.
+
+        The KV pool is empty afterwards, and handles from before are void.
+        """
         ...
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Of the device it computes on, awake or asleep; None: unknown, or nothing that sleeps stays there."""
+        """Return the memory of the device, awake or asleep. None if unknown, or if a sleeping engine leaves nothing
+        there.
+        """
         ...
 
     def submit(self, request: EngineRequest) -> None:
-        """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
+        """Queue a sequence. Raise InvalidRequest if it can never run here, QueueFull if the queue is at its bound."""
         ...
 
     def abort(self, sequence_id: int) -> None:
-        """End a sequence soon, with FinishReason.ABORTED and its blocks freed; unknown ids are ignored."""
+        """End a sequence soon with FinishReason.ABORTED and free its blocks. Unknown ids are ignored."""
         ...
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """The prompt of a streamed sequence is computed, and these tokens were sampled there: with its KV it goes on.
+        """Continue a streamed sequence, whose prompt is now computed elsewhere, from the tokens sampled there.
 
-        Other ids are ignored. Raises InvalidRequest for tokens that no sequence goes on from.
+        Other ids are ignored. Raise InvalidRequest for tokens from which the sequence cannot continue.
         """
         ...
 
     def hand_over(self, sequence_id: int) -> None:
-        """End a sequence at its next step boundary with its KV held for another worker, by FinishReason.HANDED_OVER.
+        """End a sequence at its next step boundary with FinishReason.HANDED_OVER, and hold its KV for another worker.
 
-        One that does not decode yet goes with its first token; one that ends by then ends as it would. Unknown ids and
-        phase PREFILL are ignored.
+        A sequence that does not decode yet leaves with its first token. One that ends at that step ends as usual.
+        Unknown ids and phase PREFILL are ignored.
         """
         ...
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""
+        """Set how many prompt tokens a step may compute beside decodes, from the next step on."""
         ...
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Prompt tokens that one step computes at most, whatever the budget; takes effect with the next step."""
+        """Set the upper bound of prompt tokens per step, whatever the budget, from the next step on."""
         ...
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """How long steps take, as known by now: prompt chunks and newcomers are held to running TPOT targets by it."""
+        """Set the model of step durations, by which prompt chunks and new decodes are held to running TPOT targets."""
         ...
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Nanoseconds of one step that computes prompts of `tokens` tokens in all, run between other steps.
+        """Return the nanoseconds of one step that computes prompts of `tokens` tokens in all, run between other steps.
 
-        None where there is no room for them now, or where sequences that decode would wait for longer than their TPOT
-        targets allow, as for any prompt. Raises QueueFull while another measurement waits.
+        Return None if there is no room, or if decoding sequences would then miss their TPOT targets. Raise
+        QueueFull while another measurement waits.
         """
         ...
 
     def events(self) -> AsyncIterator[EngineEvent]:
-        """The engine's only output; one consumer. Raises when the engine died."""
+        """Iterate over the engine's only output, for one consumer. Raise the error by which the engine died."""
         ...
 
     def export(
         self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
     ) -> KvExport:
-        """The blocks behind a handle, those of a streamed one as they become full.
+        """Open the blocks behind a handle for reading; those of a streamed prompt follow as they fill.
 
-        `news` is called after a `take` that gave nothing, once another may give more. `in_place`: the receiver reads
-        them in the pool's file, so chunks may be larger than what a message carries. Raises KvLost for an unknown
-        handle, KvMismatch for another layout.
+        After a `take` that returned nothing, `news` is called once another may return more. With `in_place` the
+        receiver reads the pool's file, so chunks may be larger than a message. Raise KvLost for an unknown handle,
+        KvMismatch for another layout.
         """
         ...
 
     def release(self, opaque: bytes) -> None:
-        """The receiver has the blocks; unknown handles are ignored."""
+        """Free the blocks behind a handle once the receiver has them. Unknown handles are ignored."""
         ...
 
     def abandon(self, opaque: bytes) -> None:
-        """Whoever was to have the blocks pulled is gone: unless a receiver reads them, or comes soon, they are released
-        well before their lease ends. Unknown handles are ignored."""
+        """Shorten the lease of a handle whose gateway is gone.
+
+        The blocks are freed well before the lease would end, unless a receiver reads them or comes soon. Unknown
+        handles are ignored.
+        """
         ...
 
     def load(self) -> EngineLoad:
-        """Depths now."""
+        """Return the current queue depths and counters."""
         ...
 
     def integrity(self) -> EngineIntegrity:
-        """Counters that must be zero when nothing runs."""
+        """Return the counters that must be zero when nothing runs."""
         ...
 
     async def close(self) -> None:
-        """Abort what runs and free the device. Idempotent."""
+        """Abort running sequences and free the device. Idempotent."""
         ...

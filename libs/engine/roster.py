@@ -1,4 +1,4 @@
-"""The sequences of one engine, by where each of them is: queues in the order of admission, and what runs. Pure."""
+"""The sequences of one engine by stage: the queues in admission order, and what runs. Pure."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
@@ -8,18 +8,18 @@ from libs.engine.reports import StepReport
 from libs.engine.sequence import Sequence, Stage
 from libs.policy.step_time import StepWork
 
+# Queues in the order in which they are admitted.
 QUEUED: Final = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
-"""In the order of admission."""
+# Stages in which sequences hold blocks.
 HOLDING: Final = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
-"""Stages in which sequences hold blocks."""
 
 
 class Roster:
-    """Every sequence is in one stage from `add` to `remove`."""
+    """The set of an engine's sequences. Each is in exactly one stage from `add` to `remove`."""
 
     def __init__(self) -> None:
         self._all: dict[int, Sequence] = {}
-        """Sequences by id, in the order in which they came."""
+        """Sequences by id, in order of arrival."""
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._views = {stage: there.values() for stage, there in self._at.items()}
         self._waiting = 0
@@ -38,22 +38,19 @@ class Roster:
         return self._all[sequence_id]
 
     def get(self, sequence_id: int) -> Sequence | None:
-        """The sequence of that id, if there is one."""
         return self._all.get(sequence_id)
 
     def at(self, stage: Stage) -> Collection[Sequence]:
-        """Those in a stage, in the order in which they came to it."""
+        """Return the sequences in a stage, in the order in which they entered it."""
         return self._views[stage]
 
-    # ------------------------------------------------------------------ where they go
+    # ------------------------------------------------------------------ stages
 
     def add(self, sequence: Sequence, stage: Stage) -> None:
-        """A sequence has come."""
         self._all[sequence.sequence_id] = sequence
         self.move(sequence, stage)
 
     def move(self, sequence: Sequence, stage: Stage) -> None:
-        """It is somewhere else from now on."""
         self._leave(sequence)
         if stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens += sequence.length
@@ -63,14 +60,13 @@ class Roster:
         self._at[stage][sequence.sequence_id] = sequence
 
     def sort(self, stage: Stage, key: Callable[[Sequence], tuple[float, ...]]) -> None:
-        """Put those in a stage into another order."""
+        """Reorder the sequences of a stage by `key`."""
         there = self._at[stage]
         ordered = sorted(there.items(), key=lambda item: key(item[1]))
         there.clear()
         there.update(ordered)
 
     def remove(self, sequence: Sequence) -> None:
-        """It has ended."""
         self._leave(sequence)
         sequence.stage = None
         del self._all[sequence.sequence_id]
@@ -84,10 +80,10 @@ class Roster:
         if sequence.stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens -= sequence.length
 
-    # ------------------------------------------------------------------ whose turn it is
+    # ------------------------------------------------------------------ order
 
     def head(self, stage: Stage) -> Sequence | None:
-        """Next in a queue; the youngest is preempted first, so the oldest may have come last."""
+        # The youngest is preempted first, so the oldest preempted sequence may have entered its queue last.
         queue = self._at[stage]
         if not queue:
             return None
@@ -97,40 +93,39 @@ class Roster:
         return next(sequence for sequence_id, sequence in self._all.items() if sequence_id in queue)
 
     def running(self) -> list[Sequence]:
-        """Those that compute prompt or tokens: the oldest first, and last those that yield."""
+        """Return the sequences that compute prompts or tokens, oldest first; those that yield come last."""
         running = self._at[Stage.PREFILL].keys() | self._at[Stage.DECODE].keys()
         oldest_first = [sequence for sequence_id, sequence in self._all.items() if sequence_id in running]
         return sorted(oldest_first, key=lambda sequence: sequence.request.yields)
 
     def computing(self) -> Iterator[Sequence]:
-        """The same in no order."""
+        """Iterate over the same sequences in no particular order."""
         return chain(self.at(Stage.PREFILL), self.at(Stage.DECODE))
 
     def holding(self) -> Iterator[Sequence]:
-        """Those that hold blocks."""
+        """Iterate over the sequences that hold blocks."""
         return chain.from_iterable(map(self.at, HOLDING))
 
     # ------------------------------------------------------------------ depths
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queues."""
         return self._waiting
 
     @property
     def waiting_prefill_tokens(self) -> int:
-        """Prompt tokens still to compute."""
+        """Number of prompt tokens still to compute."""
         partly = chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
         return self._queued_prompt_tokens + sum([sequence.pending for sequence in partly])
 
     @property
     def waiting_prefill_squares(self) -> int:
-        """The sum for them: each prompt's length squared less the square of what it has computed, summed."""
+        """The sum over waiting prompts of length squared less the square of the computed length."""
         waiting = map(self.at, (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
         return sum([sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting)])
 
     def report(self, work: StepWork, start_ns: int, end_ns: int) -> StepReport:
-        """A step that computes `work`, beside what waits now; `end_ns` 0: it has only begun."""
+        """Return the report of a step that computes `work`. `end_ns` is 0 for a step that has only begun."""
         return StepReport(
             start_unix_ns=start_ns,
             end_unix_ns=end_ns,

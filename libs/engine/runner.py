@@ -1,6 +1,7 @@
-"""The runner port: the forward pass under the engine core. `torch` computes it, `sim` replaces it by a step-time model.
+"""The runner port: the forward pass under the engine core.
 
-Queue, blocks and batches (libs/engine/core.py and its neighbours) are the same code for both.
+`torch` computes it; `sim` replaces it by a step-time model. Queue, blocks and batches (libs/engine/core.py and its
+neighbours) are the same code for both.
 """
 
 from collections.abc import Sequence
@@ -17,36 +18,36 @@ from libs.policy.step_time import StepWork, chunks_work
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens of one sequence to compute in this step. Like `SequenceOutput` it is made for every token: not frozen."""
+    """Tokens of one sequence to compute in this step. Not frozen, since one is created for every token."""
 
     sequence_id: int
     token_ids: NDArray[np.int32]
     """[n] 1D int32: the tokens to compute."""
     start: int
-    """Position of the first of them; KV of positions [0, start) is in the blocks."""
+    """Position of the first token. The blocks hold the KV of positions [0, start)."""
     block_table: NDArray[np.int32]
-    """[blocks] 1D int32: pool blocks that hold, or will hold, positions [0, start + n)."""
+    """[blocks] 1D int32: the pool blocks for positions [0, start + n)."""
     sample: bool
     """Whether a token is sampled after the last position."""
     sampling: SamplingParams
     history: NDArray[np.int32]
-    """[start + n] 1D int32: all tokens so far (penalties, and the sim engine's next token)."""
+    """[start + n] 1D int32: all tokens so far, for penalties and the sim engine's next token."""
     prompt_tokens: int
     scored: NDArray[np.int32] | None = None
-    """[scored] 1D int32: the prompt's tokens after each of the first positions here, whose logprobs are wanted."""
+    """[scored] 1D int32: the prompt tokens after the chunk's first positions, whose logprobs are requested."""
     adapter: str = ""
-    """Name of the adapter that the model computes it with; empty: none."""
+    """Name of the adapter to apply to the model; empty for none."""
     adapter_source: str = ""
-    """Its folder, where the engine has not been started with it."""
+    """Folder of the adapter, if the engine was not started with it."""
 
     @property
     def decodes(self) -> bool:
-        """Whether it is the next token of a running sequence rather than part of a prompt."""
+        """Whether this is the next token of a running sequence rather than part of a prompt."""
         return self.start >= self.prompt_tokens and len(self.token_ids) == 1
 
 
 def without_ends(chunk: Chunk, eos_token_ids: frozenset[int], vocab_size: int) -> NDArray[np.bool_] | None:
-    """[vocab] 1D bool: which tokens may come while the sequence has fewer than it must have; None: it has enough."""
+    """Return [vocab] 1D bool, the tokens allowed before `min_tokens` is reached; None once it is."""
     params = chunk.sampling
     if len(chunk.history) - chunk.prompt_tokens >= params.min_tokens:
         return None
@@ -57,14 +58,14 @@ def without_ends(chunk: Chunk, eos_token_ids: frozenset[int], vocab_size: int) -
 
 @dataclass(slots=True)
 class Batch:
-    """One step's work. Decodes first, then prompt chunks. Not to be changed."""
+    """The work of one step: decodes first, then prompt chunks. Treat as immutable."""
 
     chunks: tuple[Chunk, ...]
     _work: StepWork | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def work(self) -> StepWork:
-        """In the figures of the step-time model and of telemetry; reckoned once."""
+        """The batch in the terms of the step-time model and telemetry, computed once."""
         if self._work is None:
             self._work = self._reckon()
         return self._work
@@ -85,18 +86,18 @@ class Batch:
 
 @dataclass(slots=True)
 class Sampled:
-    """One sampled token."""
+    """A sampled token with its logprobs, or the fault of its sequence."""
 
     token_id: int
     logprob: Logprob | None = None
     fault: str = ""
-    """Why there is no token after all: this sequence alone cannot go on."""
+    """Why there is no token. Only this sequence cannot continue."""
     prompt: tuple[Logprob, ...] = ()
-    """Of the tokens that the chunk has `scored`."""
+    """Logprobs of the tokens in the chunk's `scored`."""
 
     @property
     def logprobs(self) -> tuple[Logprob, ...]:
-        """As an output carries it."""
+        """The logprob in the form that an output carries."""
         return (self.logprob,) if self.logprob else ()
 
 
@@ -105,58 +106,56 @@ class Runner(Protocol):
 
     @property
     def name(self) -> str:
-        """The engine's name, e.g. "torch"."""
+        """The engine's name, such as "torch" or "sim"."""
         ...
 
     @property
-    def device(self) -> str:
-        """What it computes on."""
-        ...
+    def device(self) -> str: ...
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence."""
-        ...
+    def eos_token_ids(self) -> frozenset[int]: ...
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Load weights, allocate the pool, shared under this identity where that is asked for. Raises StartupError."""
+        """Load the weights and allocate the pool, shared under this identity if configured. Raise StartupError."""
         ...
 
     async def sleep(self) -> None:
-        """Keep the weights in host memory, free the device. Only where `Capabilities.sleeps`; no `run` is under way."""
+        """Keep the weights in host memory and free the device. Requires `Capabilities.sleeps` and no call of `run`."""
         ...
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Load the weights again after `sleep`. Raises StartupError."""
+        """Load the weights again after `sleep`. Raise StartupError if that fails."""
         ...
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch; a token for each chunk with `sample`, by its id; one that scores and samples nothing has
-        any token. One at a time.
+        """Compute the batch and return tokens by sequence id. One call at a time.
 
-        A cancelled call raises only once the device is done with the batch's blocks, so they can be freed then.
+        Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one. A cancelled call
+        raises only once the device is done with the batch's blocks, so that they can be freed.
         """
         ...
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """The bytes of each block, as views that are good until it changes; none where KV is only simulated.
+        """Return the bytes of each block as views, valid until the block changes; empty if KV is only simulated.
 
-        This and `write_blocks` are called also while `run` is under way, for blocks that the running batch does not
-        write, `write_blocks` on threads of its callers too: nothing is locked, memory is disjoint. Each call is small.
+        This method and `write_blocks` are also called during `run`, for blocks that the running batch does not
+        write. `write_blocks` is called on its callers' threads as well. Nothing is locked, since the memory is
+        disjoint. Each call is small.
         """
         ...
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """The inverse of `read_blocks`, for the next `run` to see; what was written is held against the checksums.
+        """Write blocks for the next `run`, and compare what was written with the checksums. The inverse of
+        `read_blocks`.
 
-        Raises KvLost where they differ, with the block zeroed, and KvMismatch for a wrong number of bytes.
+        Raise KvLost on a difference, with the block zeroed, and KvMismatch for a wrong number of bytes.
         """
         ...
 
     async def transfer(self, data_bytes: int) -> None:
-        """Wait as long as the bytes would take where the link is only simulated; return at once otherwise."""
+        """Wait as long as a simulated link takes for the bytes. Return at once if the link is real."""
         ...
 
     async def close(self) -> None:
-        """Free the device. Idempotent."""
+        """Free the device and end the runner's threads. Idempotent."""
         ...

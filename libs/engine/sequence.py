@@ -1,5 +1,7 @@
-"""One sequence inside the engine: its tokens, how many of them have KV, and the blocks that hold it. Also
-which sequences an engine takes. Pure."""
+"""A sequence inside the engine, and the check of what an engine accepts. Pure.
+
+A sequence consists of its tokens, the number of them that have KV, and the blocks that hold that KV.
+"""
 
 from dataclasses import replace
 from enum import IntEnum, auto
@@ -19,67 +21,67 @@ from libs.policy.worker.slack import TokenLine
 
 
 class Stage(IntEnum):
-    """Where a sequence stands. Blocks are held from FETCHING on."""
+    """The stage of a sequence in the engine. Blocks are held from FETCHING on."""
 
     QUEUED_TRANSFER = auto()
-    """Its KV is at another worker; waits for room here."""
+    """Its KV is at another worker, and it waits for free blocks here."""
     QUEUED_PREEMPTED = auto()
-    """Its blocks went to others; it is computed again from its tokens."""
+    """Its blocks were given to other sequences. It will be computed again from its tokens."""
     QUEUED_PROMPT = auto()
     FETCHING = auto()
-    """Awaits KV."""
+    """Its blocks are allocated, and its KV is on the way."""
     PREFILL = auto()
     DECODE = auto()
-    """One token is left to compute each step, and it is a generated one."""
+    """Each step computes one token of it, which is a generated one."""
 
 
 class Sequence:
-    """A request on its way through the engine."""
+    """A request's tokens, KV progress and blocks while the engine holds it."""
 
     def __init__(self, request: EngineRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
         self.request = request
         self.stage: Stage | None = None
         self.length = len(request.token_ids)
-        """Tokens so far."""
+        """Number of tokens, prompt and generated ones together."""
         self.computed = 0
-        """How many of the tokens have KV."""
+        """Number of leading tokens that have KV here."""
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
         self.preempted = False
-        """It has lost its blocks at least once: from then on it is computed here, wherever it came from."""
+        """Whether it has ever lost its blocks. From then on it is computed here, wherever its prompt came from."""
         self.reached = 0
-        """Tokens that have had KV here; to compute them once more is recomputation."""
+        """Most tokens that have had KV here. Computing them a second time counts as recomputation."""
         self.cached_tokens = 0
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
         self.kv_arrived = False
         self.kv_ready = request.kv is not None and not request.kv.streamed
-        """Some of its KV is ready at its source and not here, as far as the source has said."""
+        """Whether its source has ready KV that has not arrived here, as far as the source has reported."""
         self.kv_ready_since_ns = 0
-        """Since when; 0: it is not."""
+        """Time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
         self.found_blocks = 0
-        """Blocks at the start of its table that were found here with their KV, so that only the rest is fetched."""
+        """Leading blocks that were already cached here, so that only the rest is fetched."""
         self.sampled_elsewhere: tuple[int, ...] | None = None
-        """Tokens sampled where a streamed prompt was computed; None: not known yet."""
+        """Tokens sampled by the worker that computed a streamed prompt; None until they are known."""
         self.streamed: Held | None = None
-        """The handle of a prompt that is being computed here."""
+        """The handle under which others can pull this prompt while it is computed."""
         self.joined = False
-        """It has decoded here: what has begun is not held back."""
+        """Whether it has decoded here. A decode that has begun is not held back."""
         self.held_since_ns = 0
-        """When it could first have decoded here; 0: not yet."""
+        """Time at which it could first have decoded here, in Unix nanoseconds; 0 if not yet."""
         self.line_from_ns = 0
-        """When its first token is known to have been there, which is where its TPOT is counted from; 0: not yet."""
+        """Time at which its first token was known to exist, from which its TPOT is counted; 0 if not yet."""
         self.line_from_length = 0
         self.prompt_logprobs: list[Logprob] = []
-        """Of the prompt's tokens so far, where they are wanted."""
+        """Log-probabilities of the prompt's tokens so far, if requested."""
         self.in_step = False
-        """The running step computes it: its blocks may not change hands before the step ends."""
+        """Whether the running step computes it. Its blocks may not change owner before that step ends."""
         self.aborting = False
         self.handing_over = False
-        """It is to be handed over at its next step boundary."""
+        """Whether it is handed over at its next step boundary."""
         self._block_size = block_size_tokens
         self._room_tokens = 0
-        """What its blocks hold."""
+        """Number of tokens that its blocks can hold."""
         self._tokens = request.token_ids
         self._table: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._hashes: list[bytes] = []
@@ -87,32 +89,31 @@ class Sequence:
 
     @property
     def sequence_id(self) -> int:
-        """The request's."""
         return self.request.sequence_id
 
     @property
     def transferred(self) -> bool:
-        """Its prompt was computed elsewhere."""
+        """Whether the prompt was computed by another worker."""
         return self.request.kv is not None
 
     @property
     def yields(self) -> bool:
-        """Its prompt waits while another's can be computed."""
+        """Whether its prompt waits while one that does not yield can be computed."""
         return self.request.yields
 
     @property
     def kind(self) -> str:
-        """Whose answers it is expected to resemble."""
+        """Tenant and class whose answers predict its length."""
         return self.request.kind
 
     @property
     def tpot_target_ns(self) -> int:
-        """Time per output token that is wanted; 0: none."""
+        """Target time per output token; 0 for none."""
         return self.request.tpot_target_ns
 
     @property
     def line(self) -> TokenLine | None:
-        """When its tokens are due; None without a target, or before its first token."""
+        """Deadlines of its tokens; None without a TPOT target, or before its first token."""
         target_ns = self.request.tpot_target_ns
         if not target_ns or not self.line_from_ns:
             return None
@@ -120,53 +121,58 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens sampled so far, elsewhere too."""
+        """Number of tokens sampled so far, including those sampled elsewhere."""
         return self.length - self.request.prompt_tokens
 
     @property
     def most_left(self) -> int:
-        """Tokens that may be sampled yet."""
+        """Upper bound of the tokens still to be sampled."""
         return self.max_length - self.length
 
     @property
     def first_token_due_ns(self) -> int:
-        """When its first token is wanted; 0: it is out, or nobody has said."""
+        """Deadline of its first token in Unix nanoseconds; 0 if it has one already, or no deadline was given."""
         return 0 if self.output_tokens else self.request.first_token_due_ns
 
     @property
     def pending(self) -> int:
-        """Tokens left to compute before the next one can be sampled."""
+        """Number of tokens to compute before the next one can be sampled."""
         return self.length - self.computed
 
     @property
     def pending_free(self) -> int:
-        """Those of the pending tokens that no prompt budget holds back: tokens lost with the blocks, a generated one
-        after."""
+        """Number of pending tokens exempt from the prompt budget.
+
+        These are tokens whose KV was lost with the blocks, and one generated token after them.
+        """
         decoding = self.reached >= self.request.prompt_tokens and self.reached + 1 == self.length
         return max(self.reached + decoding - self.computed, 0)
 
     @property
     def blocks_at_most(self) -> int:
-        """Blocks for everything that will ever be computed here; a last sampled token needs no KV."""
+        """Number of blocks for everything that will ever be computed here. A last sampled token needs no KV."""
         return self._blocks_for(self.length if self.request.phase is EnginePhase.PREFILL else self.max_length - 1)
 
     @property
     def blocks_now(self) -> int:
-        """Blocks for its tokens so far."""
+        """Number of blocks that its current tokens need."""
         return self._blocks_for(self.length)
 
     @property
     def has_room(self) -> bool:
-        """Whether its blocks hold its tokens so far."""
+        """Whether its blocks can hold its current tokens."""
         return self.length <= self._room_tokens
 
     @property
     def may_grow(self) -> bool:
-        """Whether it can come to need more blocks than it has."""
+        """Whether it may still need more blocks than it holds."""
         return max(len(self.blocks), self.blocks_now) < self.blocks_at_most
 
     def reusable_hashes(self) -> list[bytes]:
-        """Hashes of the blocks that may come from the pool: full ones, and at least the last token stays to compute."""
+        """Return the hashes of blocks that may be taken from the pool.
+
+        Only full blocks qualify, and at least the last token is left to compute.
+        """
         if not self.request.chain_root:
             return []
         self._extend_hashes(self.length // self._block_size)
@@ -188,13 +194,12 @@ class Sequence:
         self._registered = shared
 
     def grow(self, blocks: list[int]) -> None:
-        """Take more blocks."""
         self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
         self.blocks += blocks
         self._room_tokens = len(self.blocks) * self._block_size
 
     def preempt(self) -> list[int]:
-        """Lose its blocks, which are the answer, but no token."""
+        """Give up all blocks but no token, and return the blocks."""
         blocks, self.blocks = self.blocks, []
         self._room_tokens = 0
         self.computed = 0
@@ -203,15 +208,15 @@ class Sequence:
         return blocks
 
     def receive(self) -> None:
-        """The KV of its handle has come from elsewhere."""
+        """Record that the KV of its handle has arrived."""
         self.computed = self.reached = self._known_elsewhere
 
     def table(self, tokens: int) -> NDArray[np.int32]:
-        """[blocks] 1D int32: the blocks of the first `tokens` positions."""
+        """Return [blocks] 1D int32: the blocks of the first `tokens` positions."""
         return self._table[: -(-tokens // self._block_size)]
 
     def chunk(self, tokens: int) -> Chunk:
-        """The next `tokens` tokens as work for a step."""
+        """Return the next `tokens` tokens as work for a step."""
         end = self.computed + tokens
         request = self.request
         scores = request.sampling.prompt_logprobs and self.length == request.prompt_tokens
@@ -230,9 +235,9 @@ class Sequence:
         )
 
     def advance(self, tokens: int) -> int:
-        """A step has computed `tokens` tokens; the answer is how many of them it had computed before."""
+        """Record `tokens` computed tokens, and return how many of them were computed before."""
         start, self.computed = self.computed, self.computed + tokens
-        if start == self.reached and start >= self.request.prompt_tokens:  # as it is for nearly every token
+        if start == self.reached and start >= self.request.prompt_tokens:  # the case of nearly every token
             self.reached = self.computed
             return 0
         again = max(min(self.computed, self.reached) - start, 0)
@@ -242,24 +247,24 @@ class Sequence:
         return again
 
     def start_line(self, now_ns: int, length: int) -> None:
-        """Its TPOT is counted from now, with `length` tokens; only the first call counts."""
+        """Count its TPOT from `now_ns`, at which it has `length` tokens. Only the first call has an effect."""
         if not self.line_from_ns:
             self.line_from_ns, self.line_from_length = now_ns, length
 
     def append(self, token_id: int) -> None:
-        """A token was sampled."""
+        """Append a sampled token to the sequence."""
         self._tokens[self.length] = token_id
         self.length += 1
 
     def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Why the sequence ends with `token_id`, its last; None when it goes on."""
+        """Return why the sequence ends with its last token, `token_id`; None if it goes on."""
         sampling = self.request.sampling
         if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.max_length else None
 
     def give_prompt_logprobs(self, token: Sampled) -> None:
-        """Let the first token with a logprob carry those of the prompt."""
+        """Move the prompt's logprobs into that of the first token, if it has one."""
         if self.prompt_logprobs and token.logprob is not None:
             token.logprob = replace(token.logprob, prompt=tuple(self.prompt_logprobs))
             self.prompt_logprobs = []
@@ -267,7 +272,7 @@ class Sequence:
     def last_output(
         self, reason: FinishReason, token: Sampled | None, handle: KvHandle | None, detail: str
     ) -> SequenceOutput:
-        """With what came of it here."""
+        """Return the final output, with the totals of this sequence's stay."""
         return SequenceOutput(
             sequence_id=self.sequence_id,
             token_ids=(token.token_id,) if token else (),
@@ -281,7 +286,7 @@ class Sequence:
         )
 
     def transfer_report(self, received: Received, started_ns: int, now_ns: int) -> KvTransferReport:
-        """Report the blocks that have come for it."""
+        """Return the report of the blocks that were received for it."""
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
         return KvTransferReport(
@@ -297,7 +302,7 @@ class Sequence:
         )
 
     def register_full_blocks(self, pool: BlockPool) -> None:
-        """Let others reuse the blocks that are full and computed."""
+        """Register the blocks that are full and computed, so that other sequences can reuse them."""
         full = self.computed // self._block_size
         if full <= self._registered or not self.request.chain_root:
             return
@@ -308,7 +313,9 @@ class Sequence:
 
     @property
     def _known_elsewhere(self) -> int:
-        """Tokens whose KV may be found or fetched; the last one is always computed here, to be sampled."""
+        """Upper bound of the tokens whose KV can be found or fetched. The last token is always computed here, to
+        sample the next one.
+        """
         kv = self.request.kv
         return min(kv.tokens, self.length - 1) if kv and not self.preempted else self.length - 1
 
@@ -327,7 +334,7 @@ class Sequence:
 
 
 def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
-    """Raises InvalidRequest when the sequence could never run on an engine with these capabilities."""
+    """Raise InvalidRequest if the sequence could never run on an engine with these capabilities."""
     request = sequence.request
     if not 1 <= request.prompt_tokens <= sequence.length:
         raise InvalidRequest(f"prompt_tokens is {request.prompt_tokens}, but the sequence has {sequence.length} tokens")

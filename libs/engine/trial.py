@@ -1,4 +1,4 @@
-"""A step that measures: made-up prompts on blocks that nobody holds, to see how long a size takes. Pure."""
+"""Measured steps: made-up prompts on spare blocks, which show how long a step of a given size takes. Pure."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ _GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 def blocks_for(tokens: int, block_size_tokens: int) -> int:
-    """Blocks that a trial writes to."""
+    """Return the number of blocks that a measured step of `tokens` tokens writes."""
     return sum(-(-length // block_size_tokens) for length in trial_prompts(tokens))
 
 
 def trial_batch(tokens: int, blocks: list[int], capabilities: Capabilities) -> Batch:
-    """Whole prompts of random tokens that add up to `tokens`; ids are negative, so that no sequence is meant."""
+    """Return whole prompts of random tokens that add up to `tokens`. Ids are negative, so they match no sequence."""
     random = np.random.default_rng(tokens)
     table = np.array(blocks, dtype=np.int32)
     chunks = []

@@ -1,4 +1,4 @@
-"""The built-in model of the sim engine: one token a byte, no files."""
+"""The built-in model of the sim engine, with one token per byte and without files."""
 
 from typing import Final
 
@@ -9,8 +9,8 @@ SIM_NAME: Final = "sim"
 SIM_MAX_CONTEXT_TOKENS: Final = 8192
 SIM_VOCAB_SIZE: Final = 260
 SIM_BOS, SIM_EOS, SIM_IM_START, SIM_IM_END = 256, 257, 258, 259
+# In the order of their ids, from 256 on. Ids 0..255 are the bytes.
 SIM_SPECIAL_TOKENS: Final = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
-"""In the order of their ids, from 256 on; ids 0..255 are the bytes."""
 
 CHATML_TEMPLATE: Final = (
     "{% if tools %}"
@@ -29,15 +29,17 @@ CHATML_TEMPLATE: Final = (
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte behind each character of a byte-level vocabulary (the mapping is GPT-2's): printable ones stand for
-    themselves, the others for the characters from U+0100 on."""
+    """Return the byte behind each character of a byte-level vocabulary (GPT-2's mapping).
+
+    Printable bytes map to themselves, all others to the characters from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def sim_tokenizer() -> Tokenizer:
-    """A byte-level tokenizer without merges."""
+    """Return a byte-level tokenizer without merges, one token per byte."""
     tokenizer = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

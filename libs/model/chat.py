@@ -16,12 +16,12 @@ from jinja2.utils import Namespace
 
 from libs.contracts.errors import InvalidRequest, StartupError
 
+# Upper bound of a template's own error text, which may contain a message's text.
 MAX_REASON_CHARS = 200
-"""Of a template's own words, which may have a message's text in them."""
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
+# Separator of a message's text parts, for templates that take a single text. It is also vLLM's and llama.cpp's.
+# Clients send parts as separate blocks, whose words must not run together.
 PART_JOINER: Final = "\n"
-"""Between the text parts of a message, for templates that take one text. vLLM's and llama.cpp's choice: clients send
-parts as blocks of their own, and words must not run together."""
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _NO_TOOLS_ONLY: Final = "{{ raise_exception('its only template is for chats with tools') }}"
 _LEFT_OUT: Final = object()
@@ -29,13 +29,19 @@ _LIST_FILTERS: Final = frozenset({"map", "selectattr", "rejectattr"})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 ChatMessage = Mapping[str, Any]
-"""role, content (text, a list of {"type": "text", "text": ...}, or None), and where given name, reasoning_content,
-reasoning, tool_calls (as in OpenAI's API, with `Arguments`), tool_call_id."""
+"""A message as templates receive it.
+
+Its keys are role and content (text, a list of {"type": "text", "text": ...}, or None). Optional ones are name,
+reasoning_content, reasoning, tool_calls (as in OpenAI's API, with `Arguments`) and tool_call_id.
+"""
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments: an object to templates that write it as JSON, the JSON text that the model once wrote to
-    those that join it to text."""
+    """The arguments of a tool call.
+
+    Templates that write them as JSON see an object. Templates that join them to text see the JSON text that the
+    model once wrote.
+    """
 
     def __init__(self, fields: Mapping[str, Any], text: str | None = None) -> None:
         super().__init__(fields)
@@ -52,12 +58,14 @@ class Arguments(dict[str, Any]):
 
 
 class ChatTemplate:
-    """The templates of one model: one for all chats, or another for those with tools."""
+    """The templates of one model: one for all chats, or another for chats with tools."""
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], with_tools: str | None = None) -> None:
-        """`source`: None where only `with_tools` exists. `special_tokens`: texts by name, e.g. {"bos_token": "<s>"}.
+        """Parse the templates. Raise StartupError if one does not parse.
 
-        Raises StartupError when a template does not parse."""
+        `source` is None if there is only `with_tools`. `special_tokens` are texts by name, e.g. {"bos_token":
+        "<s>"}.
+        """
         environment = _environment()
         self.source = (source or "") + (with_tools or "")
         try:
@@ -66,11 +74,11 @@ class ChatTemplate:
         except TemplateError as error:
             raise StartupError(f"the model's chat template does not parse: {error}") from None
         self.variables = self._plain.variables | self._with_tools.variables
-        """Names that it reads from outside."""
+        """Names of the variables that the templates read."""
         self._special_tokens = dict(special_tokens)
 
     def names(self, word: str, *, tools: bool) -> bool:
-        """Whether the template that such chats get has `word` as a field of a message or as a text of its code."""
+        """Return whether the template for such chats contains `word` as a message's field or as a text constant."""
         return word in (self._with_tools if tools else self._plain).words
 
     def render(
@@ -82,13 +90,14 @@ class ChatTemplate:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> str:
-        """The prompt, ending where the model's answer starts, or with the last message.
+        """Return the prompt, which ends where the model's answer starts, or with the last message.
 
-        `continues`: it ends within the last message, which the answer continues; only without `opens_answer`.
-        Raises InvalidRequest when the template refuses, or a variable has the name of something that every template is
-        given."""
+        With `continues`, which excludes `opens_answer`, it ends within the last message, which the answer
+        continues. Raise InvalidRequest if the template refuses, or if a variable has the name of a template's fixed
+        input.
+        """
         given: dict[str, Any] = {"add_generation_prompt": opens_answer, **self._special_tokens}
-        # None as transformers has it: templates ask `tools is not none`.
+        # None as in transformers: templates test `tools is not none`.
         given["tools"] = list(tools) or None
         taken = sorted({"messages", *given} & variables.keys()) if variables else ()
         if taken:
@@ -108,7 +117,7 @@ class ChatTemplate:
 
 
 class _Template:
-    """One Jinja text, and what can be read off it of the messages that it takes."""
+    """A single Jinja template, with what its syntax tree shows of the messages that it takes."""
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         tree = environment.parse(source)
@@ -123,8 +132,8 @@ class _Template:
         walked += [each.node for each in tree.find_all(nodes.Filter) if each.name in _LIST_FILTERS and each.node]
         self._takes_parts = any(_is_content(node, contents) for node in walked)
         self._takes_texts = not self._takes_parts or "string" in asks
-        # What null content becomes; the next where a template refuses the one before. transformers leaves it out since
-        # 5.23, and handed on None before: DeepSeek R1's templates write calls only of messages whose content is none.
+        # Replacements of null content, each tried if a template refuses the one before. transformers leaves it out
+        # since 5.23 and passed None before. DeepSeek R1's templates write calls only of messages whose content is none.
         self._nulls: tuple[Any, ...] = (_LEFT_OUT, "")
         compared = list(tree.find_all(nodes.Compare))
         if "none" in asks or any(_compares_with_none(node, contents) for node in compared):
@@ -134,7 +143,7 @@ class _Template:
         )
 
     def text(self, messages: Sequence[ChatMessage], given: Mapping[str, Any]) -> str:
-        """Raises InvalidRequest when the template refuses."""
+        """Return the rendered text. Raise InvalidRequest if the template refuses."""
         turns = [self._turn(message) for message in messages]
         some_null = any(turn["content"] is None for turn in turns)
         refusal = ""
@@ -149,7 +158,7 @@ class _Template:
         )
 
     def continued(self, messages: Sequence[ChatMessage], given: Mapping[str, Any]) -> str:
-        """As transformers finds the end of a message: by a tag behind its text."""
+        """Return the text up to the end of the last message, found by a tag behind it, as in transformers."""
         *before, last = messages
         content = last.get("content")
         parts = [dict(part) for part in content] if isinstance(content, list) else []
@@ -167,7 +176,7 @@ class _Template:
             )
         end = rendered.rindex(tag)
         kept = rendered[:end]
-        # Without its space the tag was trimmed, and so would white space at the message's end have been.
+        # If the tag has lost its space it was trimmed, as white space at the message's end would have been.
         return kept if rendered.startswith(_CONTINUE_TAG, end) else kept.rstrip()
 
     def _content(self, content: Any) -> Any:
@@ -175,33 +184,34 @@ class _Template:
         return [{"type": "text", "text": content}] if only_parts else content
 
     def _without_content(self, turn: Mapping[str, Any], null: Any) -> dict[str, Any]:
-        """A copy with null, no content or an empty text."""
+        """Return a copy whose content is null, absent or an empty text."""
         if null is _LEFT_OUT:
             return {name: value for name, value in turn.items() if name != "content"}
         return {**turn, "content": self._content(null)}
 
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
-        """A copy in the shape that this template takes."""
+        """Return a copy in the shape that this template takes."""
         turn = dict(message)
         role, content = turn["role"], turn.get("content")
-        # In tool messages, a list is what a family makes of it (GLM: several results); OpenAI's parts are one text.
+        # In tool messages some families give a list a meaning of its own (GLM: several results), but OpenAI's parts
+        # are one text.
         if isinstance(content, list) and (not self._takes_parts or role == "tool"):
             content = PART_JOINER.join(part["text"] for part in content)
         turn["content"] = self._content(content)
         if role == "developer" and not self._knows_developer:
-            turn["role"] = "system"  # OpenAI's newer name of it
+            turn["role"] = "system"  # OpenAI's newer name for "system"
         reasoning = next(
             (turn[name] for name in ("reasoning_content", "reasoning") if turn.get(name) is not None), None
         )
         if reasoning is None:
             return turn
         turn["reasoning_content"] = reasoning
-        # gpt-oss's name; its template refuses a message with calls that has both this and text.
+        # gpt-oss reads "thinking". Its template refuses a message with calls that has both this and text.
         return turn if turn.get("tool_calls") and content else {"thinking": reasoning, **turn}
 
 
 def _content_names(tree: nodes.Template) -> frozenset[str]:
-    """Variables that hold a message's content: `content`, and those that are set to it."""
+    """Return the variables that hold a message's content: `content`, and those that are assigned from it."""
     names = frozenset({"content"})
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
@@ -210,7 +220,7 @@ def _content_names(tree: nodes.Template) -> frozenset[str]:
 
 
 def _is_content(node: nodes.Node | None, names: frozenset[str]) -> bool:
-    """Whether an expression is a message's content, filtered or sliced."""
+    """Return whether an expression is a message's content, possibly filtered or sliced."""
     if isinstance(node, nodes.Name):
         return node.name in names
     if isinstance(node, nodes.Getattr):
@@ -233,14 +243,14 @@ def _compares_with_none(node: nodes.Compare, contents: frozenset[str]) -> bool:
 
 
 class _Generation(Extension):
-    """Templates may mark what the model writes by {% generation %}; it means something to training only."""
+    """The {% generation %} tag, by which templates mark the model's output. Only training uses it."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own, as in transformers: what is set in it is not set behind it.
+        # A block of its own, as in transformers: assignments in it have no effect after it.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:
@@ -249,7 +259,7 @@ class _Generation(Extension):
 
 
 class _DictMaker:
-    """`dict` in templates, without its attributes."""
+    """The `dict` function in templates, without the attributes of the class."""
 
     def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*args, **fields)
@@ -259,7 +269,7 @@ class _DictMaker:
 
 
 class _PlainNamespace(Namespace):
-    """`namespace` in templates, without names that are Python's own."""
+    """The `namespace` function in templates, without Python's underscore names."""
 
     def __init__(*args: Any, **fields: Any) -> None:
         made, *given = args
@@ -279,7 +289,7 @@ def _check_name(name: Any) -> None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja with what transformers 5.24 adds to it and takes from it."""
+    """Return a Jinja environment with what transformers 5.24 adds to it and removes from it."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )

@@ -1,4 +1,4 @@
-"""From what a person names to a model folder: the bundled model, a folder, or a name on the Hugging Face hub."""
+"""Resolution of a user's model to a folder: the bundled model, a folder, or a name on the Hugging Face hub."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -13,34 +13,34 @@ from libs.runtime.paths import cache_dir
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+# Any name of a simulated model, if it is neither a folder nor the bundled model.
 _SIM_NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,199}")
-"""Whatever a simulated model is called that is neither folder nor the bundled one."""
 
 Helper = Callable[[str, tuple[str, ...]], Awaitable[str]]
-"""Runs a command as a process of its own under a name that people see; the path it reports, if any."""
+"""Runs a command as a process of its own under the given display name. Returns the path that it reports, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is served: the name that requests use, and a folder or builtin:sim."""
+    """The served model: its name in requests, and its folder or builtin:sim."""
 
     name: str
     path: str
 
 
+# Assumed size of a simulated model that is only a name: 8.03 billion parameters of two bytes, as Llama 3.1 8B has.
 SIM_SIZE_BYTES = 16_060_522_496
-"""Taken for a simulated model that is a name and no more: 8.03 billion parameters of two bytes, as Llama 3.1 8B has."""
 
 
 def size_bytes(model: Model) -> int:
-    """Bytes of its weights, as far as they lie in its folder."""
+    """Return the bytes of its weights, as far as they are in its folder."""
     if model.path == BUILTIN_SIM:
         return SIM_SIZE_BYTES
     return sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
 
 
 async def resolve_model(spec: str | None, *, engine: str, helper: Helper) -> Model:
-    """The model behind `--model`, fetched or converted where it is not there yet. Raises StartupError."""
+    """Return the model given by `--model`, and fetch or convert it if necessary. Raise StartupError."""
     if engine == "sim" and spec in (None, SIM_NAME, BUILTIN_SIM):
         return Model(SIM_NAME, BUILTIN_SIM)
     folder = _folder(spec) if spec else None
@@ -64,7 +64,7 @@ def _folder(spec: str) -> Path | None:
 
 
 def _checked(name: str, folder: Path) -> Model:
-    """Fails here, in one line, rather than in every process."""
+    # This fails here, in one line, rather than in every process.
     load_model_info(folder)
     if not (folder / "tokenizer.json").is_file():
         raise StartupError(f"model folder {folder} lacks tokenizer.json: save it with a fast tokenizer")

@@ -1,8 +1,10 @@
-"""`python -m libs.model.grammar`: whether a JSON schema, read from stdin, can be kept to; prints `fault`, why not, and
-`schema`, as the library reads it. A JSON string in its place is what follows a rule's name: a pattern, or choices.
+"""`python -m libs.model.grammar`: check whether answers can be constrained to a JSON schema, read from stdin.
 
-A process of its own, since no limit of the library bounds all of its compiler: intersections of patterns can take
-minutes, and a thread cannot be ended.
+It prints `fault`, the reason if they cannot, and `schema`, the schema as the library reads it. A JSON string on
+stdin is a rule's right-hand side instead: a pattern, or choices.
+
+This is a process of its own, since no limit of the library bounds all of its compiler. Intersections of patterns
+can take minutes, and a thread cannot be ended.
 """
 
 import json
@@ -17,60 +19,62 @@ from libs.model.json_schema import SchemaRefused, normalise
 MAX_CPU_S: Final = 2
 MAX_MEMORY_BYTES: Final = 2 * 1024**3
 _FAILED = "failed to compile JSON schema: "
+# An escaped character, or a slash, which would end a pattern.
 _BARE: Final = re.compile(r"\\.|/", re.DOTALL)
-"""What stands after a backslash, and what would end a pattern."""
 _BYTES: Final = 256
 _MAX_PLACE_CHARS: Final = 200
 _TRIED_BYTES: Final = 8
+# The library's error if no text can continue.
 _NOTHING: Final = "NoExtensionBias"
-"""What the library says where no text can go on."""
+# There is one way to write each value, since a model that may add white space may never stop adding it.
 _COMPACT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to write each value: models that may add white space can go on adding it."""
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """What follows a rule's name in llguidance's Lark dialect: JSON of this schema."""
+    """Return a rule's right-hand side in llguidance's Lark dialect for JSON of this schema."""
     return "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False)
 
 
 def pattern_rule(pattern: str) -> str:
-    """What follows a rule's name: text that a regular expression fits as a whole."""
+    """Return a rule's right-hand side for text that a regular expression matches as a whole."""
     escaped = _BARE.sub(lambda found: found[0] if found[0] != "/" else r"\/", pattern)
     return f"/{escaped.replace(chr(10), chr(92) + 'n')}/"
 
 
 def choice_rule(choices: Sequence[str]) -> str:
-    """What follows a rule's name: one of these texts."""
+    """Return a rule's right-hand side for one of these texts."""
     return " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 
 class GrammarUnread(Exception):
-    """A grammar is written in no way that is known; the message says where."""
+    """A grammar is in no known syntax; the message says where it fails."""
 
 
 def grammar_rule(grammar: str) -> str:
-    """What follows a rule's name: text of a grammar of its own, in GBNF or in llguidance's Lark dialect, whose first
-    rule is `root` or `start`. Raises GrammarUnread."""
+    """Return a rule's right-hand side for a whole grammar. Raise GrammarUnread.
+
+    The grammar is in GBNF or in llguidance's Lark dialect, and its first rule is `root` or `start`.
+    """
     from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 (few requests have one)
 
     if "::=" in grammar:
         try:
             grammar = gbnf_to_lark(grammar)
-        except Exception as error:  # the library has a class for what it foresees alone
+        except Exception as error:  # the library has an exception class for foreseen errors only
             raise GrammarUnread(" ".join(str(error).split())[:_MAX_PLACE_CHARS]) from None
         grammar = grammar.replace("%llguidance {}", "")
     return f"%lark {{\n{grammar}\n}}"
 
 
 def fault_of_rule(rule: str) -> str:
-    """Why a pattern or choices cannot be kept to; empty where they can."""
+    """Return why text cannot be constrained to a pattern or choices; empty if it can."""
     from llguidance import LLMatcher, LLTokenizer  # noqa: PLC0415 (its caller's process may not need it)
 
     matcher = LLMatcher(LLTokenizer("byte"), f"start: {rule}\n")
     if matcher.is_error():
         reason = str(matcher.get_error()).partition("\n   1 |")[0].replace("\n", " ").strip()
         return reason.partition(": ")[2] or reason
-    for _ in range(_TRIED_BYTES):  # some turn out too large only when they are followed
+    for _ in range(_TRIED_BYTES):  # some prove too large only after a few tokens
         mask = matcher.compute_bitmask() if not matcher.is_stopped() else b""
         if matcher.is_error():
             reason = str(matcher.get_error()).partition("\n")[0]
@@ -85,7 +89,7 @@ def fault_of_rule(rule: str) -> str:
 
 
 def kept_schema(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The schema as the library reads it, and why it cannot be kept to; empty where it can."""
+    """Return the schema as the library reads it, and why answers cannot be constrained to it; empty if they can."""
     from llguidance import LLMatcher  # noqa: PLC0415 (its caller's process may not need it)
 
     try:
@@ -99,7 +103,7 @@ def kept_schema(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def main() -> None:
-    """Within bounds of time and memory, beyond which the process is ended."""
+    # Beyond these limits of time and memory the kernel ends the process.
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     asked = json.load(sys.stdin)

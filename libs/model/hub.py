@@ -1,4 +1,4 @@
-"""`python -m libs.model.hub ORG/NAME`: download a model, telling progress and the path."""
+"""`python -m libs.model.hub ORG/NAME`: download a model, and report progress and the path."""
 
 import sys
 from pathlib import Path
@@ -17,31 +17,31 @@ from tqdm import tqdm
 
 from libs.runtime import status
 
+# Files that engines and gateways read. Other formats of the same weights are not downloaded.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model")
-"""What engines and gateways read; other formats of the same weights stay where they are."""
+# A second copy of the weights, for the code of their makers.
 OTHER_FILES = ("original/*",)
-"""The same weights once more, as their maker's own code reads them."""
 EXIT_NO_MODEL = 2
 
 
 class _Progress(tqdm):  # type: ignore[misc]
-    """Every bar of the download becomes status lines."""
+    """A progress bar that reports the download as status lines."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.pop("name", None)
         super().__init__(*arguments, **{**options, "disable": False})
 
     def display(self, *_arguments: Any, **_options: Any) -> bool:
-        """Tell instead of draw; tqdm calls it a few times a second."""
+        # Reports instead of drawing. tqdm calls this a few times a second.
         if self.total:
             status.progress("downloading", min(1.0, self.n / self.total))
         return True
 
 
 def main(name: str, folder: Path | None = None) -> int:
-    """0 with the folder in a status line, or 2 with one line that says why there is none.
+    """Download a model. Return 0 with the folder in a status line, or 2 after one line with the reason.
 
-    Without a `folder` of its own the model goes into huggingface_hub's cache.
+    Without `folder` the model is stored in huggingface_hub's cache.
     """
     try:
         path = snapshot_download(

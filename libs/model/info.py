@@ -1,4 +1,4 @@
-"""What must be known of a model without loading it: its context, its vocabulary, and what identifies its weights."""
+"""Properties of a model that can be read without loading it: context, vocabulary, and the identity of its weights."""
 
 import json
 from dataclasses import dataclass, field
@@ -18,20 +18,20 @@ from libs.model.builtin import (
 from libs.model.sampling import SamplingDefaults, sampling_defaults
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+# Keys of config.json that differ between copies of the same weights.
 _NOT_IDENTITY = ("_name_or_path", "transformers_version")
-"""Of config.json: they differ between copies of the same weights."""
 _SAMPLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """One model as gateways and workers know it."""
+    """The properties of one model that gateways and workers use."""
 
     name: str
     path: Path | None
-    """Folder in Hugging Face's layout; None: the built-in model."""
+    """Folder in Hugging Face's layout; None for the built-in model."""
     revision: str
-    """Equal on every machine that has the same weights; root of block hash chains."""
+    """Equal on every machine with the same weights. It is the root of block hash chains."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -39,7 +39,10 @@ class ModelInfo:
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
-    """Read a folder's config files, or answer for "builtin:sim"; raises StartupError that names what is missing."""
+    """Read a folder's config files, or return the built-in model for "builtin:sim".
+
+    Raise StartupError that names whatever is missing.
+    """
     if str(path) == BUILTIN_SIM:
         eos = frozenset({SIM_EOS, SIM_IM_END})
         return ModelInfo(name or SIM_NAME, None, "builtin-sim-1", SIM_MAX_CONTEXT_TOKENS, SIM_VOCAB_SIZE, eos)
@@ -66,7 +69,7 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a model's file; raises StartupError that names the file."""
+    """Return the JSON object in a model's file. Raise StartupError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -89,7 +92,10 @@ def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[s
 
 
 def _revision(folder: Path, config: dict[str, Any]) -> str:
-    """Hash of the config and, of each weights file, name, size and samples: gigabytes are not read at every start."""
+    """Return a hash of the config and of each weights file's name, size and samples.
+
+    Samples save reading gigabytes at every start.
+    """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise StartupError(f"model folder {folder} holds no *.safetensors")

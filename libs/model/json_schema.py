@@ -1,8 +1,9 @@
-"""JSON schemas as the grammar library can keep to them. Pure.
+"""Normalisation of JSON schemas to those that the grammar library can enforce. Pure.
 
-A schema comes in as clients write it: any draft since 4, annotations, keywords that ask nothing, references of every
-kind. It goes out in a small part of draft 2020-12. Every instance of the schema that goes out is one of the schema that
-came in. Where the library can keep to all of it they are the same; the few places that are stricter say so.
+A schema comes in as clients write it: any draft since 4, with annotations, keywords without effect, and references
+of every kind. It leaves in a small part of draft 2020-12. Every instance of the resulting schema is an instance of
+the original. If the library can enforce all of it, both have the same instances; the few places that are stricter
+say so.
 """
 
 import re
@@ -12,21 +13,22 @@ from urllib.parse import unquote, urljoin
 
 from libs.model.schema_alternatives import TYPES, Alternatives, Schema, name_of, same, types_of
 
+# Nesting depth of objects and lists; the library reads 128.
 MAX_DEPTH: Final = 120
-"""Objects and lists within one another; the library reads 128."""
+# Larger numbers lose digits in the library, as they do in JavaScript.
 _MAX_EXACT: Final = 2**53 - 1
-"""Numbers beyond lose digits in the library, as they do in JavaScript."""
 _MAX_SIZE: Final = 2**31 - 1
+# Formats that are enforced. The draft has `format` as an annotation, so any other one is ignored.
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-"""Formats that are kept to. The draft has `format` as an annotation: any other one is ignored."""
 _DRAFT: Final = re.compile(
     r"https?://(www\.)?json-schema\.org/(schema|draft-0[4-7]/(hyper-)?schema|draft/20(19-09|20-12)/(hyper-)?schema)/?#?",
     re.IGNORECASE,
 )
 _ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains")
 _OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
+# Keywords by the type of value that they constrain. They have no effect on other types.
 _BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -36,13 +38,12 @@ _BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
         "unevaluatedProperties",
     ),
 }
-"""Keywords that ask nothing of values of other types."""
 _TYPE_OF: Final = {keyword: kind for kind, keywords in _BY_TYPE.items() for keyword in keywords}
 _IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
+# Keywords that may constrain a value. All others are annotations, as in the draft.
 _KNOWN: Final = frozenset(
     {*_TYPE_OF, *_IN_PLACE, "type", "enum", "const", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}
 )
-"""Keywords that may ask something; all others are annotations, as the draft has it."""
 _KEPT: Final = frozenset(
     {*_BY_TYPE["string"], *_BY_TYPE["number"], *_OBJECTS, *_IN_PLACE}
     | {"type", "enum", "items", "prefixItems", "minItems", "maxItems"}
@@ -52,41 +53,41 @@ _NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
 
 
 class SchemaRefused(Exception):
-    """A schema asks for what cannot be kept to; the message says what, and where."""
+    """A schema has a constraint that cannot be enforced; the message says which, and where."""
 
 
 def normalise(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an equal or stricter schema that the grammar library can read. Raises SchemaRefused."""
+    """Return an equal or stricter schema that the grammar library can read. Raise SchemaRefused."""
     return _Document(schema).whole()
 
 
 class _Document:
-    """One schema, and those that it refers to."""
+    """A schema with all subschemas that it refers to."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         draft = str(root.get("$schema"))
         self._id = "id" if "draft-04" in draft else "$id"
         self._lone_refs = "draft-0" in draft
-        """Whether an `$id` beside a `$ref` means nothing, as up to draft 7."""
+        """Whether an `$id` beside a `$ref` has no effect, as up to draft 7."""
         self._path: list[str] = []
         self._resources: dict[str, Any] = {}
-        """Schemas with an `$id`, by it and by what it means where it stands."""
+        """Schemas with an `$id`, both by the id itself and by the URI that it resolves to."""
         self._bases: dict[int, str] = {}
-        """What relative references in a resource start from, by its `id()`."""
+        """Base URI of relative references in a resource, by the resource's `id()`."""
         self._anchors: dict[tuple[int, str], Any] = {}
-        """By the `id()` of their resource and their name."""
+        """Schemas with an anchor, by the `id()` of their resource and the anchor's name."""
         self._homes: dict[int, Any] = {}
-        """The resource that each schema is a part of, by its `id()`."""
+        """The resource that each schema is part of, by the schema's `id()`."""
         self._names: dict[int, str] = {}
-        """Of definitions, by the `id()` of the schema that came in."""
+        """Names of definitions, by the `id()` of the original schema."""
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
         self._one_ofs: list[dict[str, Any]] = []
         self._index(root, root, "", MAX_DEPTH)
 
     def whole(self) -> dict[str, Any]:
-        """The root, with all definitions that are referred to."""
+        """Return the normalised root with all definitions that it refers to."""
         root = self._schema(self._root, self._root)
         while self._pending:
             name, target, resource = self._pending.pop()
@@ -103,7 +104,7 @@ class _Document:
         return {**root, "$defs": self._definitions} if self._definitions else root
 
     def _without_lone_ref(self, schema: Schema) -> Schema:
-        """The definition itself in place of a reference that is all there is: readers look for `properties`."""
+        """Replace a schema that is only a reference by its definition, since readers look for `properties`."""
         for _ in range(len(self._definitions) + 1):
             if not isinstance(schema, dict) or "$ref" not in schema or not set(schema) <= {"$ref", "type"}:
                 return schema
@@ -114,7 +115,7 @@ class _Document:
         raise SchemaRefused("$ref: it refers to itself alone")
 
     def _index(self, value: Any, resource: Any, base: str, depth: int) -> None:
-        """Find identifiers and anchors."""
+        """Record identifiers and anchors of a value and all values in it."""
         if not depth:
             raise SchemaRefused(f"it is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, list):
@@ -143,7 +144,7 @@ class _Document:
     # ------------------------------------------------------------ references
 
     def _target(self, ref: Any, resource: Any) -> Any:
-        """The schema that a reference names."""
+        """Return the schema that a reference names."""
         if not isinstance(ref, str):
             raise self._refused("$ref must be a string")
         uri, _, fragment = ref.partition("#")
@@ -181,12 +182,12 @@ class _Document:
             if name in self._definitions:
                 name = f"{name}-{len(self._definitions)}"
             self._names[id(target)] = name
-            self._definitions[name] = {}  # its place; it is read when all around it has been
+            self._definitions[name] = {}  # reserves the name; `whole` reads it later
             self._pending.append((name, target, self._homes.get(id(target), resource)))
         return {"$ref": f"#/$defs/{name}"}
 
     def _followed(self, schema: Any, resource: Any) -> tuple[Any, Any]:
-        """The schema that stands at the end of a chain of references, and its resource."""
+        """Return the schema at the end of a chain of references, and its resource."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema or set(schema) & _KNOWN != {"$ref"}:
                 return schema, resource
@@ -240,7 +241,7 @@ class _Document:
         return found["allOf"][0] if set(found) == {"allOf"} and len(found["allOf"]) == 1 else found
 
     def _kinds(self, named: Any) -> frozenset[str]:
-        """Types whose keywords count; the empty one stands for keywords of every type."""
+        """Return the types whose keywords have an effect, and "" for keywords that apply to every type."""
         if named is None:
             return TYPES | {""}
         kinds = [named] if isinstance(named, str) else named
@@ -252,7 +253,7 @@ class _Document:
         return frozenset("number" if kind == "integer" else kind for kind in kinds) | {""}
 
     def _sizes(self, own: dict[str, Any]) -> None:
-        """Integral numbers written as floats are integers; no lower bound is none."""
+        """Write integral floats as integers, and drop lower bounds of 0."""
         for key in [key for key in own if key.startswith(("min", "max")) and key.endswith(_SIZES)]:
             value = own[key]
             whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
@@ -263,10 +264,10 @@ class _Document:
                 del own[key]
 
     def _numbers(self, own: dict[str, Any]) -> None:
-        """Bounds as the library can write them: those beyond exact numbers become the last exact ones, inwards."""
+        """Move bounds beyond exact numbers inwards to the last exact one, since the library cannot write them."""
         for key, sign in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", -1), ("exclusiveMaximum", 1)):
             value = own.get(key)
-            if value is None or isinstance(value, bool):  # booleans are draft 4's, which the library reads
+            if value is None or isinstance(value, bool):  # draft 4 has booleans, which the library reads
                 continue
             if not isinstance(value, int | float):
                 raise self._refused(f"{key} must be a number")
@@ -276,7 +277,7 @@ class _Document:
                 raise self._refused(f"{key}: numbers beyond 2**53 cannot be kept to")
 
     def _values(self, own: dict[str, Any]) -> None:
-        """`const` is an `enum` of one; formats that are not kept to are annotations; empty lists ask nothing."""
+        """Write `const` as an `enum` of one, and drop formats that are not enforced and empty lists."""
         values = self._list(own, "enum")
         if "const" in own:
             const = own.pop("const")
@@ -287,14 +288,16 @@ class _Document:
             raise self._refused("format must be a string")
         if own.get("format") not in FORMATS:
             own.pop("format", None)
-        if "allOf" in own:  # keywords beside it look whether it is there
+        if "allOf" in own:  # other keywords depend on its presence
             own["allOf"] = [each for each in self._list(own, "allOf") if not _asks_nothing(each)]
         for key, empty in (("required", []), ("allOf", []), ("patternProperties", {})):
             if own.get(key) == empty:
                 del own[key]
 
     def _conditions(self, own: dict[str, Any], resource: Any) -> None:
-        """`if` that decides nothing or is decided, and `not` of nothing or everything."""
+        """Resolve an `if` whose result is known or has no effect, and `not` of a schema that allows nothing or
+        everything.
+        """
         condition = own.pop("if", None)
         branches: dict[str, Schema] = {
             key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
@@ -357,7 +360,7 @@ class _Document:
         if own.get("minProperties", 0) <= len(required):
             own.pop("minProperties", None)
         elif own["minProperties"] > len(required) + 1:
-            # The library lets a name that is not listed come twice.
+            # The library allows an unlisted name twice, so it cannot count distinct ones.
             raise self._cannot("minProperties of more than one beyond those required")
         if "unevaluatedProperties" in own:
             rest = own.pop("unevaluatedProperties")
@@ -367,7 +370,7 @@ class _Document:
                 own["additionalProperties"] = rest
 
     def _required(self, own: dict[str, Any], resource: Any) -> set[str]:
-        """Names that an object must have, with those that depend on one of them."""
+        """Return the names that an object must have, including those that depend on one of them."""
         required = own.get("required", [])
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
             raise self._refused("required must be a list of strings")
@@ -388,7 +391,9 @@ class _Document:
         return set(required)
 
     def _names_of_properties(self, own: dict[str, Any], resource: Any) -> None:
-        """Names become properties, or a pattern of properties; a rule that all names keep asks nothing."""
+        """Write `propertyNames` as properties or a pattern of properties. A rule without effect on names is
+        dropped.
+        """
         if "propertyNames" not in own:
             return
         names = self._child(*self._followed(own.pop("propertyNames"), resource), "propertyNames")
@@ -418,7 +423,7 @@ class _Document:
         own["additionalProperties"] = False
 
     def _contents(self, own: dict[str, Any], resource: Any) -> dict[str, Any] | Literal[False]:
-        """The keywords with all schemas in them read; False where nothing fits."""
+        """Return the keywords with all subschemas normalised; False if the schema has no instance."""
         found: dict[str, Any] = {}
         for key, value in own.items():
             if key in ("allOf", "anyOf", "oneOf"):
@@ -445,7 +450,7 @@ class _Document:
         return found if found.get("enum", True) else False
 
     def _alternatives(self, found: dict[str, Any], key: str, listed: Sequence[Any], resource: Any) -> bool:
-        """Add one of the three keywords of lists of schemas; False where nothing fits."""
+        """Add `allOf`, `anyOf` or `oneOf` to `found`. Return False if nothing can match."""
         if not listed:
             if key == "allOf":
                 return True
@@ -472,7 +477,7 @@ class _Document:
 
 
 class _Read:
-    """A schema in a list that has been read already."""
+    """A schema in a list that has already been normalised."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema

@@ -13,10 +13,10 @@ from libs.model.fetch import BUNDLED_MODEL
 
 
 def main(model: str, folder: Path) -> int:
-    """An exit code, not 0 after one line that says why."""
+    """Prepare the model and return an exit code, which is not 0 after one line that says why."""
     target = folder / model
     if model == BUNDLED_MODEL:
-        # A program of its own: only engines may import torch.
+        # In a program of its own, since only engines may import torch.
         os.execv(sys.executable, [sys.executable, "-m", "libs.engine.torch.convert", str(target)])  # noqa: S606
     return hub.main(model, target)
 

@@ -1,4 +1,6 @@
-"""What a model's makers advise for sampling: generation_config.json, where a request says nothing itself."""
+"""Sampling defaults that a model's makers recommend (generation_config.json), for requests that set none
+themselves.
+"""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,7 +19,9 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Names as in the API; these values are the API's own defaults, for models that advise nothing."""
+    """The sampling defaults of a model, named as in the API. These values are the API's own, for models without
+    any.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -27,7 +31,7 @@ class SamplingDefaults:
 
 
 def sampling_defaults(generation_config: dict[str, Any], path: Path) -> SamplingDefaults:
-    """The advice in a generation_config.json; raises StartupError that names the field for a senseless one."""
+    """Return the defaults in a generation_config.json. Raise StartupError that names an invalid field."""
     advised = {
         field.name: generation_config[field.name]
         for field in fields(SamplingDefaults)

@@ -1,31 +1,31 @@
-"""Whether alternatives of a JSON schema exclude one another, so that `oneOf` may be read as `anyOf`. Pure.
+"""Proof that alternatives of a JSON schema exclude one another, so that `oneOf` may be read as `anyOf`. Pure.
 
-Schemas here have been normalised (`libs/model/json_schema.py`).
+All schemas here have been normalised (`libs/model/json_schema.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+# Pairs of schemas compared for one `oneOf`. Alternatives that need more are not known to exclude others.
 MAX_COMPARISONS: Final = 20_000
-"""Pairs of schemas that are compared for one `oneOf`; alternatives that take more are not known to exclude others."""
 _MAX_DEPTH: Final = 8
 TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 Schema = dict[str, Any] | bool
-"""{} lets everything through, False nothing."""
+"""A JSON schema; {} allows everything, False nothing."""
 
 
 class Alternatives:
-    """Finds out whether schemas that have been normalised exclude one another."""
+    """A check of whether alternatives in normalised schemas exclude one another."""
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
         self._left = MAX_COMPARISONS
 
     def prove(self, schema: dict[str, Any]) -> bool:
-        """Write `oneOf` as `anyOf` where no two of its alternatives have an instance in common; whether that is so.
+        """Rewrite `oneOf` as `anyOf` if no two of its alternatives have a common instance. Return whether they do not.
 
-        Objects that are told apart by a property's value have to have it: what pydantic calls a discriminator, and
-        leaves optional where it has a default.
+        If objects differ by the value of one property, that property becomes required. It is what pydantic calls a
+        discriminator, and leaves optional if it has a default.
         """
         listed = schema["oneOf"]
         if not self._apart(listed):
@@ -45,7 +45,8 @@ class Alternatives:
         return True
 
     def _with(self, schema: Schema, required: str) -> Schema:
-        # A definition changes wherever it is used: the library follows no circle of references with keys beside them.
+        # The definition itself changes, wherever it is used: the library follows no circular reference with keys
+        # beside it.
         target = schema
         while isinstance(target, dict) and set(target) == {"$ref"}:
             target = self._definitions[name_of(target)]
@@ -60,7 +61,7 @@ class Alternatives:
         return all(self._exclude(one, other, _MAX_DEPTH) for one, other in self._pairs(listed))
 
     def _tag(self, listed: Sequence[Schema]) -> str | None:
-        """The property by whose values all alternatives can be told apart."""
+        """Return the property whose values tell all alternatives apart, if any."""
         every = [self._conjuncts(each, _MAX_DEPTH) for each in listed]
         if any(not any(part.get("type") == "object" for part in parts) for parts in every):
             return None
@@ -69,7 +70,7 @@ class Alternatives:
         return next((key for key in shared if self._apart([properties[key] for properties in known])), None)
 
     def _conjuncts(self, schema: Schema, depth: int) -> list[dict[str, Any]]:
-        """Schemas that an instance has to fit, all of them, as far as they are followed."""
+        """Return the schemas that an instance must all match, as far as references are followed."""
         if not isinstance(schema, dict) or not depth:
             return []
         found = [schema]
@@ -96,7 +97,7 @@ class Alternatives:
         return self._objects_exclude(mine, others, depth)
 
     def _objects_exclude(self, mine: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
-        """Whether a property that one of them requires cannot be the other's."""
+        """Return whether some required property can have no common value in both objects."""
         if not all(any(part.get("type") == "object" for part in parts) for parts in (mine, others)):
             return False
         required = {key for part in (*mine, *others) for key in part.get("required", ())}
@@ -109,7 +110,7 @@ class Alternatives:
 
 
 def _property(key: str) -> Callable[[dict[str, Any]], Schema]:
-    """Return a function that gives a schema's part for the property `key`."""
+    """Return a function that returns a schema's subschema for the property `key`."""
 
     def of(schema: dict[str, Any]) -> Schema:
         properties: dict[str, Schema] = schema.get("properties", {})
@@ -147,7 +148,7 @@ def _values_exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal in JSON, where true is not 1."""
+    """Return whether two values are equal in JSON, where true is not 1."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -156,5 +157,5 @@ def same(one: Any, other: Any) -> bool:
 
 
 def name_of(schema: Mapping[str, Any]) -> str:
-    """Return the name of the definition that a schema refers to; empty where it refers to none."""
+    """Return the name of the definition that a schema refers to; empty if it refers to none."""
     return str(schema.get("$ref", "")).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Text to tokens and back for one model, from its folder's own files and without the weights."""
+"""Conversion of text to tokens and back for one model, from files of its folder and without the weights."""
 
 import json
 import re
@@ -15,25 +15,25 @@ from libs.model.builtin import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, byte_alphabe
 from libs.model.chat import ChatMessage, ChatTemplate
 from libs.model.info import ModelInfo, read_json
 
+# Tokens that may wait for the rest of a character. More of them cannot be a character.
 MAX_HELD_TOKENS = 64
-"""Tokens that may wait for the rest of a character; more of them are no character."""
 
+# Folder of named templates beside chat_template.jinja, as transformers saves them.
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
-"""Folder of templates beside chat_template.jinja, by their names, as transformers saves them."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+# Characters per allowed token in the beginning of a text, which is encoded to see whether it has too many tokens.
 PREFIX_CHARS: Final = 8
-"""Characters for each token that a text may have, of which a beginning is encoded to see that it has too many."""
+# Kinds of pre-tokenizer that split a text from left to right into words, which no token spans.
 _SPLITTERS: Final = frozenset({"ByteLevel", "Digits", "Split", "Punctuation"})
-"""Kinds of pre-tokenizer that cut a text from left to right into words, which no token spans."""
+# In UTF-8 every character outside ASCII contains one.
 _CONTINUATION_BYTES: Final = range(0x80, 0xC0)
-"""In UTF-8 every character but those of ASCII has one."""
+# Tokens checked in the search for a single letter or digit; vocabularies have them among the first few hundred.
 _MAX_LEADS_TRIED = 1024
-"""Tokens looked at for one that is a letter or digit by itself; vocabularies have them among the first few hundred."""
 
 
 class Tokenizer:
-    """Encodes prompts, renders chats, decodes streams. Safe to use from several threads."""
+    """A tokenizer that encodes prompts, renders chats and decodes streams. Thread-safe."""
 
     def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate | None) -> None:
         self._inner = inner
@@ -43,22 +43,28 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
         self._lead = self._find_lead()
         self._unknown_chars: list[str] = []
-        """Of ASCII, which the vocabulary lacks: a text's tokens are those without them."""
+        """ASCII characters that the vocabulary lacks, and that encoding a text leaves out."""
         self._max_token_chars = self._find_max_token_chars()
         self.special_tokens = {token_id: str(token.content) for token_id, token in self._added.items() if token.special}
-        """Texts by id, of tokens that no text is encoded to by chance."""
+        """Texts of special tokens by id, to which no ordinary text is encoded."""
         self.added_tokens = {token_id: str(token.content) for token_id, token in self._added.items()}
-        """Texts by id, of all outside the vocabulary of text: special ones, and tags such as `<tool_call>`."""
+        """Texts of all added tokens by id: special ones, and tags such as `<tool_call>`."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids. `add_special_tokens`: as the model wants raw text to begin and end; a rendered chat has them."""
-        # Unlike `encode`, the batch call lets other threads run meanwhile.
+        """Return the token ids of a text.
+
+        With `add_special_tokens` it begins and ends as the model expects of raw text. A rendered chat already does.
+        """
+        # Unlike `encode`, the batch call releases the GIL.
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def has_more(self, text: str, most_tokens: int) -> bool:
-        """Whether a text, without special tokens added, has more than `most_tokens`, as far as its length and its
-        beginning show; False where only encoding all of it would."""
+        """Return whether a text, without added special tokens, certainly has more than `most_tokens`.
+
+        This is decided from its length and its beginning. The result is False if only encoding all of it could
+        tell.
+        """
         if self._max_token_chars is None or len(text) <= most_tokens:
             return False
         most_chars = most_tokens * self._max_token_chars
@@ -68,21 +74,21 @@ class Tokenizer:
             return False
         beginning = text[: PREFIX_CHARS * most_tokens]
         words = self._inner.encode_batch([beginning], add_special_tokens=False)[0].word_ids
-        # What follows may change how the last words of the beginning are cut, and nothing before them.
+        # The text that follows can change only how the last words of the beginning are split.
         last = max((word for word in words if word is not None), default=0) - 1
         return sum(word is not None and word < last for word in words) > most_tokens
 
     @property
     def template_text(self) -> str:
-        """Source of the chat template; empty where there is none."""
+        """Source of the chat template; empty without one."""
         return self._template.source if self._template is not None else ""
 
     def takes(self, name: str) -> bool:
-        """Whether the chat template reads the variable `name`, e.g. "tools"."""
+        """Return whether the chat template reads the variable `name`, e.g. "tools"."""
         return self._template is not None and name in self._template.variables
 
     def names(self, word: str, *, tools: bool) -> bool:
-        """Whether the chat template for chats with or without `tools` names `word`, e.g. a message's "tool_calls"."""
+        """Return whether the chat template for chats with or without `tools` contains `word`, e.g. "tool_calls"."""
         return self._template is not None and self._template.names(word, tools=tools)
 
     def render_chat(
@@ -94,9 +100,9 @@ class Tokenizer:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> str:
-        """The prompt text of a chat, up to where the answer starts, its last message ends, or its text does.
-
-        Raises InvalidRequest where the model's template refuses the messages."""
+        """Return the prompt text of a chat, as `ChatTemplate.render` does. Raise InvalidRequest if the template
+        refuses.
+        """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
         return self._template.render(
@@ -104,16 +110,18 @@ class Tokenizer:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens, special ones left out."""
+        """Return the text of the tokens, without special ones."""
         text: str = self._inner.decode(token_ids, skip_special_tokens=True)
         return text
 
     def decoder(self) -> "Decoder":
-        """A fresh incremental decoder, for one sequence."""
+        """Return a new incremental decoder for one sequence."""
         return Decoder(self._inner, self._lead)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, also where that is part of a character; empty for an unknown id."""
+        """Return the bytes that a token adds to the text, even if they are part of a character; empty for an unknown
+        id.
+        """
         added = self._added.get(token_id)
         if added is not None:
             return str(added.content).encode()
@@ -126,8 +134,10 @@ class Tokenizer:
         return bytes([int(match[1], 16)]) if match else str(token).replace("\u2581", " ").encode()
 
     def _find_max_token_chars(self) -> int | None:
-        """Characters of the longest token; None unless each token stands for a part of the text, in its order, and no
-        part but the unknown characters is left out."""
+        """Return the characters of the longest token, or None if tokens do not map to parts of the text.
+
+        They do if each token stands for a part of the text in order, and only unknown characters are left out.
+        """
         model, splitter = self._inner.model, self._inner.pre_tokenizer
         if self._inner.normalizer is not None or type(model).__name__ != "BPE" or splitter is None:
             return None
@@ -147,7 +157,7 @@ class Tokenizer:
         return max(map(len, (*vocabulary, *(str(token.content) for token in self._added.values()))))
 
     def _find_lead(self) -> list[int]:
-        """A token that is text by itself, which separates later text from it; none in a vocabulary of bytes alone."""
+        """Return a token that is text by itself and separates later text; empty for a vocabulary of bytes only."""
         for token_id in range(_MAX_LEADS_TRIED):
             token = self._inner.id_to_token(token_id)
             if token is None or token_id in self._added or _BYTE_TOKEN.fullmatch(token):
@@ -159,24 +169,24 @@ class Tokenizer:
 
 
 class Decoder:
-    """Turns tokens into text as they come. What it emits joins to the text of all tokens; never half a character.
+    """An incremental decoder. Its outputs join to the text of all tokens, and it never emits half a character.
 
-    Where byte tokens turn out to be no characters after some of them were emitted as such, those stay and each of the
-    others is U+FFFD.
+    If some byte tokens were emitted as characters and the rest turn out not to be, the output stays, and each
+    remaining byte becomes U+FFFD.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, lead: Sequence[int] = ()) -> None:
-        """`lead`: tokens that a stream begins after when it goes on in mid-text, where spaces are no margin."""
+        # After a restart in mid-text a stream begins after the tokens in `lead`, so that leading spaces are kept.
         self._inner = inner
         self._lead = lead
         self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is incomplete, or for a special token."""
+        """Return the text that `token_id` completes; empty while a character is incomplete, or for a special token."""
         try:
             text: str | None = self._stream.step(self._inner, token_id)
-        except Exception:  # the library has nothing narrower for text that does not go on as it was emitted
+        except Exception:  # the library raises nothing narrower if text changes after it was emitted
             self._held.append(token_id)
             return self.flush()
         if text:
@@ -186,7 +196,7 @@ class Decoder:
         return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
-        """What was held back, with U+FFFD for bytes that are no character; the decoder starts anew."""
+        """Return the held-back text with U+FFFD for bytes that are no character, and restart the decoder."""
         text: str = self._inner.decode(self._held, skip_special_tokens=True)
         self._held.clear()
         self._stream = DecodeStream(self._lead, skip_special_tokens=True)
@@ -194,7 +204,7 @@ class Decoder:
 
 
 def load_tokenizer(model: ModelInfo) -> Tokenizer:
-    """The model's tokenizer and chat template; raises StartupError that names the file at fault."""
+    """Load the model's tokenizer and chat template. Raise StartupError that names the file at fault."""
     if model.path is None:
         bos, eos, _start, _end = SIM_SPECIAL_TOKENS
         return Tokenizer(sim_tokenizer(), ChatTemplate(CHATML_TEMPLATE, {"bos_token": bos, "eos_token": eos}))
@@ -213,7 +223,7 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
     config = read_json(path) if path.exists() else {}
     kept = config.get("chat_template")
     named = {"default": kept} if isinstance(kept, str) else {each.get("name"): each["template"] for each in kept or ()}
-    # Files come before what stands in the config, as in transformers.
+    # Files take precedence over the config, as in transformers.
     files = {file.stem: file for file in sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))}
     if (default := folder / "chat_template.jinja").exists():
         named, files["default"] = {}, default
@@ -225,7 +235,7 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Texts of bos_token and the like by name, also those of the model's own such as image_token."""
+    """Return the texts of bos_token and the like by name, including the model's own, such as image_token."""
     legacy = folder / "special_tokens_map.json"
     fields = dict(config)
     if "added_tokens_decoder" not in config and legacy.exists():  # then transformers reads it, over the config

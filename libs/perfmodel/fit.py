@@ -1,8 +1,9 @@
-"""Step-time models from measured steps: robust, bounded, and never worse than what was believed before. Pure.
+"""Robust, bounded fits of step-time models to measured steps, which never predict worse than the prior. Pure.
 
-The model is linear once it is known which prompt chunks are small enough for the floor, and which for hiding wholly in
-a decode step. So the fit takes turns: regimes from the last coefficients, coefficients from a robust
-least-squares fit of relative errors, then the interference. Mixed steps teach both parts, pure ones are not needed.
+The model is linear once two regimes are known: which prompt chunks are small enough for the floor, and which can
+hide entirely in a decode step. The fit therefore alternates. From the last coefficients it derives regimes, fits
+new coefficients by robust least squares of relative errors, then fits the interference. Mixed steps inform both
+parts, so pure ones are not needed.
 """
 
 from collections.abc import Callable
@@ -16,21 +17,21 @@ from libs.perfmodel.least_squares import robust_weights, with_prior
 from libs.perfmodel.samples import Rows
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 
+# A phase with fewer steps keeps the shape of its prior.
 MIN_STEPS: Final = 16
-"""A phase with fewer steps keeps its prior's shape."""
+# With this many pure steps of a phase they set its speed; with fewer the prior does.
 MIN_SCALED: Final = 4
-"""With this many pure steps of a phase they set its speed; with fewer the prior does."""
+# Weight of the prior in rows. It is small, so that the prior decides only what the data leave open.
 PRIOR_ROWS: Final = 0.05
-"""How many rows the prior weighs: little, so that it decides only what the data leave open."""
 MAX_TURNS: Final = 12
+# Quantile of prefill durations, and of their ratio to a line, that lies below nearly all of them.
 LOW_QUANTILE: Final = 0.1
-"""Of prefill durations and of their ratio to a line: what lies under nearly all of them."""
+# Quantiles for the line, each for a start of its own: with a high floor only the few largest steps lie on the line.
 LINE_QUANTILES: Final = (LOW_QUANTILE, 0.02)
-"""The same of the line, for another start each: where the floor is high only the few largest steps lie on the line."""
+# Bound on a coefficient: its prediction for the largest work seen, divided by the longest step.
 MAX_FACTOR: Final = 1e4
-"""Bound on a coefficient: its prediction for the largest work seen, over the longest step."""
+# Upper bound of a relative error, so that outliers do not decide between two models.
 LOSS_CAP: Final = 1.0
-"""A relative error counts no more than this, so that outliers do not choose between two models."""
 
 Floats = NDArray[np.float64]
 _NAMES = (
@@ -49,14 +50,14 @@ _READING = slice(4, 6)
 
 
 def predict(model: StepTimeModel, rows: Rows) -> Floats:
-    """[steps] ns: what the model says of every row."""
+    """Return [steps] ns: the model's prediction for every row."""
     vector = _vector(model)
     prefill, decode = _parts(vector, rows)
     return prefill + decode - (1 - model.interference) * _shared(vector, rows)
 
 
 def loss(model: StepTimeModel, rows: Rows) -> float:
-    """Weighted mean of the relative errors, each at most 1; 0 without rows."""
+    """Return the weighted mean of the relative errors, each at most 1; 0 without rows."""
     if not len(rows):
         return 0.0
     error = np.minimum(np.abs(predict(model, rows) / rows.duration_ns - 1), LOSS_CAP)
@@ -64,7 +65,7 @@ def loss(model: StepTimeModel, rows: Rows) -> float:
 
 
 def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """The model of these steps; the prior where they are too few or where it predicts unseen ones better."""
+    """Return a model fitted to these steps, or the prior if they are too few or it predicts unseen ones better."""
     for own, other in ((rows.has_prefill, rows.has_decode), (rows.has_decode, rows.has_prefill)):
         pure = own & ~other
         if own.sum() < MIN_STEPS and pure.sum() >= MIN_SCALED:
@@ -74,7 +75,10 @@ def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
 
 
 def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """What `fit` makes of the rows, where that predicts half of them from the other half no worse than the prior."""
+    """Return the result of `fit` if it predicts one half of the rows from the other no worse than the prior.
+
+    Otherwise return the prior.
+    """
     if not len(rows):
         return prior
     odd = np.arange(len(rows)) % 2 == 1
@@ -86,7 +90,7 @@ def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepT
 
 
 def _enough(rows: Rows) -> Rows:
-    """Without the steps of a phase that has too few."""
+    """Return the rows without steps of a phase that has too few."""
     keep = np.ones(len(rows), dtype=bool)
     for has in (rows.has_prefill, rows.has_decode):
         if has.sum() < MIN_STEPS:
@@ -95,7 +99,9 @@ def _enough(rows: Rows) -> Rows:
 
 
 def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """The best of the local optima that a few starts lead to: where regimes change, least squares has several."""
+    """Return the best of the local optima reached from a few starts. Where regimes change, least squares has
+    several.
+    """
     scaled = _scaled(prior, rows)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
@@ -106,7 +112,7 @@ def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
 
 
 def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_quantile: float) -> StepTimeModel:
-    """A start whose floor and whose line both lie under the prefill steps, as the two of any device do."""
+    """Return a start whose floor and line both lie below the prefill steps, as they do on any device."""
     floor_ns = float(np.quantile(rows.duration_ns, LOW_QUANTILE))
     line_ns = np.maximum(
         prior.prefill_token_ns * rows.prefill_tokens + prior.prefill_token_squared_ns * rows.squared, 1
@@ -142,12 +148,12 @@ def _with(model: StepTimeModel, vector: Floats, interference: float) -> StepTime
 
 
 def _vector(model: StepTimeModel) -> Floats:
-    """[8]: the coefficients in the order of `_NAMES`."""
+    """Return [8]: the coefficients in the order of `_NAMES`."""
     return np.array([getattr(model, name) for name in _NAMES])
 
 
 def _linear(rows: Rows) -> tuple[Floats, Floats]:
-    """([steps, 3], [steps, 4]): what the coefficients of prefill (above its floor) and of decode multiply."""
+    """Return ([steps, 3], [steps, 4]): the factors of the coefficients of prefill (above its floor) and of decode."""
     prefill = np.stack([np.ones(len(rows)), rows.prefill_tokens, rows.squared], axis=1)
     decode = np.stack([np.ones(len(rows)), rows.batch >= MATRIX_ROWS, rows.batch, rows.kv_tokens], axis=1)
     return prefill * rows.has_prefill[:, None], decode * rows.has_decode[:, None]
@@ -159,20 +165,22 @@ def _parts(vector: Floats, rows: Rows) -> tuple[Floats, Floats]:
 
 
 def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
-    """[steps, 8]: the model around `vector`, each row divided by its duration."""
+    """Return [steps, 8]: the model linearised around `vector`, each row divided by its duration."""
     linear, decode = _linear(rows)
     prefill_ns, _ = _parts(vector, rows)
     on_floor = (rows.has_prefill & (linear @ vector[1:4] < vector[0]))[:, None]
     prefill = np.where(on_floor, np.array([1.0, 0, 0, 0]), np.pad(linear, ((0, 0), (1, 0))))
     mixed = rows.has_prefill & rows.has_decode
-    all_hides = mixed & (prefill_ns < _reading(vector, rows))  # the whole chunk fits under the reading of the weights
+    all_hides = mixed & (prefill_ns < _reading(vector, rows))  # the whole chunk hides behind reading the weights
     prefill[all_hides] *= interference
     decode[mixed & ~all_hides, :2] *= interference
     return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
 
 
 def _scaled(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """The prior with each phase as much faster or slower as its pure steps say (mixed ones where there are none)."""
+    """Scale each phase of the prior to the speed of its pure steps, or of its mixed steps if there are no pure
+    ones.
+    """
     vector = _vector(prior)
     for part, own, other in (
         (_PREFILL, rows.has_prefill, rows.has_decode),
@@ -192,17 +200,17 @@ def _bounds(rows: Rows) -> Floats:
 
 
 def _shared(vector: Floats, rows: Rows) -> Floats:
-    """[steps] ns: what could hide in a mixed step; 0 for pure ones."""
+    """Return [steps] ns: the time that could hide in a mixed step; 0 for pure ones."""
     return np.asarray(np.minimum(_parts(vector, rows)[0], _reading(vector, rows)))
 
 
 def _reading(vector: Floats, rows: Rows) -> Floats:
-    """[steps] ns: decode's fixed part."""
+    """Return [steps] ns: the fixed part of decode."""
     return np.asarray(_linear(rows)[1][:, :2] @ vector[_READING])
 
 
 def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float) -> float:
-    """Least squares of what mixed steps take less than their two parts, within 0..1."""
+    """Fit, by least squares within 0..1, how much less mixed steps take than the sum of their parts."""
     shared = _shared(vector, rows) / rows.duration_ns
     saved = sum(_parts(vector, rows)) / rows.duration_ns - 1
     usual = float(np.average(shared**2, weights=rows.weight)) * PRIOR_ROWS

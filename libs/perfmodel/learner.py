@@ -12,16 +12,16 @@ from libs.perfmodel.fit import fit_steps, predict
 from libs.perfmodel.samples import Rows, StepSamples
 from libs.policy.step_time import StepTimeModel, StepWork
 
+# Recent predictions of each kind of step from which errors are published.
 KEPT_ERRORS: Final = 256
-"""Recent predictions of each kind of step that the published errors come from."""
+# With fewer steps since the last fit, there is nothing to refit.
 MIN_NEW_STEPS: Final = 8
-"""Fewer since the last fit, and there is nothing to fit anew."""
+# Mean relative change of predictions up to which a model is not published again.
 PUBLISHED_CHANGE: Final = 0.02
-"""A model whose predictions differ by less on average (relative) is not published again."""
 
 
 class StepKind(Enum):
-    """What a step does."""
+    """The kind of a step, by the phases that it computes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -29,7 +29,7 @@ class StepKind(Enum):
 
     @classmethod
     def of(cls, work: StepWork) -> "StepKind":
-        """The kind of a step that does something."""
+        """Return the kind of a step, which must have some work."""
         if not work.decode_sequences:
             return cls.PREFILL
         return cls.MIXED if work.prefill_tokens else cls.DECODE
@@ -37,17 +37,17 @@ class StepKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KindFit:
-    """How well steps of one kind were predicted: relative errors of predictions made before the step was known."""
+    """The accuracy for one kind of step: relative errors of predictions made before the step's duration was known."""
 
     steps: int = 0
-    """Seen so far; 0: the model is a guess there."""
+    """Number of steps seen so far; at 0 the model is a guess for this kind."""
     error_p50: float = 0.0
     error_p90: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """A model with what is known of its errors."""
+    """A model with the errors of its predictions by kind of step."""
 
     model: StepTimeModel
     prefill: KindFit = KindFit()
@@ -55,12 +55,13 @@ class FittedModel:
     mixed: KindFit = KindFit()
 
     def of(self, kind: StepKind) -> KindFit:
-        """What is learned of one kind of step."""
         return {StepKind.PREFILL: self.prefill, StepKind.DECODE: self.decode, StepKind.MIXED: self.mixed}[kind]
 
 
 def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTimeModel:
-    """`base` with prefill, decode and interference each from the fit for that kind of step, where there is one."""
+    """Return `base` with prefill, decode and interference taken from the fit for that kind of step, if there is
+    one.
+    """
     if StepKind.PREFILL in fits:
         model = fits[StepKind.PREFILL].model
         base = replace(
@@ -97,7 +98,7 @@ class _Errors:
 
 
 class StepTimeLearner:
-    """Steps go in, a model comes out; until it has enough of them that is the prior."""
+    """A learner that turns measured steps into a model. Until it has enough of them, the model is the prior."""
 
     def __init__(self, prior: StepTimeModel) -> None:
         self._prior = prior
@@ -107,7 +108,7 @@ class StepTimeLearner:
         self.model = prior
 
     def add(self, work: StepWork, duration_ns: int) -> None:
-        """Take a finished step in."""
+        """Record a finished step and the error of its prediction."""
         if not self._samples.add(work, duration_ns):
             return
         errors = self._errors[StepKind.of(work)]
@@ -116,28 +117,28 @@ class StepTimeLearner:
         self._new_steps += 1
 
     def refit(self) -> bool:
-        """Fit anew where there is something new; whether those who use the model should hear of it."""
+        """Refit if there are enough new steps. Return whether the model changed enough to publish it."""
         rows = self.news()
         return rows is not None and self.take(self.fit(rows), rows)
 
     def news(self) -> Rows | None:
-        """What to fit anew; None where there is too little new in it."""
+        """Return the steps to fit, or None if too few of them are new."""
         if self._new_steps < MIN_NEW_STEPS:
             return None
         self._new_steps = 0
         return self._samples.rows()
 
     def fit(self, rows: Rows) -> StepTimeModel:
-        """The model of these steps. It takes long, and changes nothing: any thread may ask for it."""
+        """Return the model of these steps. This is slow and changes no state, so any thread may call it."""
         return fit_steps(self._prior, rows)
 
     def take(self, model: StepTimeModel, rows: Rows) -> bool:
-        """Predict by a model from now on; whether those who use it should hear of it."""
+        """Use a model for predictions from now on. Return whether it differs enough to publish it."""
         before, self.model = self.model, model
         old, new = predict(before, rows), predict(model, rows)
         return bool(np.mean(np.abs(new - old) / np.maximum(old, 1.0)) > PUBLISHED_CHANGE)
 
     def fitted(self) -> FittedModel:
-        """The model now, with the errors of its recent predictions."""
+        """Return the current model with the errors of its recent predictions."""
         fits: Sequence[KindFit] = [self._errors[kind].fit() for kind in StepKind]
         return FittedModel(self.model, *fits)

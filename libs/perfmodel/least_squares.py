@@ -6,21 +6,23 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+# Upper bound of the active-set search, which ends by itself long before.
 MAX_TURNS: Final = 64
-"""Of the active-set search; it ends by itself long before."""
+# Standard deviations beyond which residuals have no weight. Smaller ones have nearly full weight (95 % efficiency).
 TUKEY: Final = 4.685
-"""Standard deviations beyond which residuals count nothing; nearer ones nearly all (95 % efficient)."""
+# Relative noise below which nothing is an outlier.
 MIN_SCALE: Final = 0.002
-"""Relative noise below which nothing is an outlier."""
 
+# Rows that a kind needs for a scale of its own.
 MIN_KIND_ROWS: Final = 8
-"""Rows of a kind from which its own scale is taken."""
 
 Floats = NDArray[np.float64]
 
 
 def nonnegative(gram: Floats, target: Floats) -> Floats:
-    """The x >= 0 that minimises x·gram·x / 2 − target·x, for a positive definite gram (Lawson and Hanson's method)."""
+    """Return the x >= 0 that minimises x·gram·x / 2 − target·x, for a positive definite gram (Lawson and Hanson's
+    method).
+    """
     size = len(target)
     x, free = np.zeros(size), np.zeros(size, dtype=bool)
     for _ in range(MAX_TURNS):
@@ -43,10 +45,10 @@ def nonnegative(gram: Floats, target: Floats) -> Floats:
 
 
 def with_prior(design: Floats, weight: Floats, prior: Floats, prior_rows: float) -> Floats:
-    """Coefficients >= 0 for design·x ≈ 1, where the data leave them open near `prior`.
+    """Return coefficients >= 0 for design·x ≈ 1, close to `prior` where the data leave them open.
 
-    design: [rows, coefficients]. The prior pulls on each coefficient like `prior_rows` rows of that column's usual
-    size; a column that no row uses keeps its prior.
+    design: [rows, coefficients]. The prior has as much weight on each coefficient as `prior_rows` rows of that
+    column's usual size. A column that no row uses keeps its prior.
     """
     size = np.sqrt((weight[:, None] * design**2).sum(axis=0) / max(weight.sum(), 1e-300))
     used = size > 0
@@ -61,11 +63,11 @@ def with_prior(design: Floats, weight: Floats, prior: Floats, prior_rows: float)
 
 
 def robust_weights(residual: Floats, kinds: Sequence[NDArray[np.bool_]]) -> Floats:
-    """[rows]: 1 for residuals within the noise, falling to 0 for outliers (Tukey's biweight, scale from the median).
+    """Return [rows]: 1 for residuals within the noise, falling to 0 for outliers.
 
-    kinds: each [rows], which together name every row once. Each kind has a scale of its own: where many rows of one are
-    predicted well, few of another that is predicted badly would all be outliers, and nothing would ever be learned of
-    them. A kind with too few rows for a scale of its own takes the scale of all.
+    The weight is Tukey's biweight, with a scale from the median. kinds: each [rows], which together name every row
+    once. Each kind has a scale of its own. With a single scale, the few rows of a badly predicted kind could all be
+    outliers and never be learned from. A kind with too few rows takes the scale of all rows.
     """
     size = np.abs(residual)
     scale = np.full(len(size), np.median(size))

@@ -1,6 +1,7 @@
-"""Published peaks of NVIDIA GPUs: dense tensor-core bfloat16 (float16 where there is none) and memory bandwidth. Pure.
+"""Published peaks of NVIDIA GPUs: dense tensor-core bfloat16 (else float16) and memory bandwidth. Pure.
 
-From NVIDIA's data sheets of each product; where a sheet states only figures with sparsity, half of them.
+The figures are from NVIDIA's data sheet of each product. If a sheet states figures with sparsity only, half of them
+are taken.
 """
 
 import re
@@ -38,7 +39,7 @@ PEAKS: Final = MappingProxyType(
 
 
 def gpu_peaks(name: str) -> tuple[float, float]:
-    """(FLOP/s, bytes/s) of a GPU by the name that its driver gives it; zeros where it is not known."""
+    """Return (FLOP/s, bytes/s) of a GPU by the name that its driver reports; zeros if it is unknown."""
     words = set(re.split(r"[\s\-_]+", name.upper()))
     known = [key for key in PEAKS if words.issuperset(key)]
     if not known:

@@ -1,4 +1,4 @@
-"""What is believed of a worker's step times before it has run a step. Pure."""
+"""Assumed step times of a worker that has not run a step yet. Pure."""
 
 from dataclasses import replace
 from typing import Final
@@ -11,19 +11,21 @@ from libs.policy.step_time import StepTimeModel
 
 DATACENTER_PROFILE: Final = "llama-8b-h100"
 LAPTOP_PROFILE: Final = "smollm2-135m-cpu"
+# Fractions of a GPU's peaks that steps reach, as in DATACENTER_PROFILE. GPUs that share a model reach `_TOGETHER`
+# of them, which is the ratio between llama-70b-tp4-h100 and a single GPU.
 MULTIPLYING, ATTENTION, READING = 0.6, 0.4, 0.75
-"""Shares of a GPU's peaks that steps reach, as DATACENTER_PROFILE has them; `_TOGETHER` of them where GPUs share a
-model, as between llama-70b-tp4-h100 and a single GPU."""
 _TOGETHER: Final = 0.9
 DECODE_LAUNCHES_NS: Final = 0.6e6
+# Range of speed-ups in a simulated device's name. Any other one is ignored.
 SPEEDUPS: Final = (1e-6, 1e9)
-"""A simulated device named as any slower or faster is taken for one as it is."""
 
 
 def prior_step_time(engine: str, device: str = "", compute: Compute | None = None, gpus: int = 1) -> StepTimeModel:
-    """A roofline of the model's shape on `gpus` GPUs whose peaks are known, else the nearest profile's model.
+    """Return a roofline of the model's shape on `gpus` GPUs if their peaks are known, else the nearest profile's
+    model.
 
-    Devices are "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100", "sim:llama-8b-h100/x50" (50 times as fast), or unknown.
+    Devices are "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100", "sim:llama-8b-h100/x50" (50 times as fast), or
+    unknown.
     """
     if engine == "sim":
         return _simulated(device.removeprefix("sim:"))
@@ -34,12 +36,14 @@ def prior_step_time(engine: str, device: str = "", compute: Compute | None = Non
 
 
 def prior_speed(engine: str, device: str, chunk_tokens: int, compute: Compute | None = None, gpus: int = 1) -> Speed:
-    """What to believe of a worker before it has said anything."""
+    """Return the assumed speed of a worker that has not reported one."""
     return Speed(prior_step_time(engine, device, compute, gpus), max(chunk_tokens, 1))
 
 
 def _roofline(compute: Compute, gpus: int) -> StepTimeModel:
-    """What does not follow from FLOPs and bytes, launches above all, is as in DATACENTER_PROFILE."""
+    """Return a roofline model. Costs that do not follow from FLOPs and bytes, mainly launches, are
+    DATACENTER_PROFILE's.
+    """
     like = PROFILES[DATACENTER_PROFILE].step_time
     reached = gpus * (_TOGETHER if gpus > 1 else 1.0)
     flops_per_ns = compute.peak_flops_per_s * reached / 1e9

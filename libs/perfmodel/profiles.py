@@ -1,8 +1,9 @@
-"""Named device profiles: a step-time model and what KV costs there.
+"""Named device profiles: a step-time model and the cost of KV on each device.
 
-Those in this module are no measurements. They are rooflines: FLOPs and bytes of the model's published shape over the
-device's published peaks (H100 SXM: 989 TFLOP/s dense bf16, 3.35 TB/s, 80 GB), times the efficiency that each entry
-states. Many more are fitted to measurements and come as a file (`libs/perfmodel/profiles.py`, docs/profiles.md).
+The profiles in this module are not measured. They are rooflines: FLOPs and bytes of the model's published shape
+over the device's published peaks, times the efficiency stated in each entry. An H100 SXM has 989 TFLOP/s of dense
+bf16, 3.35 TB/s and 80 GB. Many more profiles are fitted to measurements and shipped as a file
+(`data/profiles.json`, docs/profiles.md).
 """
 
 import json
@@ -22,20 +23,23 @@ SHIPPED_FILE: Final = Path(__file__).parent / "data" / "profiles.json"
 
 @cache
 def shipped_entries() -> Mapping[str, Mapping[str, Any]]:
-    """By name, as in the file: `step_time`, `gpus`, `kv_bytes_per_token`, `kv_memory_bytes`, `device`, `source`."""
+    """Return the file's entries by name.
+
+    Each has `step_time`, `gpus`, `kv_bytes_per_token`, `kv_memory_bytes`, `device` and `source`.
+    """
     found = json.loads(SHIPPED_FILE.read_text())["profiles"]
     return MappingProxyType({entry["name"]: entry for entry in found})
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One model on one kind of worker."""
+    """The profile of one model on one kind of worker."""
 
     name: str
     step_time: StepTimeModel
     kv_bytes_per_token: int
     kv_memory_bytes: int
-    """What is left for KV beside weights and activations."""
+    """Memory left for KV beside weights and activations."""
     gpus: int
 
 
@@ -109,7 +113,7 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
 
 
 def profile(name: str) -> Profile:
-    """The profile of that name, of this module or shipped; raises StartupError that lists names."""
+    """Return the profile of that name, from this module or the file. Raise StartupError with similar names."""
     found = PROFILES.get(name)
     if found is not None:
         return found

@@ -1,5 +1,4 @@
-"""One step-time model for many workers of a kind: what is usual among them, which one that is slow does not change.
-Pure."""
+"""The usual step-time model of many workers of a kind, which a single slow worker does not change. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,14 +12,14 @@ from libs.perfmodel.samples import Rows
 from libs.policy.step_time import StepTimeModel
 
 TYPICAL_BATCH: Final = 16
+# Work at which decode models are compared, in sequences and in tokens of a sequence.
 TYPICAL_CONTEXT: Final = 1_000
-"""At which decode models are compared, in tokens a sequence."""
+# Least duration of any step. Models that predict less are invalid.
 LEAST_NS: Final = 1.0
-"""For a step of anything: models that say less are none."""
 
 
 def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeModel | None:
-    """Each part from the worker that is in the middle of those that have run such steps; None without any model."""
+    """Combine each part from the median worker among those that have run such steps. None without a valid model."""
     if not reported:
         return None
 
@@ -39,7 +38,7 @@ def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeM
 
 
 def expected_ns(model: StepTimeModel, counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[steps] ns that a model expects of finished steps; counts: [`StepCounts`, steps]."""
+    """Return [steps] ns: the durations that a model predicts for finished steps. counts: [`StepCounts`, steps]."""
     tokens, prompts, context, batch, kv_tokens, given_squared = counts
     alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as `StepWork.squared`
     squared = np.where(given_squared > 0, given_squared, alike) * (tokens > 0)

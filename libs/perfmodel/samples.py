@@ -1,4 +1,4 @@
-"""Measured steps that a fit stands on: bounded in number, and spread over the sizes that occurred."""
+"""The measured steps that a fit uses, bounded in number and spread over the sizes that occurred."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from libs.policy.step_time import StepWork
 
+# Number of step sizes, by powers of two, that are kept. The least recently seen size is dropped.
 MAX_CELLS: Final = 96
-"""Sizes of steps, by powers of two, that are remembered; the one not seen for longest goes."""
 STEPS_PER_CELL: Final = 6
+# After this many newer steps a step has half its weight.
 HALF_LIFE_STEPS: Final = 4096
-"""A step counts half after as many newer ones."""
 MAX_STEP_NS: Final = 600 * 1_000_000_000
 
 Floats = NDArray[np.float64]
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Steps as columns, each [steps] float64."""
+    """Measured steps as columns, each [steps] float64."""
 
     prefill_tokens: Floats
     squared: Floats
@@ -36,22 +36,22 @@ class Rows:
 
     @property
     def has_prefill(self) -> NDArray[np.bool_]:
-        """Steps that compute prompt tokens."""
+        """[steps] bool: the steps that compute prompt tokens."""
         return self.prefill_tokens > 0
 
     @property
     def has_decode(self) -> NDArray[np.bool_]:
-        """Steps that decode."""
+        """[steps] bool: the steps that decode at least one sequence."""
         return self.batch > 0
 
     @property
     def kinds(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which steps are prefill, decode, and mixed ones."""
+        """Three masks, [steps] bool each: pure prefill, pure decode, and mixed steps."""
         prefill, decode = self.has_prefill, self.has_decode
         return prefill & ~decode, decode & ~prefill, prefill & decode
 
     def pick(self, chosen: NDArray[np.bool_]) -> "Rows":
-        """Only the chosen steps."""
+        """Return the rows of the chosen steps only."""
         return Rows(
             self.prefill_tokens[chosen],
             self.squared[chosen],
@@ -63,14 +63,16 @@ class Rows:
 
 
 class StepSamples:
-    """The latest few steps of every size. A long run of equal steps does not push out what others taught."""
+    """The latest few steps of every size. A long run of equal steps does not displace steps of other sizes."""
 
     def __init__(self) -> None:
         self._cells: OrderedDict[tuple[int, ...], deque[tuple[int, StepWork, int]]] = OrderedDict()
         self._taken = 0
 
     def add(self, work: StepWork, duration_ns: int) -> bool:
-        """Take a finished step in; False for one without work or with an impossible duration, which is left out."""
+        """Record a finished step. Return False for a step without work or with an impossible duration, which is
+        ignored.
+        """
         if not 0 < duration_ns <= MAX_STEP_NS or not (work.prefill_tokens or work.decode_sequences):
             return False
         self._taken += 1
@@ -87,7 +89,7 @@ class StepSamples:
         return True
 
     def rows(self) -> Rows:
-        """All of them, in a fixed order."""
+        """Return all recorded steps in a fixed order."""
         table = np.array(list(self._entries()), dtype=np.float64).reshape(-1, 6)
         return Rows(*(table[:, index] for index in range(6)))
 

@@ -1,10 +1,10 @@
-"""How much of a device's peaks its steps use: FLOPs and bytes of a step from the model's shape. Pure.
+"""Utilisation of a device's peaks: FLOPs and bytes of a step from the model's shape. Pure.
 
-A forward pass computes 2 FLOPs a parameter and token (Kaplan et al. 2020, appendix; "model FLOPs utilisation" as in
-PaLM, appendix B), and attention 4 x heads x head_dim a layer and pair of tokens (Q·Kᵀ and its product with V, each a
-multiplication and an addition). It moves the weights once, however many tokens use them, and each sequence's KV
-("model bandwidth utilisation": bytes of parameters and KV a step, over its time). Both leave out what a kernel reads,
-writes or computes beyond that: they say how near a step comes to the least that the model needs.
+A forward pass computes 2 FLOPs per parameter and token (Kaplan et al. 2020, appendix; "model FLOPs utilisation" as
+in PaLM, appendix B). Attention adds 4 x heads x head_dim per layer and pair of tokens: Q·Kᵀ and its product with V,
+each a multiplication and an addition. The pass moves the weights once for any number of tokens, and each sequence's
+KV ("model bandwidth utilisation": bytes of parameters and KV per step, over its time). Neither figure includes what
+a kernel reads, writes or computes beyond that. They show how close a step comes to the least that the model needs.
 """
 
 from dataclasses import dataclass
@@ -14,44 +14,44 @@ from libs.policy.step_time import StepWork
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What must be known of a model on a device."""
+    """The figures of a model on a device from which utilisation is computed."""
 
     layer_parameters: int
-    """Of matrices that every token is multiplied with."""
+    """Number of parameters in matrices that every token is multiplied with."""
     head_parameters: int
-    """Of the output projection, which runs for the last token of a chunk only."""
+    """Number of parameters of the output projection, which runs only for the last token of a chunk."""
     parameter_bytes: int
-    """Of one parameter."""
+    """Bytes of a single parameter in the model's type."""
     attention_width: int
-    """Layers x heads x head_dim."""
+    """The product of layers, heads per layer and head_dim."""
     kv_token_bytes: int
-    """Of one copy, in layers that keep all tokens."""
+    """KV bytes of a token, one copy, in layers that keep all tokens."""
     peak_flops_per_s: float
-    """Of the worker's device in the type that it computes in; 0: unknown."""
+    """Peak of the worker's device in the type that it computes in; 0 if unknown."""
     peak_bytes_per_s: float
-    """Of the memory that holds weights and KV; 0: unknown."""
+    """Peak of the memory that holds weights and KV; 0 if unknown."""
     kv_window_token_bytes: int = 0
-    """In layers that keep the last `kv_window_tokens` of a sequence alone."""
+    """KV bytes of a token in layers that keep only the last `kv_window_tokens` of a sequence."""
     kv_window_tokens: int = 0
     kv_state_bytes: int = 0
-    """A sequence's, however long it is."""
+    """KV bytes of a sequence that do not depend on its length."""
 
     @property
     def weight_bytes(self) -> int:
-        """What every step reads."""
+        """Bytes of weights, which every step reads once."""
         return (self.layer_parameters + self.head_parameters) * self.parameter_bytes
 
     @property
     def window_share(self) -> float:
-        """Share of attention whose layers have windows, by the bytes of a token."""
+        """Fraction of attention in layers with windows, by the bytes of a token."""
         return self.kv_window_token_bytes / max(self.kv_token_bytes + self.kv_window_token_bytes, 1)
 
     def attended(self, tokens: float, within: float) -> float:
-        """How many of `tokens` that precede others the mean layer attends to, where windows reach `within`."""
+        """Return how many of the preceding `tokens` the mean layer attends to, if windows reach `within` tokens."""
         return tokens - self.window_share * max(tokens - within, 0.0)
 
     def kv_bytes(self, tokens: float, sequences: float) -> float:
-        """Bytes of KV of `sequences` that have `tokens` together."""
+        """Return the KV bytes of `sequences` that have `tokens` tokens in total."""
         if not self.kv_window_token_bytes and not self.kv_state_bytes:
             return float(self.kv_token_bytes) * tokens
         inside = min(tokens, float(self.kv_window_tokens) * sequences)
@@ -61,7 +61,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """FLOPs and bytes by phase."""
+    """The FLOPs and bytes of steps, by phase."""
 
     prefill_flops: float = 0.0
     decode_flops: float = 0.0
@@ -70,8 +70,11 @@ class Effort:
 
 
 def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_steps: float) -> Effort:
-    """Effort of steps that do `work` together, or parts of them. Each reads the weights, which belongs to the phases as
-    its time does: `prefill_steps` of them to prefill, `decode_steps` to decode."""
+    """Return the effort of steps that do `work` in total.
+
+    Each step reads the weights, which is shared between the phases as its time is: `prefill_steps` steps belong to
+    prefill, `decode_steps` to decode. Both may be fractions.
+    """
     squared = work.squared if work.prefill_tokens else 0.0
     window = float(compute.kv_window_tokens)
     pairs = compute.attended(squared / 2, window * work.prefill_tokens)
@@ -91,5 +94,5 @@ def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_
 
 
 def utilisation(amount: float, peak_per_s: float, gpu_ns: int) -> float | None:
-    """Share of a peak that was used in so much GPU time; None where the peak is unknown or no time was spent."""
+    """Return the fraction of a peak used in `gpu_ns` of GPU time; None if the peak is unknown or the time is 0."""
     return amount / (peak_per_s * gpu_ns / 1e9) if peak_per_s > 0 and gpu_ns > 0 else None

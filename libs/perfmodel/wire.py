@@ -1,4 +1,4 @@
-"""Step-time models and speeds of workers in protobuf and back. Pure."""
+"""Conversion of workers' step-time models and speeds to protobuf and back. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ _TIMES = (
     "decode_kv_token_ns",
 )
 
+# Upper bound of each coefficient of a model, at which a single token would take hours. Sums over a prompt stay far
+# within the range of a float.
 MAX_COEFFICIENT_NS: Final = 1e13
-"""Of a model's each: a single token would take hours, and sums over a prompt stay far from what a float can hold."""
+# Upper bound of the points of a curve; a measurement has about fifteen.
 MAX_POINTS: Final = 256
-"""Of a curve; a measurement has about fifteen."""
 
 
 def step_time_message(fitted: FittedModel) -> common.StepTime:
-    """What a worker says of how long its steps take."""
     message = common.StepTime(
         prefill=_kind_message(fitted.prefill),
         decode=_kind_message(fitted.decode),
@@ -45,7 +45,7 @@ def step_time_message(fitted: FittedModel) -> common.StepTime:
 
 
 def fitted_model(message: common.StepTime) -> FittedModel | None:
-    """The inverse; None for a message that is no model."""
+    """Return the model in a message; None if its values are not valid."""
     times = {name: getattr(message, name) for name in _TIMES}
     if not all(0 <= value <= MAX_COEFFICIENT_NS for value in times.values()) or not 0 <= message.interference <= 1:
         return None
@@ -57,7 +57,7 @@ def fitted_model(message: common.StepTime) -> FittedModel | None:
 
 
 def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
-    """A measurement of prefill, to be kept."""
+    """Return a prefill measurement in the form in which it is stored."""
     found = curve.saturation
     return pb.PrefillCurve(
         chunk_tokens=found.chunk_tokens,
@@ -70,7 +70,7 @@ def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
 
 
 def prefill_curve(message: pb.PrefillCurve) -> PrefillCurve | None:
-    """The inverse; None for a message that is no measurement."""
+    """Return the measurement in a message; None if its values are not valid."""
     fitted = fitted_model(message.step_time)
     points = tuple(Point(p.tokens, p.measured_tokens_per_s, p.fitted_tokens_per_s) for p in message.curve[:MAX_POINTS])
     if fitted is None or not 1 <= message.chunk_tokens <= MOST_TOKENS or not 1 <= len(message.curve) <= MAX_POINTS:
@@ -86,7 +86,6 @@ def prefill_curve(message: pb.PrefillCurve) -> PrefillCurve | None:
 
 
 def point_message(point: Point) -> pb.TunePoint:
-    """One size of a curve."""
     return pb.TunePoint(
         tokens=point.tokens,
         measured_tokens_per_s=point.measured_tokens_per_s,
@@ -95,7 +94,7 @@ def point_message(point: Point) -> pb.TunePoint:
 
 
 def compute_message(compute: Compute) -> common.Compute:
-    """What a worker says of its model and device."""
+    """Return the message in which a worker reports its model and device."""
     message = common.Compute()
     for field in fields(Compute):
         setattr(message, field.name, getattr(compute, field.name))
@@ -103,13 +102,13 @@ def compute_message(compute: Compute) -> common.Compute:
 
 
 def compute_of(message: common.Compute) -> Compute | None:
-    """The inverse; None for peaks that are no numbers."""
+    """Return the figures in a message; None if any is negative or not finite."""
     values = {field.name: getattr(message, field.name) for field in fields(Compute)}
     return Compute(**values) if _are_amounts(values.values()) else None
 
 
 def step_work(step: StepRow) -> StepWork:
-    """What a step of telemetry did."""
+    """Return the work of a step as telemetry reports it."""
     return StepWork(
         prefill_tokens=step.prefill_tokens,
         prefill_sequences=step.prefill_sequences,
@@ -121,7 +120,7 @@ def step_work(step: StepRow) -> StepWork:
 
 
 def _are_amounts(values: Iterable[float]) -> bool:
-    """Whether none is negative, infinite or no number."""
+    """Return whether all values are finite and not negative."""
     return all(0 <= value < math.inf for value in values)
 
 
@@ -134,7 +133,7 @@ def _kind(message: common.StepKindFit) -> KindFit:
 
 
 def speed_message(speed: Speed) -> pb.Speed:
-    """The speed as gateways receive it."""
+    """Return the message in which gateways receive a speed."""
     step_time = step_time_message(FittedModel(speed.step_time))
     return pb.Speed(
         step_time=step_time,
@@ -145,7 +144,10 @@ def speed_message(speed: Speed) -> pb.Speed:
 
 
 def speed_of(message: pb.Speed, chunk_tokens: int) -> Speed | None:
-    """The speed that a worker sent, with `chunk_tokens` where it sent none; None for values that are not a speed."""
+    """Return the speed that a worker sent; None if its values are not valid.
+
+    `chunk_tokens` is used if the worker sent none.
+    """
     fitted = fitted_model(message.step_time)
     if fitted is None or not 0 <= message.kv_token_ns < math.inf:
         return None

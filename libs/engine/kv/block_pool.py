@@ -1,4 +1,4 @@
-"""The block pool: preallocated KV blocks by id, counted references, reuse by chained hash, LRU eviction. Pure."""
+"""The block pool: preallocated KV blocks with reference counts, reuse by chained hash and LRU eviction. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Block:
-    """One block. Free, or referenced, or unreferenced but kept for its hash."""
+    """A block that is free, referenced, or unreferenced but kept for its hash."""
 
     references: int = 0
     content: bytes | None = None
-    """Chained hash of the tokens whose KV is in the block; None: nobody may reuse it."""
+    """Chained hash of the tokens whose KV is in the block; None if it cannot be reused."""
 
 
 @dataclass(slots=True)
 class BlockChanges:
-    """Net changes of what can be reused: a hash that was stored and removed again since the last look is in neither."""
+    """Net changes of the reusable hashes. A hash stored and removed between two calls appears in neither."""
 
     stored: dict[bytes, None] = field(default_factory=dict)
     removed: dict[bytes, None] = field(default_factory=dict)
@@ -25,14 +25,14 @@ class BlockChanges:
         return bool(self.stored or self.removed)
 
     def store(self, content: bytes) -> None:
-        """A hash became reusable."""
+        """Record that a hash became reusable. It cancels a removal since the last call of `take_changes`."""
         if content in self.removed:
             del self.removed[content]
         else:
             self.stored[content] = None
 
     def remove(self, content: bytes) -> None:
-        """A hash was evicted."""
+        """Record that a hash was evicted. It cancels a store since the last call of `take_changes`."""
         if content in self.stored:
             del self.stored[content]
         else:
@@ -40,7 +40,7 @@ class BlockChanges:
 
 
 class BlockPool:
-    """Block ids 0..blocks-1. Every allocated block is released as often as it was allocated or shared."""
+    """A pool of blocks 0..blocks-1. Each block is released as often as it was allocated or shared."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = [_Block() for _ in range(blocks)]
@@ -52,25 +52,23 @@ class BlockPool:
 
     @property
     def size(self) -> int:
-        """All blocks."""
         return len(self._blocks)
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can give out: free ones, and those that can be evicted."""
+        """Number of blocks that `allocate` can give out: free ones and those that can be evicted."""
         return len(self._free) + len(self._evictable)
 
     @property
     def referenced(self) -> int:
-        """Blocks in use."""
         return self.size - self.available
 
     def references(self, block: int) -> int:
-        """How many sequences and handles hold a block."""
+        """Return how many sequences and handles hold a block."""
         return self._blocks[block].references
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of a hash chain; they are not held until they are shared."""
+        """Return the blocks of the longest known prefix of a hash chain. They are not held until they are shared."""
         found: list[int] = []
         for content in hashes:
             block = self._by_content.get(content)
@@ -80,9 +78,9 @@ class BlockPool:
         return found
 
     def allocate(self, count: int, shared: Sequence[int] = (), *, spare: int = 0) -> list[int] | None:
-        """`shared` blocks (from `match`) and `count` new ones, all referenced, so that `spare` stay available.
+        """Reference `shared` blocks (from `match`) and `count` new ones, and return both.
 
-        None, changing nothing, without room.
+        Return None and change nothing if fewer than `spare` blocks would stay available.
         """
         idle = sum([not self._blocks[block].references for block in shared]) if shared else 0
         if count + spare > self.available - idle:
@@ -94,8 +92,10 @@ class BlockPool:
         return [*shared, *taken] if shared else taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back one reference to each block of a sequence, first to last; raises ValueError on a double release."""
-        # Last first: the end of a chain is evicted before its start, without which it could not be found.
+        """Drop one reference to each block of a sequence, given first to last. Raise ValueError on a double
+        release.
+        """
+        # Last first, so that the end of a chain is evicted before its start, without which it could not be found.
         for block in reversed(blocks):
             entry = self._blocks[block]
             if entry.references < 1:
@@ -109,7 +109,7 @@ class BlockPool:
                 self._evictable[block] = None
 
     def register(self, block: int, content: bytes) -> None:
-        """A held block is full and computed: it can be shared from now on, unless another has the same content."""
+        """Make a held, full and computed block reusable, unless another block has the same content."""
         if content in self._by_content:
             return
         self._blocks[block].content = content
@@ -117,7 +117,9 @@ class BlockPool:
         self.changes.store(content)
 
     def fault(self, held: Iterable[int]) -> str:
-        """How the books differ from the blocks that are held, each named as often as it is; empty when they agree."""
+        """Compare the reference counts with `held`, which names a block once for each holder. Return the difference,
+        if any.
+        """
         counts = Counter(held)
         if self.referenced != len(counts):
             return f"{self.referenced} KV blocks count as held, {len(counts)} are"
@@ -127,7 +129,7 @@ class BlockPool:
         return ""
 
     def take_changes(self) -> BlockChanges:
-        """Changes since the last call."""
+        """Return the changes since the last call."""
         changes, self.changes = self.changes, BlockChanges()
         return changes
 

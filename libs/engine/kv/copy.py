@@ -1,4 +1,4 @@
-"""Copying and checking KV blocks on threads, so that the event loop goes on and more than one core can copy."""
+"""Copying and checksums of KV blocks on threads, which leaves the event loop free and uses more than one core."""
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,20 +10,20 @@ from libs.engine.kv_port import KvChunk
 from libs.engine.runner import Runner
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 
+# Threads per engine. Two cores copy nearly twice as fast as one.
 COPY_THREADS = 2
-"""Threads of one engine. Two cores copy nearly twice as fast as one."""
+# Bytes that a thread copies or sums at a time. `stop` waits for at most one slice, about 2 ms. With smaller slices
+# a fifth of their time would go into the hand-over to threads.
 SLICE_BYTES = 8 * 1024 * 1024
-"""Bytes that a thread copies or sums at a time: `stop` waits no longer than that takes, 2 ms. Handing smaller ones to
-threads would be a fifth of their cost."""
+# Up to this size a chunk is copied on the caller's thread, since another thread would not wake sooner.
 INLINE_BYTES = 256 * 1024
-"""No more than this is copied at once, on the caller's thread: another would not wake sooner."""
 
 
 def block_checksum(data: memoryview) -> int:
-    """XXH3 of 64 bits over a block's bytes, which a core computes faster than it copies; other threads run meanwhile.
+    """Return the 64-bit XXH3 of a block. A core computes it faster than it copies, and other threads run meanwhile.
 
-    It finds damage, and blocks overwritten while they were copied. It is no defence against a peer that means harm:
-    workers trust one another.
+    It detects damage, and blocks overwritten while they were copied. It is no defence against a malicious peer,
+    since workers trust one another.
     """
     checksum = xxhash.xxh3_64()
     checksum.update(data)  # the one-shot function keeps the interpreter's lock
@@ -31,32 +31,32 @@ def block_checksum(data: memoryview) -> int:
 
 
 class BlockCopies:
-    """The threads of one engine."""
+    """The threads on which one engine copies and sums blocks."""
 
     def __init__(self, runner: Runner, block_bytes: int) -> None:
         self._runner = runner
         self.slice_blocks = max(SLICE_BYTES // block_bytes, 1)
-        """Blocks copied, or summed, at a time."""
+        """Number of blocks copied or summed at a time."""
         self._threads = ThreadPoolExecutor(
             COPY_THREADS, thread_name_prefix="kv-copy", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
         )
 
     def writer(self) -> "BlockWriter":
-        """For one fetch."""
+        """Return a writer for the blocks of one fetch."""
         return BlockWriter(self._runner, self._threads, self.slice_blocks)
 
     async def checksums(self, blocks: list[int]) -> list[int]:
-        """Checksums of blocks of a pool in this host's memory, while nobody writes to them."""
+        """Return the checksums of blocks of a pool in host memory. Nobody may write to them meanwhile."""
         data = self._runner.read_blocks(np.array(blocks, dtype=np.int32))
         return await asyncio.get_running_loop().run_in_executor(self._threads, _checksums, data)
 
     def close(self) -> None:
-        """End the threads, once what they are at is done. Idempotent."""
+        """End the threads once their current slices are done. Idempotent."""
         self._threads.shutdown(cancel_futures=True)
 
 
 class BlockWriter:
-    """Writes one fetch's blocks into the pool, a chunk at a time."""
+    """A writer of one fetch's blocks into the pool, one chunk at a time."""
 
     def __init__(self, runner: Runner, threads: ThreadPoolExecutor, slice_blocks: int) -> None:
         self._runner = runner
@@ -65,7 +65,9 @@ class BlockWriter:
         self._under_way: list[Future[None]] = []
 
     async def write(self, blocks: list[int], chunk: KvChunk) -> None:
-        """A chunk into `blocks`. Raises what the runner's `write_blocks` raises; nothing is written any more then."""
+        """Write a chunk into `blocks`. Raise as the runner's `write_blocks` does, after which nothing more is
+        written.
+        """
         if sum(view.nbytes for view in chunk.data) <= INLINE_BYTES:
             self._runner.write_blocks(np.array(blocks, dtype=np.int32), chunk.data, chunk.checksums)
             return
@@ -84,8 +86,10 @@ class BlockWriter:
             self.stop()
 
     def stop(self) -> None:
-        """When this returns nothing is written any more, so that the blocks can be freed. Holds its caller for as long
-        as one slice takes at most. Idempotent."""
+        """Block until nothing is being written any more, so that the blocks can be freed. Idempotent.
+
+        This takes as long as one slice at most.
+        """
         wait([write for write in self._under_way if not write.cancel()])
         self._under_way = []
 

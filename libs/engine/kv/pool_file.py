@@ -1,8 +1,8 @@
-"""A KV pool's memory as a file that other workers of the same host can map: layout, ownership, sweeping.
+"""A KV pool's memory as a file that other workers of the host can map: layout, ownership, sweeping.
 
-A file belongs to the process that holds its lock (flock), which the kernel drops however the process ends. Whatever is
-not owned is removed by the next sweep of any worker on the host. A file that was unlinked at once would need no sweep,
-but could be reached only through /proc of its owner, which containers that share the folder do not share.
+A file belongs to the process that holds its lock (flock), which the kernel drops however the process ends. The next
+sweep of any worker on the host removes files without an owner. Unlinking the file at once would save the sweep. It
+could then be reached only through /proc of its owner, which containers that share the folder do not share.
 """
 
 import fcntl
@@ -16,42 +16,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "fulcrum-kv-"
+# The header fills a page, so that the blocks begin on one.
 HEADER_BYTES = mmap.PAGESIZE
-"""Before the blocks, which so begin on a page."""
 _HEADER = struct.Struct("<8s16s36sQQ")
 _MAGIC = b"FULKV\0\0\1"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
+# A sweep may remove a new file in the moment before it is locked. Another one is created then.
 MAX_TRIES = 3
-"""A sweep may take a new file for an unowned one in the moment before it is locked: another is made."""
 
 
 class PoolFileError(Exception):
-    """The file cannot be used; the message says why in one line."""
+    """A pool file cannot be used; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolHeader:
-    """What a pool file says of itself."""
+    """The header of a pool file, which fills its first page."""
 
     nonce: bytes
-    """16 random bytes: who can name them has this very file mapped."""
+    """16 random bytes. Whoever can name them has this very file mapped."""
     blocks: int
     block_bytes: int
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Bytes of the whole file, including the header."""
         return HEADER_BYTES + self.blocks * self.block_bytes
 
 
 def file_name(worker_id: str, incarnation: int) -> str:
-    """File name of one worker's pool, as its peers derive it from a KV handle."""
+    """Return the file name of a worker's pool, which its peers derive from a KV handle."""
     return f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', worker_id)[:64]}-{incarnation:x}"
 
 
 def read_header(memory: mmap.mmap) -> PoolHeader:
-    """Raises PoolFileError for what is no pool file, or was made by another host or an earlier boot of this one."""
+    """Read the header of a mapped pool file.
+
+    Raise PoolFileError if it is no pool file, or comes from another host or an earlier boot of this one.
+    """
     if len(memory) < HEADER_BYTES:
         raise PoolFileError("too short for a KV pool")
     magic, nonce, boot_id, blocks, block_bytes = _HEADER.unpack_from(memory)
@@ -69,7 +72,7 @@ class PoolFile:
     """Memory for a pool in a file, owned by this process until `close`."""
 
     def __init__(self, folder: Path, name: str, *, blocks: int, block_bytes: int) -> None:
-        """All of the memory is allocated: a write cannot fail later. Raises PoolFileError when there is no room."""
+        """Allocate all of the memory, so that no later write can fail. Raise PoolFileError if there is no room."""
         self.header = PoolHeader(secrets.token_bytes(16), blocks, block_bytes)
         self._path = folder / name
         try:
@@ -79,7 +82,7 @@ class PoolFile:
             raise PoolFileError(f"{error.strerror}: {error.filename}") from None
         try:
             os.posix_fallocate(self._fd, 0, self.header.size)
-            # Populated: the first writes of a hand-off would be page faults otherwise.
+            # Without MAP_POPULATE the first writes of a hand-off would be page faults.
             self.memory = mmap.mmap(self._fd, self.header.size, flags=mmap.MAP_SHARED | _POPULATE)
         except OSError as error:
             self._path.unlink(missing_ok=True)
@@ -88,7 +91,7 @@ class PoolFile:
         _HEADER.pack_into(self.memory, 0, _MAGIC, self.header.nonce, boot_id, blocks, block_bytes)
 
     def close(self) -> None:
-        """Give the file up. Its memory comes free once nobody has it mapped any more. Idempotent."""
+        """Give up the file. Its memory is freed once nobody has it mapped any more. Idempotent."""
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a duplicate of the descriptor, and so the lock
@@ -97,7 +100,7 @@ class PoolFile:
 
 
 def is_owned(fd: int) -> bool:
-    """Whether the process that made an open pool file lives."""
+    """Return whether the process that created an open pool file is alive."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -107,7 +110,7 @@ def is_owned(fd: int) -> bool:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove pool files whose owners have died; their names. Files of other users are left alone."""
+    """Remove pool files whose owners have died, and return their names. Files of other users are left alone."""
     removed = []
     for path in folder.glob(f"{PREFIX}*"):
         try:
@@ -115,7 +118,7 @@ def sweep(folder: Path) -> list[str]:
         except OSError:
             continue
         try:
-            # Held while the name goes, so that its maker, who locks next, sees that it is gone.
+            # Unlinked under the lock: a creator that gets the lock next sees that the file has no name any more.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             removed.append(path.name)
@@ -127,7 +130,7 @@ def sweep(folder: Path) -> list[str]:
 
 
 def _create(path: Path) -> int:
-    """A new, locked, empty file for this user only; its descriptor."""
+    """Create a locked, empty file that only this user can open, and return its descriptor."""
     for _ in range(MAX_TRIES):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with suppress(BlockingIOError):

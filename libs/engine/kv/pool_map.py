@@ -1,4 +1,4 @@
-"""Other workers' KV pools, mapped read-only where they are files on this host."""
+"""KV pools of other workers of this host, mapped read-only from their files."""
 
 import mmap
 import os
@@ -9,18 +9,19 @@ from pathlib import Path
 from libs.contracts.errors import KvLost
 from libs.engine.kv.pool_file import HEADER_BYTES, PoolFileError, file_name, is_owned, read_header
 
+# Pools kept mapped; the least recently used is dropped first.
 MAX_MAPS = 64
-"""Pools kept mapped; the least recently used goes first."""
 
 
 class PoolMap:
-    """One pool of another process, readable while this or a view of a block is held, whatever becomes of the owner.
+    """The pool of another process, readable while this object or a view of a block lives, even after its owner has
+    ended.
 
-    Nothing closes it, since a transfer may still read when the cache of maps has dropped it.
+    There is no `close`, since a transfer may still read when the cache of maps has dropped the pool.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises PoolFileError when there is no such pool here."""
+        """Map the pool at `path`. Raise PoolFileError if there is none."""
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -36,16 +37,15 @@ class PoolMap:
 
     @property
     def nonce(self) -> bytes:
-        """Read from the file; its owner knows by it that this is its pool."""
+        """The nonce in the file, by which its owner recognises its own pool."""
         return self._header.nonce
 
     @property
     def owned(self) -> bool:
-        """Whether the owner lives."""
         return is_owned(self._fd)
 
     def block(self, number: int) -> memoryview:
-        """One block's bytes as they are now; raises KvLost where the pool has no such block."""
+        """Return a block's current bytes. Raise KvLost if the pool has no such block."""
         if not 0 <= number < self._header.blocks:
             raise KvLost(f"there is no block {number} in a pool of {self._header.blocks}")
         start = HEADER_BYTES + number * self._header.block_bytes
@@ -53,18 +53,20 @@ class PoolMap:
 
 
 class PoolMaps:
-    """Pools by worker and incarnation, mapped when first asked for."""
+    """Pools by worker and incarnation, mapped at first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: OrderedDict[str, PoolMap | None] = OrderedDict()
-        """None: not here. An engine's file is there before its first handle is, so that is asked once a sweep."""
+        """Maps by file name; None for pools that are not on this host. An engine's file exists before its first
+        handle, so a missing file is looked for only once between sweeps.
+        """
 
     def __len__(self) -> int:
         return len(self._maps)
 
     def get(self, worker_id: str, incarnation: int) -> PoolMap | None:
-        """The pool of a worker on this host; None where its bytes can only be sent."""
+        """Return the pool of a worker on this host, or None if its bytes can only be sent."""
         name = file_name(worker_id, incarnation)
         if name not in self._maps:
             self._maps[name] = self._open(name)
@@ -74,12 +76,12 @@ class PoolMaps:
         return self._maps[name]
 
     def drop_unowned(self) -> None:
-        """Let go of the pools of workers that have ended, whose memory would stay taken otherwise."""
+        """Drop the pools of ended workers, whose memory would otherwise stay allocated."""
         for name in [name for name, pool in self._maps.items() if pool is None or not pool.owned]:
             del self._maps[name]
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all maps. Their memory is unmapped once no view is left."""
         self._maps.clear()
 
     def _open(self, name: str) -> PoolMap | None:

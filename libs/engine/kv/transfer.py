@@ -1,4 +1,4 @@
-"""KV blocks in and out of a pool, in chunks of bounded size."""
+"""Transfer of KV blocks in and out of a pool, in chunks of bounded size."""
 
 from collections.abc import AsyncGenerator, Callable
 
@@ -11,17 +11,17 @@ from libs.engine.kv_port import KvChunk, KvFetcher, KvHandle
 from libs.engine.port import Capabilities
 from libs.engine.runner import Runner
 
+# Upper bound of a chunk that is sent, so that transfers take turns. A single larger block still goes as one chunk.
 MAX_CHUNK_BYTES = 1024 * 1024
-"""Bound of one chunk that is sent, so that transfers take turns; a single larger block still goes as one."""
+# Upper bound of a chunk that is read in place and whose checksums are unknown. Computing them holds the sender's
+# event loop for a millisecond. With known checksums a chunk has no bound.
 MAX_IN_PLACE_BYTES = 8 * 1024 * 1024
-"""Bound of one chunk that is read in place and whose checksums are not known: taking them holds the sender's event
-loop for a millisecond. Where they are known it is as large as can be."""
+# The first chunk is small, so that the receiver can begin early. Each later one is twice as large, up to the bound.
 FIRST_IN_PLACE_BYTES = 2 * 1024 * 1024
-"""The first chunk is small, so that the receiver begins early; each later one is twice as large, up to the bound."""
 
 
 class BlockExport:
-    """A `KvExport` of a handle's blocks, in order, as far as they are ready."""
+    """A `KvExport` of a handle's blocks in order, as far as they are ready."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class BlockExport:
         waits: Callable[[], None],
         left: Callable[[], None],
     ) -> None:
-        """`held` is asked for each chunk and raises KvLost when there is no such handle any more.
+        """Read from `from_block` on. `held` is called for each chunk, and raises KvLost if the handle is gone.
 
-        `waits` is called where no block is ready, `left` once at the end.
+        `waits` is called whenever no block is ready, and `left` once at the end.
         """
         self.done = False
         self._runner = runner
@@ -50,7 +50,7 @@ class BlockExport:
         self._closed = False
 
     def take(self) -> KvChunk | None:
-        """The next blocks that are ready; None while there are none."""
+        """Return the next blocks that are ready; None while there are none."""
         handle = self._held()
         first = self._next
         end = min(first + max(self._chunk_bytes // self._block_bytes, 1), handle.ready)
@@ -78,12 +78,12 @@ class BlockExport:
 
     @property
     def ready_blocks(self) -> int:
-        """Blocks up to here are ready; 0 where all of them were taken. Raises KvLost as `take` does."""
+        """Number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost as `take` does."""
         ready = self._held().ready
         return ready if ready > self._next else 0
 
     def close(self) -> None:
-        """The receiver has left. Idempotent."""
+        """Record that the receiver has left. Idempotent."""
         if not self._closed:
             self._closed = True
             self._left()
@@ -100,11 +100,11 @@ async def receive_blocks(
     found: int,
     on_ready: Callable[[bool], None] = lambda _: None,
 ) -> Received:
-    """Write a handle's blocks into the pool as they come, but for the first `found`, which are there already.
+    """Write a handle's blocks into the pool as they arrive. The first `found` blocks are there already and are
+    skipped.
 
-    `on_ready` hears whether blocks are ready at the sender that are not here.
-
-    Raises KvLost when they are not all there or not what was sent, KvMismatch when they are of another layout.
+    `on_ready` is called with whether the sender has ready blocks that have not arrived here. Raise KvLost if blocks
+    are missing or damaged, KvMismatch if they have another layout.
     """
     received, at = Received(), found
     chunks = fetcher.fetch(handle, capabilities.kv_layout, found)
@@ -133,7 +133,7 @@ async def receive_blocks(
 
 
 def _checksums(handle: Held, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
-    """Checksums of blocks from `first` on; those that nobody has taken are taken now."""
+    """Return the checksums of blocks from `first` on, computing those that are unknown."""
     for at, view in enumerate(data, first):
         if handle.checksums[at] is None:
             handle.checksums[at] = block_checksum(view)

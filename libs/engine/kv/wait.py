@@ -1,20 +1,20 @@
-"""KV wait and starvation, in exact nanoseconds: no step runs and at least one sequence awaits KV. Pure; time is passed
+"""KV wait and starvation in exact nanoseconds: time without a step while some sequence awaits KV. Pure; time is passed
 in.
 
-It is KV wait while some of that KV is ready at its source and not here, and starvation while all of it is still to be
-computed there.
+Such time is KV wait while some of that KV is ready at its source and not here. It is starvation while all of it is
+still to be computed there.
 """
 
 
 class _Spans:
-    """Intervals in which something was so."""
+    """Intervals, in Unix nanoseconds, in which a condition held."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[int, int]] = []
         self.since_ns = 0
 
     def now(self, holds: bool, now_ns: int) -> None:
-        """Whether it is so from now on."""
+        """Record whether the condition holds from now on."""
         if holds and not self.since_ns:
             self.since_ns = now_ns
         elif not holds and self.since_ns:
@@ -28,7 +28,7 @@ class _Spans:
 
 
 class KvWait:
-    """Cuts time into intervals of KV wait and of starvation from the facts that define them."""
+    """A clock that cuts time into intervals of KV wait and of starvation."""
 
     def __init__(self) -> None:
         self._awaiting = False
@@ -44,7 +44,7 @@ class KvWait:
 
     @property
     def since_ns(self) -> int:
-        """Start of the KV wait that goes on; 0 when none does."""
+        """Start of the KV wait in progress; 0 if there is none."""
         return self._waits.since_ns
 
     @property
@@ -54,25 +54,25 @@ class KvWait:
 
     @property
     def starved_since_ns(self) -> int:
-        """Start of the starvation that goes on; 0 when none does."""
+        """Start of the starvation in progress; 0 if there is none."""
         return self._starved.since_ns
 
     def awaiting(self, some: bool, now_ns: int, *, ready: bool = True) -> None:
-        """Whether any sequence awaits KV, from now on, and whether any of that is `ready` at its source."""
+        """Record whether any sequence awaits KV from now on, and whether any of that KV is ready at its source."""
         self._awaiting, self._ready = some, ready
         self._settle(now_ns)
 
     def stepping(self, running: bool, now_ns: int) -> None:
-        """Whether a step runs, from now on."""
+        """Record whether a step runs from now on."""
         self._stepping = running
         self._settle(now_ns)
 
     def take_ended(self) -> tuple[tuple[int, int], ...]:
-        """The intervals of KV wait that ended since the last call."""
+        """Return the intervals of KV wait that ended since the last call."""
         return self._waits.take_ended()
 
     def take_starved(self) -> tuple[tuple[int, int], ...]:
-        """The intervals of starvation that ended since the last call."""
+        """Return the intervals of starvation that ended since the last call."""
         return self._starved.take_ended()
 
     def _settle(self, now_ns: int) -> None:

@@ -1,8 +1,8 @@
-"""Faults of simulated devices, from a file that may change while they run: slow GPUs and slow links, by worker.
+"""Faults of simulated devices by worker: slow GPUs and slow links, from a file that may change while they run.
 
     {"decode-1": {"slow": 2.5}, "decode-2": {"link_gbps": 0.5}}
 
-For demonstrations and for tests of what diagnoses them.
+They serve demonstrations, and tests of the diagnosis.
 """
 
 import json
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+# Interval between reads of the file.
 LOOK_S: Final = 0.1
-"""Between looks at the file."""
 
 
 class SimFaults:
-    """Those of one worker as of now; none without a file, and while it is not a JSON object."""
+    """The current faults of one worker. None without a file, or while it is not a JSON object."""
 
     def __init__(self, file: Path | None, worker_id: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._file = file
@@ -26,11 +26,11 @@ class SimFaults:
         self._own: dict[str, Any] = {}
 
     def slow(self) -> float:
-        """How many times as long a step takes."""
+        """Return the factor by which steps take longer."""
         return self._number("slow", 1.0)
 
     def link_gbps(self, usual: float) -> float:
-        """The speed of the link that KV comes in by."""
+        """Return the speed of the link by which KV comes in."""
         return self._number("link_gbps", usual)
 
     def _number(self, name: str, usual: float) -> float:

@@ -1,12 +1,20 @@
 """The sim engine's runner: a step-time model in place of the forward pass.
 
-Modelled: how long a step takes by its prefill and decode work, cached context included (libs/perfmodel); the size of
-KV blocks and of the device's KV memory; how long weights take to the device, by their size and a link's speed; a KV
-link of limited bandwidth, shared by all transfers into this worker.
-Real, because it is the other engines' code: queueing, blocks, prefix reuse, leases, batches, events.
-Not modelled: what tokens mean (they follow from prompt, position, seed and guide; penalties, bias and cut-offs change
-nothing), the end of an answer (only guides, stop tokens and lengths end one), link latency and the sender's side of a
-link, variance between equal steps, and steps shorter than a timer's tick except in the mean.
+Modelled:
+
+- how long a step takes by its prefill and decode work, including cached context (libs/perfmodel);
+- the size of KV blocks and of the device's KV memory;
+- how long weights take to the device, by their size and a link's speed;
+- a KV link of limited bandwidth, shared by all transfers into this worker.
+
+Real, since it is the code of the other engines: queueing, blocks, prefix reuse, leases, batches, events.
+
+Not modelled:
+
+- what tokens mean: they follow from prompt, position, seed and guide; penalties, bias and cut-offs change nothing;
+- the end of an answer, except by guides, stop tokens and lengths;
+- link latency, and the sender's side of a link;
+- variance between equal steps, and steps shorter than a timer's tick except in the mean.
 """
 
 import asyncio
@@ -32,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class SimRunner:
-    """A device that only takes its time. `kv_memory_mb` is the profile's, not the configured one."""
+    """A device that only takes time. Its KV memory is the profile's; `kv_memory_mb` is ignored."""
 
     def __init__(self, config: EngineConfig, gpu: SimGpu | None = None) -> None:
-        """gpu: that it shares with other runners; None: one of its own."""
+        # Runners that are given the same `gpu` share it.
         self._config = config
         self._gpu = gpu or SimGpu()
         self._profile = profile(config.sim_profile)
@@ -47,26 +55,25 @@ class SimRunner:
         self._link_pacer = Pacer()
         self._link = asyncio.Lock()
         self._guides: Guides | None = None
-        """Read with the first answer that keeps to one."""
+        """The guides, read for the first guided answer."""
 
     @property
     def name(self) -> str:
-        """ "sim"."""
         return "sim"
 
     @property
     def device(self) -> str:
-        """The modelled device, e.g. "sim:llama-8b-h100"; one that is sped up is another device."""
+        """The modelled device, e.g. "sim:llama-8b-h100". With a speed-up it is another device."""
         speedup = self._config.sim_speedup
         return f"sim:{self._profile.name}" + (f"/x{speedup:g}" if speedup != 1 else "")
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The model's, though none is ever sampled."""
+        """The model's end tokens, though none is ever sampled."""
         return self._eos_token_ids
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Read the vocabulary of the model folder, if there is one. Raises StartupError."""
+        """Read the vocabulary of the model folder, if there is one. Raise StartupError."""
         info = load_model_info(self._config.model_path or BUILTIN_SIM)
         self._eos_token_ids, self._vocab_size = info.eos_token_ids, info.vocab_size
         self._faults = SimFaults(self._config.sim_faults, identity.worker_id, asyncio.get_running_loop().time)
@@ -76,17 +83,17 @@ class SimRunner:
         return self._capabilities(info)
 
     async def sleep(self) -> None:
-        """Waits as long as the weights take to host memory."""
+        """Wait as long as the weights take to host memory."""
         await self._copy(self._config.sim_wake_gb_per_s)
 
     async def _copy(self, gb_per_s: float) -> None:
-        """Waits as long as the weights take over the GPU's link."""
+        """Wait as long as the weights take over the GPU's link."""
         config = self._config
         async with self._gpu.link:
             await asyncio.sleep(config.sim_weights_bytes / (gb_per_s * 1e9) / config.sim_speedup)
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Waits as long as the weights take back."""
+        """Wait as long as the weights take from host memory."""
         await self._weights(self._config.sim_wake_gb_per_s, progress)
         return self._capabilities(load_model_info(self._config.model_path or BUILTIN_SIM))
 
@@ -125,7 +132,7 @@ class SimRunner:
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Take as long as the model says, divided by the speed-up, and name the next tokens."""
+        """Wait for the modelled time divided by the speed-up, and return the next tokens."""
         step_ns = self._profile.step_time.step_ns(batch.work)
         async with self._gpu.steps:
             await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
@@ -158,11 +165,11 @@ class SimRunner:
         return sampled
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """Nothing: KV is only counted."""
+        # KV is only counted, so there are no bytes.
         return ()
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Nothing; raises KvMismatch when there is data after all."""
+        """Write nothing. Raise KvMismatch if there is data after all."""
         if data:
             raise KvMismatch(f"the sim engine got bytes for {len(blocks)} KV blocks, it has no use for any")
 
@@ -173,7 +180,8 @@ class SimRunner:
             await self._link_pacer.spend(data_bytes * 8 / (gbps * 1e9 * self._config.sim_speedup))
 
     async def close(self) -> None:
-        """Nothing to free."""
+        # There is nothing to free.
+        ...
 
 
 def _special_token_ids(info: ModelInfo) -> frozenset[int]:
@@ -183,19 +191,21 @@ def _special_token_ids(info: ModelInfo) -> frozenset[int]:
     return info.eos_token_ids | {entry["id"] for entry in added if entry.get("special")}
 
 
+# A shorter time is not slept but added to the next call.
 MIN_SLEEP_S = 50e-6
-"""Less than this is not slept but owed to the next call."""
 MAX_CARRY_S = 2e-3
 
 
 class Pacer:
-    """Sleeps modelled durations; what one sleep missed by is made up for in the next, so that the mean is right."""
+    """A sleeper for modelled durations. The error of each sleep is made up for in the next, so that the mean is
+    right.
+    """
 
     def __init__(self) -> None:
         self._carry_s = 0.0
 
     async def spend(self, duration_s: float) -> None:
-        """Let `duration_s` pass, together with what is owed."""
+        """Sleep for `duration_s`, corrected by the error of earlier sleeps."""
         wanted = duration_s + self._carry_s
         if wanted >= MIN_SLEEP_S:
             clock = asyncio.get_running_loop().time

@@ -1,4 +1,6 @@
-"""Which token the sim engine "samples": a pure function of the sequence, so that a moved one goes on identically."""
+"""The tokens that the sim engine "samples": a pure function of the sequence, so that moved sequences continue
+identically.
+"""
 
 import itertools
 import struct
@@ -18,12 +20,12 @@ LETTERS = frozenset(VOWELS + CONSONANTS)
 SPACE = 0x20
 CLOSING = b'"}]'
 CLOSE_EVERY = 4
+# Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones.
 PROMPT_EDGE_TOKENS = 32
-"""Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones."""
 
 
 class TokenSource:
-    """Readable words for the built-in byte vocabulary; any token that is not special for others."""
+    """A source of readable words for the built-in byte vocabulary, and of any ordinary token for others."""
 
     def __init__(self, token_ids: Iterable[int], *, words: bool = False) -> None:
         self._token_ids: NDArray[np.int32] = np.fromiter(token_ids, dtype=np.int32)
@@ -31,17 +33,19 @@ class TokenSource:
 
     @classmethod
     def builtin(cls) -> "TokenSource":
-        """Lowercase words, for the built-in model's bytes."""
+        """Return a source of lowercase words in the built-in model's bytes."""
         return cls(sorted({*LETTERS, SPACE}), words=True)
 
     @classmethod
     def ordinary(cls, vocab_size: int, special_token_ids: frozenset[int]) -> "TokenSource":
-        """Everything that is not special."""
+        """Return a source of all tokens that are not special."""
         return cls(token for token in range(vocab_size) if token not in special_token_ids)
 
     def sample(self, chunk: Chunk, allowed: NDArray[np.bool_] | None = None) -> Sampled:
-        """The token after a chunk's last position; greedy requests ignore the seed. `allowed`: [vocab] 1D bool, where
-        not all tokens may come."""
+        """Return the token after a chunk's last position. Greedy requests ignore the seed.
+
+        `allowed` is [vocab] 1D bool if some tokens are excluded.
+        """
         seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
         if chunk.adapter:
             seed ^= crc32(chunk.adapter.encode())
@@ -53,7 +57,7 @@ class TokenSource:
         return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
 
     def score(self, chunk: Chunk, tokens: NDArray[np.int32]) -> tuple[Logprob, ...]:
-        """Made-up logprobs of `tokens`, each a function of the token, its position and the one before."""
+        """Return made-up logprobs of `tokens`, each a function of the token, its position and the one before."""
         found = []
         most = min(chunk.sampling.prompt_top_logprobs, len(self._token_ids))
         for position, token in enumerate(tokens.tolist(), chunk.start + 1):
@@ -69,7 +73,9 @@ class TokenSource:
         return int(self._token_ids[noise % len(self._token_ids)])
 
     def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
-        """The same token where it may come; now and then one that closes what is open, so that answers end."""
+        """Return the token if it is allowed, else another one. Now and then close an open bracket, so that answers
+        end.
+        """
         if closes and self._words and noise % CLOSE_EVERY == 0:
             token = next((closing for closing in CLOSING if allowed[closing]), token)
         if allowed[token]:
@@ -92,7 +98,9 @@ def _prompt_digest(chunk: Chunk) -> int:
 
 
 def _next_letter(previous: int, noise: int) -> int:
-    """Words of alternating consonants and vowels, a space after every third to fourth letter or so."""
+    """Return the next letter of words in which consonants and vowels alternate, with a space after three to four
+    letters.
+    """
     choice, rest = noise % 100, noise // 100
     if previous not in LETTERS:
         return CONSONANTS[rest % len(CONSONANTS)] if choice < 75 else VOWELS[rest % len(VOWELS)]

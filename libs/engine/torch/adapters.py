@@ -1,8 +1,8 @@
-"""LoRA adapters over one model: low-rank additions to its linear layers, each for the rows of its own sequences.
+"""LoRA adapters over one model: low-rank additions to linear layers, applied only to the rows of their own sequences.
 
-An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is started
-with it, or a sequence brings the folder along. Its weights are read with the first step that needs them; the one that
-no step has needed for longest makes room.
+An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is
+started with it, or a sequence names the folder. Its weights are read in the first step that needs them. When there
+are too many, the least recently used adapter is dropped.
 """
 
 import json
@@ -22,34 +22,36 @@ from libs.engine.runner import Chunk
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _SIDES: Final = (".lora_A.weight", ".lora_B.weight")
+# Config keys that request more than a low-rank addition with one scale.
 _UNSERVED: Final = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
-"""Of an adapter's config: what asks for more than a low-rank addition of one scale."""
 
 
 class AdapterBroken(Exception):
-    """An adapter cannot be read any more, or does not fit the model; sequences that ask for it fail."""
+    """An adapter cannot be read, or does not fit the model. Sequences that request it fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one layer adds to its output: `x @ down @ up`."""
+    """The addition to one layer's output: `x @ down @ up`."""
 
     down: torch.Tensor
-    """[in, rank]"""
+    """[in, rank], in the layer's dtype and on its device."""
     up: torch.Tensor
-    """[rank, out], scaled."""
+    """[rank, out], scaled by the adapter's scale."""
 
 
 _Loaded = Mapping[str, Addition]
-"""By the layer's name in the model."""
+"""Additions by the layer's name in the model."""
 
 
 class Adapters:
-    """One model's adapters. For one thread at a time."""
+    """The adapters of one model. Not thread-safe."""
 
     def __init__(self, model: Any, folders: Mapping[str, Path], most: int) -> None:
-        """`folders`: by name. `most`: adapters whose weights are kept, more where one step needs more. Raises
-        StartupError for one that is missing, or of a kind that is not served."""
+        """Check the adapters in `folders`, given by name. Raise StartupError for one that is missing or unsupported.
+
+        At most `most` adapters keep their weights, or as many as a single step needs.
+        """
         self._folders = folders
         self._most = most
         for name, folder in folders.items():
@@ -57,18 +59,20 @@ class Adapters:
         self._layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
         self._kept: OrderedDict[str, _Loaded] = OrderedDict()
         self._rows: list[tuple[slice, _Loaded]] = []
-        """Of the step that runs, where not all rows are the model's own."""
+        """Rows of the running step that use an adapter."""
+        # Hooks are set for the first adapter used, since each costs a call per layer and step.
         self._hooked = False
-        """Only once there is an adapter: a hook costs each layer of each step a call."""
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of those whose weights are here, the one that was needed last at the end."""
+        """Names of the adapters whose weights are loaded, the most recently used last."""
         return tuple(self._kept)
 
     def use(self, chunks: Sequence[Chunk]) -> dict[int, str]:
-        """The next step computes these, one after the other in its row of tokens. Gives, by place, why sequences cannot
-        be computed: their adapter cannot be read."""
+        """Load the adapters of the next step's chunks, which follow each other in its row of tokens.
+
+        Return, by index, the reason for each chunk whose adapter cannot be loaded.
+        """
         faults: dict[int, str] = {}
         self._rows, first = [], 0
         for place, chunk in enumerate(chunks):
@@ -85,7 +89,7 @@ class Adapters:
         return faults
 
     def drop(self) -> None:
-        """The device is given up."""
+        """Drop all weights, since the device is given up."""
         self._rows = []
         self._kept.clear()
 
@@ -98,7 +102,7 @@ class Adapters:
                 raise
             except StartupError as error:
                 raise AdapterBroken(error.message) from error
-            except Exception as error:  # safetensors raises a class of its own beside what files do
+            except Exception as error:  # safetensors raises an exception class of its own beside OSError
                 raise AdapterBroken(f"adapter {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
             self._kept[name] = found
         self._kept.move_to_end(name)
@@ -128,7 +132,7 @@ class Adapters:
 
     def _hook(self, name: str) -> Any:
         def add(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            """inputs [1, tokens, in], output [1, tokens, out], which is changed in place."""
+            # inputs [1, tokens, in]; output [1, tokens, out] is changed in place.
             for rows, loaded in self._rows:
                 addition = loaded.get(name)
                 if addition is not None:
@@ -138,7 +142,7 @@ class Adapters:
 
 
 def _scale(name: str, folder: Path) -> float:
-    """Raises StartupError."""
+    """Return the factor of the adapter's addition. Raise StartupError if the adapter is unsupported."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])

@@ -1,10 +1,10 @@
-"""Paged attention behind transformers' AttentionInterface: any model that attends through it runs on the pool.
+"""Paged attention behind transformers' AttentionInterface, so that any model that attends through it runs on the pool.
 
-All tokens of a step form one row [1, tokens]; where each belongs is in a `StepPlan`, which travels to every layer as a
-keyword of the model's forward. A layer first writes the new keys and values to their slots, then attends: sequences
-with one new token together, padded to a common number of blocks; prompt chunks one by one. What came before is gathered
-from the pool into memory that all layers and steps share: fresh memory of that size costs more in page faults than the
-copy itself.
+All tokens of a step form one row [1, tokens]. A `StepPlan` says where each belongs, and reaches every layer as a
+keyword of the model's forward. A layer first writes the new keys and values to their slots, then attends. Sequences
+with one new token attend together, padded to a common number of blocks; prompt chunks attend one by one. Earlier KV
+is gathered from the pool into memory that all layers and steps share. Fresh memory of that size would cost more in
+page faults than the copy itself.
 """
 
 from dataclasses import dataclass
@@ -19,35 +19,36 @@ from libs.engine.runner import Chunk
 from libs.engine.torch.kv_pool import KvPool
 
 ATTENTION_NAME = "fulcrum_paged"
+# A sequence is padded to at most this many times its own blocks. Longer ones form a group of their own.
 MAX_PADDING = 2
-"""A sequence is padded to at most this many times its own blocks; longer ones form a group of their own."""
 
 
+# Options by which models request attention beyond a causal softmax. They are passed in every step, so the warm-up
+# step detects them.
 UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What models ask of attention beyond a causal softmax. They ask in every step, so the warm-up step finds out."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Several new tokens of one sequence."""
+    """A chunk of several new tokens of one sequence."""
 
     first: int
-    """Index of its first token in the row."""
+    """Index of the chunk's first token in the row."""
     tokens: int
     context: int
-    """Positions it may see: those before, and its own."""
+    """Number of visible positions: the earlier ones and the chunk's own."""
     blocks: torch.Tensor
     """[blocks] int64: pool blocks of the positions [0, context)."""
     mask: torch.Tensor | None
-    """[tokens, context] added to scores, -inf where a position may not be seen; None: nothing came before."""
+    """[tokens, context] added to scores, -inf for hidden positions; None if the chunk starts its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one new token each."""
+    """A group of sequences with one new token each."""
 
     rows: torch.Tensor
-    """[sequences] int64: their tokens' indices in the row."""
+    """[sequences] int64: indices of their tokens in the row."""
     blocks: torch.Tensor
     """[sequences x blocks] int64: pool blocks, padded with block 0."""
     mask: torch.Tensor
@@ -56,38 +57,38 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Where the tokens of one step belong; the same for all layers."""
+    """The place of each token of one step, which is the same in all layers."""
 
     positions: torch.Tensor
     """[tokens] int64: each token's position in its sequence."""
     pool: torch.Tensor
-    """[blocks, layers, block_size, 2, kv_heads, head_dim]"""
+    """The pool's tensor [blocks, layers, block_size, 2, kv_heads, head_dim]."""
     gathered: torch.Tensor
     """[blocks, block_size, 2, kv_heads, head_dim]: room for the blocks of any one chunk or group, in one layer."""
     slot_blocks: torch.Tensor
     """[tokens] int64: the block that takes each token's KV."""
     slot_offsets: torch.Tensor
-    """[tokens] int64: the place in that block."""
+    """[tokens] int64: the token's offset in that block."""
     prompts: tuple[PromptChunk, ...]
     decodes: tuple[DecodeGroup, ...]
 
 
 class GatherMemory:
-    """Memory for the KV that one layer attends to, kept from step to step; it grows to the largest need so far."""
+    """Memory for the KV that one layer attends to. It is kept between steps and grows to the largest need so far."""
 
     def __init__(self, pool: KvPool) -> None:
         self._like = pool.tensor
         self._memory = pool.tensor.new_empty(0, *pool.tensor.shape[2:])
 
     def take(self, blocks: int) -> torch.Tensor:
-        """Memory for at least `blocks` blocks."""
+        """Return memory for at least `blocks` blocks."""
         if len(self._memory) < blocks:
             self._memory = self._like.new_empty(1 << (blocks - 1).bit_length(), *self._like.shape[2:])
         return self._memory
 
 
 def plan_step(chunks: tuple[Chunk, ...], pool: KvPool, memory: GatherMemory) -> StepPlan:
-    """Index tensors on the pool's device for the chunks in order, one after the other in the row."""
+    """Build index tensors on the pool's device for chunks that follow each other in the row."""
     size = pool.shape.block_size
     device = pool.tensor.device
     dtype = pool.shape.dtype
@@ -126,7 +127,7 @@ def _plan_prompt(chunk: Chunk, first: int, size: int, device: torch.device, dtyp
 def _plan_decodes(
     singles: list[tuple[Chunk, int]], size: int, device: torch.device, dtype: torch.dtype
 ) -> list[DecodeGroup]:
-    """Groups of similar length, longest first, so that padding stays bounded."""
+    """Group sequences by length, longest first, so that padding stays bounded."""
     ordered = sorted(singles, key=lambda single: -single[0].start)
     needed = [chunk.start // size + 1 for chunk, _ in ordered]
     cuts = [0]
@@ -164,10 +165,10 @@ def paged_attention(
     scaling: float | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """One layer's attention of a step; raises StartupError for a kind of attention that it does not compute.
+    """Compute one layer's attention of a step. Raise StartupError for an unsupported kind of attention.
 
-    query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]; returns
-    [1, tokens, heads, head_dim].
+    query is [1, heads, tokens, head_dim], key and value are [1, kv_heads, tokens, head_dim]. Returns [1, tokens,
+    heads, head_dim].
     """
     for name in UNSUPPORTED_OPTIONS:
         if options.get(name) is not None:
@@ -191,14 +192,17 @@ def paged_attention(
 
 
 def _gather(layer: torch.Tensor, blocks: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """[blocks, block_size, 2, kv_heads, head_dim], until the next call."""
+    """Return [blocks, block_size, 2, kv_heads, head_dim], valid until the next call."""
     return torch.index_select(layer, 0, blocks, out=into[: len(blocks)])
 
 
 def _attend_prompt(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    """query [heads, tokens, head_dim], keys and values [kv_heads, context, head_dim]; [tokens, heads, head_dim]."""
+    """Attend to one chunk: query [heads, tokens, head_dim], keys and values [kv_heads, context, head_dim].
+
+    Returns [tokens, heads, head_dim].
+    """
     heads, tokens, head_dim = query.shape
     kv_heads, context, _ = keys.shape
     grouped = query.reshape(kv_heads, heads // kv_heads, tokens, head_dim)
@@ -216,7 +220,7 @@ def _attend_prompt(
 
 
 def _attend_decodes(query: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor, scaling: float | None) -> torch.Tensor:
-    """query [heads, sequences, head_dim], kv [sequences, positions, 2, kv_heads, head_dim].
+    """Attend to one group: query [heads, sequences, head_dim], kv [sequences, positions, 2, kv_heads, head_dim].
 
     Returns [sequences, heads, head_dim].
     """

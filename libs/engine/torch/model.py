@@ -1,4 +1,6 @@
-"""Loading a Hugging Face folder with transformers' model classes, and refusing what paged attention cannot serve."""
+"""Loading of Hugging Face folders with transformers' model classes, without those that paged attention cannot
+serve.
+"""
 
 from pathlib import Path
 from types import MappingProxyType
@@ -14,14 +16,14 @@ from libs.engine.torch.attention import ATTENTION_NAME, paged_attention
 from libs.engine.torch.kv_pool import KvShape
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
+# Least compute capability of CUDA devices. Older ones emulate bfloat16, more slowly than they compute in float32.
 BFLOAT16_CAPABILITY = (8, 0)
-"""The least compute capability of CUDA devices: older ones emulate bfloat16, slower than they compute in float32."""
+# Rotations that change with the longest sequence of a batch, so that stored keys would become stale.
 CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Rotations that change with the longest sequence of a batch, so that stored keys would go stale."""
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device behind a setting like "auto", "cpu" or "cuda:1". Raises StartupError."""
+    """Return the device named by a setting such as "auto", "cpu" or "cuda:1". Raise StartupError."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -38,7 +40,10 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """The type behind a setting: "auto" is bfloat16 on GPUs that compute in it, else float32. Raises StartupError."""
+    """Return the type named by a setting. Raise StartupError for an unknown one.
+
+    "auto" is bfloat16 on GPUs that compute in it, else float32.
+    """
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
         return torch.bfloat16 if fast else torch.float32
@@ -48,7 +53,9 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -> Any:
-    """The model on `device`, attending through the pool; see `pick_dtype`. Raises StartupError."""
+    """Load the model on `device`, with attention through the pool. Raise StartupError. For the type see
+    `pick_dtype`.
+    """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     logging.disable_progress_bar()
     dtype = pick_dtype(wanted_dtype, device)
@@ -68,7 +75,7 @@ def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -
 
 
 def kv_shape(model: Any, block_size_tokens: int) -> KvShape:
-    """What a block of the model's KV holds."""
+    """Return the shape of a block of the model's KV."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return KvShape(
@@ -81,7 +88,7 @@ def kv_shape(model: Any, block_size_tokens: int) -> KvShape:
 
 
 def _refuse_unsupported(model: Any) -> None:
-    """What shows in the config; the warm-up step finds the rest."""
+    """Raise StartupError for what the config shows to be unsupported. The warm-up step finds the rest."""
     config = model.config.get_text_config()
     name = type(model).__name__
     if not model.is_backend_compatible():
@@ -98,9 +105,9 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+# Row counts at which oneDNN is up to twice as fast over a large vocabulary as the BLAS behind torch's linear. It
+# reads the weights once, in place. With fewer rows BLAS is as fast; with more the product is bound by arithmetic.
 ONEDNN_ROWS = range(4, 33)
-"""Where oneDNN is up to twice as fast over a large vocabulary as the BLAS behind torch's linear: it reads the weights
-once, in place. For fewer rows BLAS is as fast, for more the product is bound by arithmetic."""
 
 
 class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -112,7 +119,7 @@ class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped he
         self.bias = linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [..., features]; returns [..., vocab]."""
+        # hidden [..., features]; returns [..., vocab]
         if hidden.shape[:-1].numel() in ONEDNN_ROWS:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
             return result
@@ -120,7 +127,7 @@ class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped he
 
 
 def quicken_head(model: torch.nn.Module) -> None:
-    """Replace the output layer of a float32 model on a CPU, where torch was built with oneDNN; else do nothing."""
+    """Replace the output layer of a float32 model on a CPU if torch was built with oneDNN. Do nothing otherwise."""
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or not torch.backends.mkldnn.is_available():
         return

@@ -1,4 +1,4 @@
-"""Peaks of a device, published for a GPU and measured for a CPU, and the compute of a model on it."""
+"""The peaks of a device, published for GPUs and measured for CPUs, and the compute of a model on it."""
 
 import time
 from functools import cache
@@ -10,15 +10,15 @@ from libs.engine.torch.kv_pool import KvShape
 from libs.perfmodel.peaks import gpu_peaks
 from libs.perfmodel.utilisation import Compute
 
+# Time limit for measuring each peak of a CPU, after one pass.
 MEASURE_S: Final = 0.1
-"""Bound on measuring each peak of a CPU, after one pass."""
 SQUARE: Final = 1024
+# Larger than caches, so that the copy measures memory.
 COPIED_BYTES: Final = 64 * 1024 * 1024
-"""More than caches hold."""
 
 
 def device_peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """(FLOP/s in the type, bytes/s of memory) with the threads that torch has now; zeros where unknown."""
+    """Return (FLOP/s in the type, bytes/s of memory) with torch's current number of threads; zeros if unknown."""
     if device.type == "cuda":
         flops_per_s, bytes_per_s = gpu_peaks(torch.cuda.get_device_name(device))
         return (flops_per_s if dtype.itemsize == 2 else 0.0), bytes_per_s
@@ -27,7 +27,7 @@ def device_peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float
 
 @cache
 def _cpu_peaks(_threads: int) -> tuple[float, float]:
-    """(FLOP/s, bytes/s) in float32 at this number of threads: the best of a few large products and copies."""
+    """Measure (FLOP/s, bytes/s) in float32 at this number of threads: the best of a few large products and copies."""
     square = torch.ones(SQUARE, SQUARE)
     source, target = (torch.ones(COPIED_BYTES // 4) for _ in range(2))
     product_s = _best_s(lambda: torch.mm(square, square))
@@ -48,7 +48,7 @@ EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def compute_of(model: Any, shape: KvShape, device: torch.device) -> Compute | None:
-    """The compute figures of a dense model; None for a mixture of experts, whose tokens use a part of it."""
+    """Return the compute figures of a dense model; None for a mixture of experts, whose tokens use only part of it."""
     config = model.config.get_text_config()
     if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
         return None

@@ -1,6 +1,6 @@
 """The torch runner: transformers' model classes over a paged KV pool, on a CPU or one GPU.
 
-This module imports no torch, which takes seconds: `load` does, on the thread that then computes.
+Importing torch takes seconds, so this module does not. `load` imports it on the thread that then computes.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class TorchRunner:
-    """Implements the Runner port. All of torch's work runs on one thread of its own, so the event loop stays free.
+    """A runner that does all of torch's work on a thread of its own, so that the event loop stays free.
 
-    Block copies run on the caller's thread: they touch blocks that no running step writes (see the port).
+    Block copies run on the caller's thread, since they touch blocks that no running step writes (see the port).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -34,25 +34,24 @@ class TorchRunner:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         self._loaded: Loaded | None = None
         self._weights: Weights | None = None
-        """While it sleeps."""
+        """The weights in host memory while the runner sleeps."""
 
     @property
     def name(self) -> str:
-        """The engine's name."""
         return "torch"
 
     @property
     def device(self) -> str:
-        """ "cpu", or "cuda:" and the GPU's name. After `load`."""
+        """ "cpu", or "cuda:" and the GPU's name. Valid after `load`."""
         return self._ready.device_name
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence. After `load`."""
+        """Tokens that end a sequence. Valid after `load`."""
         return self._ready.info.eos_token_ids
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Load weights, allocate the pool, warm up. Raises StartupError."""
+        """Load weights, allocate the pool and warm up. Raise StartupError."""
         loop = asyncio.get_running_loop()
 
         def report(stage: str, fraction: float) -> None:
@@ -83,12 +82,12 @@ class TorchRunner:
         )
 
     async def sleep(self) -> None:
-        """Weights to host memory, the pool given up; on a CPU the weights stay where they are."""
+        """Move weights to host memory and free the pool. On a CPU the weights stay where they are."""
         self._weights = await self._on_thread(_put_away, self._ready)
         self._loaded = None
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Weights back to the device, a new pool, a warm-up. Raises StartupError."""
+        """Move weights back to the device, allocate a new pool and warm up. Raise StartupError."""
         if self._weights is None:
             raise RuntimeError("the runner does not sleep")
         loop = asyncio.get_running_loop()
@@ -101,22 +100,25 @@ class TorchRunner:
         return self._capabilities(self._loaded)
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch; a token for each chunk with `sample`, by its id."""
+        """Compute the batch, and return a token by sequence id for each chunk with `sample`."""
         return await self._on_thread(_step, self._ready, batch)
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """The bytes of each block, as views of the pool where it is in this host's memory."""
+        """Return the bytes of each block, as views of the pool if it is in host memory."""
         return self._ready.pool.read(blocks)
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """The inverse of `read_blocks`. Raises KvLost for damaged bytes, KvMismatch for a wrong number of them."""
+        """Write blocks, the inverse of `read_blocks`. Raise KvLost for damaged bytes, KvMismatch for a wrong
+        number.
+        """
         self._ready.pool.write(blocks, data, checksums)
 
     async def transfer(self, data_bytes: int) -> None:
-        """Nothing to wait for: the bytes took their time."""
+        # The link is real, so the bytes have already taken their time.
+        ...
 
     async def close(self) -> None:
-        """Wait for a step that runs, then free the device. Idempotent."""
+        """Wait for the running step, then free the device. Idempotent."""
         await asyncio.to_thread(self._thread.shutdown)
         if self._loaded is not None:
             self._loaded.pool.close()
@@ -129,7 +131,7 @@ class TorchRunner:
         return self._loaded
 
     async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` on torch's thread; a cancelled caller is held until it ends, since it cannot be stopped."""
+        """Run `work` on torch's thread. A cancelled caller waits for its end, since it cannot be stopped."""
         future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
         try:
             return await asyncio.shield(future)

@@ -1,8 +1,7 @@
-"""From logits to tokens. What a token depends on: its own logits, its own parameters, its seed and its position.
+"""Sampling of tokens from logits. A token depends only on its own logits, parameters, seed and position.
 
-The order is vLLM's: logit bias, repetition, frequency and presence penalties, masks, then temperature, min-p, top-k,
-top-p.
-Log-probabilities are the model's own, before all of these.
+The order is vLLM's: logit bias, repetition, frequency and presence penalties, masks, then temperature, min-p, top-k
+and top-p. Log-probabilities are the model's own, before all of these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +24,21 @@ from libs.engine.port import SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Chunk, Sampled
 
+# Lower temperatures are greedy: logits divided by less overflow float32.
 GREEDY_BELOW_TEMPERATURE = 1e-5
-"""Colder than this is greedy: logits divided by less overflow float32."""
 
 Masks = Mapping[int, NDArray[np.bool_]]
 _NO_MASKS: Final[Masks] = MappingProxyType({})
 _Shaping = tuple[float, float, int, float]
-"""temperature, min_p, top_k, top_p: rows with equal ones are shaped together."""
+"""(temperature, min_p, top_k, top_p). Rows with equal values are processed together."""
 
 
 def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MASKS) -> list[Sampled]:
-    """One token for each row of `logits` [rows, vocab] float32; `chunks[i].history` ends where row i begins. `masks`:
-    [vocab] 1D bool by row, where not all tokens may come."""
+    """Sample one token for each row of `logits` [rows, vocab] float32. Row i follows the last token of
+    `chunks[i].history`.
+
+    `masks` holds [vocab] 1D bool of allowed tokens, by row, for rows that are constrained.
+    """
     adjusted = _adjust(logits, chunks, masks)
     token_ids = adjusted.max(dim=-1).indices  # [rows] int64; argmax does the same, three times as slowly on a CPU
     groups: dict[_Shaping, list[int]] = {}
@@ -53,13 +55,15 @@ def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MAS
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing else (Philox is counter-based: any position costs the same)."""
+    """Return a number in [0, 1) that depends only on the arguments. Philox is counter-based, so all positions cost the
+    same.
+    """
     bits = np.random.Philox(key=np.array([seed % 2**64, position], np.uint64)).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 
 
 def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks) -> torch.Tensor:
-    """Bias, penalties and masks, on a copy where there are any."""
+    """Apply bias, penalties and masks, to a copy if there are any."""
     rows = [row for row, chunk in enumerate(chunks) if row in masks or _adjusts(chunk.sampling)]
     if not rows:
         return logits
@@ -76,7 +80,7 @@ def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks) -> torc
             seen, counts = np.unique(chunk.history[chunk.prompt_tokens :], return_counts=True)
             penalty = counts * params.frequency_penalty + params.presence_penalty
             scores[_ids(seen, logits)] -= scores.new_tensor(penalty)
-        if row in masks:  # last: a penalty makes no forbidden token one that may come
+        if row in masks:  # last, so that no penalty can allow a forbidden token
             scores.masked_fill_(torch.from_numpy(~masks[row][: len(scores)]).to(scores.device), -torch.inf)
     return adjusted
 
@@ -93,9 +97,9 @@ def _ids(token_ids: object, like: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> torch.Tensor:
-    """Inverse transform sampling: scores [rows, vocab] and one uniform number a row; returns [rows] int64.
+    """Sample by inverse transform from scores [rows, vocab] and one uniform number a row. Returns [rows] int64.
 
-    In float64, where a cumulative sum over a large vocabulary keeps rare tokens' shares.
+    It computes in float64, in which a cumulative sum over a large vocabulary preserves the shares of rare tokens.
     """
     temperature, min_p, top_k, top_p = shaping
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
@@ -108,14 +112,16 @@ def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> to
     no_tokens = torch.empty(len(draws), 0, dtype=torch.int64, device=scores.device)  # warpers look at scores only
     cumulative = warpers(no_tokens, scores).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     points = torch.tensor(draws, dtype=torch.float64, device=scores.device)[:, None] * cumulative[:, -1:]
-    # The first token whose cumulative share is over the point: one with no share of its own never is.
+    # The first token whose cumulative share exceeds the point; a token without a share is never chosen.
     chosen = torch.searchsorted(cumulative, points, right=True)[:, 0]
     return chosen.clamp_(max=scores.shape[1] - 1)  # out of range only where the model gave NaN
 
 
 def score(logits: torch.Tensor, tokens: NDArray[np.int32], most: int) -> tuple[Logprob, ...]:
-    """Logprobs of `tokens` [rows] 1D int32, each under its row of `logits` [rows, vocab] float32, with the `most`
-    likely ones beside it."""
+    """Return the logprob of each of `tokens` [rows] 1D int32 under its row of `logits` [rows, vocab] float32.
+
+    Each comes with the `most` likely tokens of its row.
+    """
     if not len(tokens):
         return ()
     logprobs = logits.log_softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""A loaded model and its KV pool, and what is done with them: one step, the warm-up."""
+"""A loaded model and its KV pool: loading, sleeping, the warm-up and the step."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.slices import COMPUTE_SLICE_NS, ask_slice
 
+# Tokens of the prompt chunks that fill torch's internal caches before the first request.
 WARM_UP_TOKENS = 64
-"""Tokens of the prompt chunks that fill caches inside torch before the first request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model without a pool."""
+    """A loaded model without a pool, as it sleeps."""
 
     info: ModelInfo
     device: torch.device
@@ -44,31 +44,31 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything on the device."""
+    """A model with its pool, ready to compute."""
 
     info: ModelInfo
     device: torch.device
     device_name: str
-    """ "cpu", or "cuda:" and the GPU's name."""
+    """"cpu", or "cuda:" followed by the GPU's name."""
     model: Any
     pool: KvPool
     memory: GatherMemory
     compute: Compute | None
-    """What utilisation is reckoned from; None: unknown."""
+    """Inputs for computing utilisation; None if unknown."""
     variant: str
-    """The same as in the port's Capabilities."""
+    """As in the port's Capabilities: what affects step times beside model and device."""
     guides: Future[Guides]
     adapters: Adapters
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
-    """Weights, pool and warm-up. Raises StartupError."""
+    """Load weights, allocate the pool and warm up. Raise StartupError."""
     ask_slice(COMPUTE_SLICE_NS)
     if config.model_path is None:
         raise StartupError("the torch engine needs a model folder: set its model path")
     info = load_model_info(config.model_path, config.model_name)
     if config.threads:
-        torch.set_num_threads(config.threads)  # of this thread, which runs the steps too
+        torch.set_num_threads(config.threads)  # for this thread, which runs the steps too
     device = pick_device(config.device)
     name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     progress("loading weights", 0.0)
@@ -80,7 +80,9 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
 
 
 def put_away(loaded: Loaded) -> Weights:
-    """Weights in host memory, the pool given up: what `wake` goes on from. On a CPU they lie there already."""
+    """Move the weights to host memory and free the pool, so that `wake` can restore them. On a CPU weights stay in
+    place.
+    """
     loaded.pool.close()
     if loaded.device.type == "cuda":
         loaded.model.to("cpu")
@@ -90,7 +92,7 @@ def put_away(loaded: Loaded) -> Weights:
 
 
 def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
-    """Weights back on the device, with an empty pool. Raises StartupError."""
+    """Move weights back to the device with an empty pool. Raise StartupError if there is no room."""
     progress("waking weights", 0.0)
     if weights.device.type == "cuda":
         try:
@@ -102,7 +104,7 @@ def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progr
 
 
 def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
-    """With a pool, warm. Raises StartupError."""
+    """Allocate a pool for the weights and warm up. Raise StartupError."""
     device, model = weights.device, weights.model
     progress("allocating KV", 0.0)
     place = file_name(identity.worker_id, identity.incarnation)
@@ -123,7 +125,7 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
 
 
 def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
-    """Compute the batch; a token for each chunk with `sample`, by its id."""
+    """Compute the batch, and return a token by sequence id for each chunk with `sample`."""
     chunks = batch.chunks
     if not chunks:
         return {}
@@ -144,7 +146,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             input_ids=token_ids[None].to(loaded.device),
             position_ids=plan.positions[None],
             use_cache=False,
-            # The head, over a large vocabulary, runs on the rows that sample, or are scored, only.
+            # The head, with its large vocabulary, runs only on rows that sample or are scored.
             logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=loaded.device),
             plan=plan,
         )
@@ -166,15 +168,15 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             results.setdefault(chunk.sequence_id, Sampled(0)).prompt = found
             at += len(tokens)
         if loaded.device.type == "cuda":
-            # A step that samples nothing would end for the caller before it has for the GPU: its time would be untrue,
-            # and its blocks could change hands. Block copies, on a stream of their own, never wait for a step this way.
+            # Without this, a step that samples nothing would end for the caller before it ends on the GPU. Its time
+            # would be wrong, and its blocks could be reused. Block copies run on a stream of their own and do not wait.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return results
 
 
 def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bool_]], dict[int, str]]:
-    """([vocab] 1D bool of the rows that may not have any token, why rows cannot go on), by row."""
+    """Return, by row, ([vocab] 1D bool of allowed tokens for constrained rows, reasons why rows cannot continue)."""
     masks: dict[int, NDArray[np.bool_]] = {}
     faults: dict[int, str] = {}
     for row, chunk in enumerate(chunks):
@@ -192,12 +194,12 @@ def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bo
 
 
 def _read_guides(info: ModelInfo) -> Future[Guides]:
-    """Read beside the weights, which take longer."""
+    """Read the vocabulary for guides while the weights load, which takes longer."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
     try:
         return thread.submit(load_guides, info)
     finally:
-        thread.shutdown(wait=False)  # it ends with what it was given
+        thread.shutdown(wait=False)  # the thread ends after this one task
 
 
 def _variant(model: Any, device: torch.device) -> str:
@@ -208,7 +210,7 @@ def _variant(model: Any, device: torch.device) -> str:
 
 
 def _warm_up(loaded: Loaded) -> None:
-    """Two steps that go through every path of attention, and prove that the model attends through the pool."""
+    """Run two steps that take every path of attention, and check that the model attends through the pool."""
     size, blocks = loaded.pool.shape.block_size, loaded.pool.blocks
     tokens = min(WARM_UP_TOKENS, (blocks - 1) * size // 2)
     table = np.arange(blocks, dtype=np.int32)

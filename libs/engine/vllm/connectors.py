@@ -1,4 +1,4 @@
-"""vLLM's KV connectors: the known ones, their parameters of a hand-over, and what must be installed. Pure, no vLLM."""
+"""vLLM's KV connectors: which are supported, their hand-over parameters and required packages. Pure, without vLLM."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,34 @@ MULTI: Final = "MultiConnector"
 
 
 class Way(Enum):
-    """How the decode side learns where blocks are."""
+    """How the decode side finds the blocks of a prompt."""
 
     REPLY = "reply"
-    """The prefill side's answer says so."""
+    """The prefill side returns their location with its answer."""
     NAME = "name"
-    """Both sides get one name, and the decode side the address to fetch it from."""
+    """Both sides get the same name, and the decode side the address to fetch it from."""
     STORE = "store"
-    """The prefill side has put them where the decode side looks by their tokens; what it misses there it computes."""
+    """The prefill side puts them into a store, where the decode side looks them up by their tokens. It computes what
+    is missing.
+    """
     NONE = "none"
-    """It keeps blocks for its own engine."""
+    """The connector keeps blocks for its own engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorKind:
-    """One of vLLM's connectors."""
+    """The properties of one of vLLM's connectors."""
 
     way: Way
     package: str = ""
-    """That must be importable; empty: vLLM alone."""
+    """The package that must be importable; empty if vLLM alone suffices."""
     required: str = ""
-    """A key that its configuration must have."""
+    """A key that its configuration must contain."""
     pins: bool = False
-    """Whether it gives network cards or other processes the pages that KV lies in: an engine that sleeps gives these
-    pages up, and the connector would go on reading them."""
+    """Whether it gives the pages of the KV pool to network cards or other processes.
+
+    A sleeping engine frees these pages, and the connector would go on reading them.
+    """
 
 
 KINDS: Final[Mapping[str, ConnectorKind]] = {
@@ -57,41 +61,43 @@ KINDS: Final[Mapping[str, ConnectorKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """What a worker's settings ask for, checked."""
+    """The connector that a worker's settings select, after checks."""
 
     name: str
     way: Way
     config: Mapping[str, Any]
-    """vLLM's kv_connector_extra_config."""
+    """Its own configuration, which becomes vLLM's kv_connector_extra_config."""
 
     @property
     def layout(self) -> str:
-        """Its part of the name of a kind of KV."""
+        """The connector's part of the KV layout's name."""
         if self.name != MULTI:
             return self.name
         return "+".join(child["kv_connector"] for child in self.config["connectors"])
 
     @property
     def outlives_sleep(self) -> bool:
-        """Whether it works as before once its engine has slept."""
+        """Whether the connector still works after its engine has slept."""
         names = [self.name, *(child["kv_connector"] for child in self.config.get("connectors", ()))]
         return not any(KINDS[name].pins for name in names)
 
     @property
     def shakes_hands(self) -> bool:
-        """Whether NIXL, where it is among them, refuses blocks that are not like its own; a person can forbid that."""
+        """Whether NIXL, if used, refuses blocks of another layout. Settings can disable that check."""
         configs = [self.config, *(child["kv_connector_extra_config"] for child in self.config.get("connectors", ()))]
         return all(config.get("enforce_handshake_compat", True) for config in configs)
 
     @property
     def holds(self) -> bool:
-        """Whether blocks wait for their receiver in the engine that computed them. Once they were read it is free to
-        write over them."""
+        """Whether blocks wait for their receiver in the engine that computed them.
+
+        The engine may overwrite them once they were read.
+        """
         return self.way is not Way.STORE
 
 
 def connector_of(config: EngineConfig) -> Connector:
-    """The connector that the settings ask for. Raises StartupError for one that cannot hand sequences over here."""
+    """Return the connector that the settings select. Raise StartupError for one that cannot hand sequences over."""
     lease_s = max(config.kv_lease_ms // 1000, 1)
     found = _checked(config.vllm_connector, config.vllm_connector_config, lease_s)
     if found.way is Way.NONE:
@@ -120,7 +126,7 @@ def _checked(name: str, config: Mapping[str, Any], lease_s: int) -> Connector:
 
 
 def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
-    """Several at once: the first that hands over does, the others keep what they can."""
+    """Combine several connectors: the first that can hand over does, and the others keep what they can."""
     try:
         children: Sequence[tuple[Mapping[str, Any], Connector]] = [
             (child, _checked(child["kv_connector"], child.get("kv_connector_extra_config", {}), lease_s))
@@ -146,16 +152,16 @@ def _names(*ways: Way) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Handing:
-    """The connector parameters of a running engine for the sequences that it hands over."""
+    """The connector of a running engine, with the parameters for sequences that it hands over."""
 
     connector: Connector
     engine_id: str
-    """The id of the connector, new at each start."""
+    """The connector's id, which is new at each start."""
     bootstrap: str = ""
-    """URL at which the connector is asked for names."""
+    """The URL at which the connector resolves names."""
 
     def asked(self, name: str) -> dict[str, Any] | None:
-        """The kv_transfer_params of a prompt that is computed for others, under its name in the engine."""
+        """Return the kv_transfer_params of a prompt that is computed for others, by its name in the engine."""
         match self.connector.way:
             case Way.REPLY:
                 return {"do_remote_decode": True}
@@ -165,7 +171,9 @@ class Handing:
                 return None
 
     def left(self, name: str, answer: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Parameters of the decode side, from vLLM's `answer` on the prefill side; None: the connector has failed."""
+        """Return the decode side's parameters, from vLLM's `answer` on the prefill side; None if the connector has
+        failed.
+        """
         match self.connector.way:
             case Way.REPLY:
                 return answer

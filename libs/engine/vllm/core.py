@@ -1,7 +1,7 @@
-"""vLLM's EngineCore process and the messages to and from it: vLLM's own client, without the detokenising front end.
+"""vLLM's EngineCore process and the messages to and from it, by vLLM's own client without the detokenising front end.
 
-vLLM's AsyncLLM gives each request a queue and a task and makes text of its tokens. A worker wants neither: one message
-for each engine step with the tokens of all sequences, which is what the client under AsyncLLM brings.
+vLLM's AsyncLLM gives each request a queue and a task, and turns its tokens into text. A worker needs neither: it
+needs one message per engine step with the tokens of all sequences, which the client under AsyncLLM delivers.
 """
 
 import asyncio
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+# How long EngineCore may take to end by itself before it is killed.
 CLOSE_S = 5.0
-"""How long EngineCore may take to end by itself before it is killed."""
+# The sleep levels of vLLM.
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
-"""vLLM's levels of sleep."""
+# How long going to sleep or waking may take: hundreds of gigabytes are pinned and copied, or read from a disk.
 SLEEP_LIMIT_S = 600.0
 ASK_LIMIT_S = 10.0
-"""How long going to sleep or waking may take: hundreds of gigabytes that are pinned and copied, or read from a disk."""
 VLLM_LIMIT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
 VLLM_LIMIT_AFTER_S = 60
 
 
 class CoreProcess(Protocol):
-    """EngineCore as the engine uses it."""
+    """The EngineCore process as the engine uses it."""
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
-        """Load the model. Raises StartupError."""
+        """Load the model. Raise StartupError if that fails."""
         ...
 
     @property
     def sent(self) -> int:
-        """How many sequences it was sent so far."""
+        """Number of sequences sent to it so far."""
         ...
 
     async def send(self, request: Any) -> None:
-        """The EngineCoreRequest of a sequence; all that is sent arrives in order."""
+        """Send the EngineCoreRequest of a sequence. Everything sent arrives in order."""
         ...
 
     async def command(self, request: Any) -> None:
-        """One that is a command in disguise."""
+        """Send a request that carries a command instead of a sequence."""
         ...
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -62,32 +62,34 @@ class CoreProcess(Protocol):
         ...
 
     async def receive(self) -> Any:
-        """The next EngineCoreOutputs. Raises once the process has died."""
+        """Return the next EngineCoreOutputs. Raise once the process has died."""
         ...
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Free the device: the weights go to host memory or are dropped, KV and what is cached of it are dropped. It
-        raises whatever vLLM does where anything runs, holds blocks or fails."""
+        """Free the device. Weights move to host memory or are dropped; KV and its caches are dropped.
+
+        Raise whatever vLLM raises if anything runs, holds blocks or fails.
+        """
         ...
 
     async def wake(self) -> None:
-        """As it was before it slept, with no KV. Raises StartupError."""
+        """Restore the state from before sleep, without KV. Raise StartupError."""
         ...
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Of its ranks' devices, the one with least left; None: it does not say."""
+        """Return the memory of the device with the least left among its ranks; None if it is not reported."""
         ...
 
     async def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process and release its memory. Idempotent."""
         ...
 
 
 class VllmCore:
-    """A real one.
+    """A `CoreProcess` over a real EngineCore.
 
-    It is started by a thread that lives as long as it does: Linux counts the end of the thread that started a process
-    as its parent's death.
+    Its process is started by a thread that lives as long as the process. Linux treats the end of the thread that
+    started a process as its parent's death.
     """
 
     def __init__(self) -> None:
@@ -95,11 +97,11 @@ class VllmCore:
         self._over = threading.Event()
         self._sent = 0
         self._dropped = False
-        """Whether it sleeps without its weights."""
+        """Whether the process sleeps without its weights in host memory."""
         self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
-        """Load the model. Raises StartupError with one line, and ends what it has started where that takes too long."""
+        """Load the model. Raise StartupError with one line, and end the started processes if that takes too long."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[tuple[AsyncMPClient, StartedCore]] = loop.create_future()
 
@@ -118,7 +120,8 @@ class VllmCore:
                 return
             self._over.wait()
             client, _ = result
-            client.shutdown(timeout=0 if client.resources.engine_dead else CLOSE_S)  # nothing is left to wait for
+            # A dead process needs no time to end.
+            client.shutdown(timeout=0 if client.resources.engine_dead else CLOSE_S)
 
         self._thread = threading.Thread(target=own, name="vllm core", daemon=True)
         self._thread.start()
@@ -134,31 +137,31 @@ class VllmCore:
         return self._ready
 
     async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, StartedCore]]", *, explain: bool) -> list[str]:
-        """End the processes of a start under way; where each of them stood."""
+        """End the processes of a start under way, and return where each of them stood."""
         done.cancel()
         self._over.set()
         stood = await asyncio.to_thread(hung.end_start, explain=explain)
-        await asyncio.to_thread(self._thread.join, CLOSE_S)  # without its processes it ends, unless it hangs itself
+        await asyncio.to_thread(self._thread.join, CLOSE_S)  # it ends without its processes, unless it hangs
         return stood
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that it consists of."""
+        """Ids of the processes that make up EngineCore."""
         manager = self._running.resources.engine_manager
         return [process.pid for process in manager.processes] if manager is not None else []
 
     @property
     def sent(self) -> int:
-        """How many sequences it was sent so far."""
+        """Number of sequences sent to it so far."""
         return self._sent
 
     async def send(self, request: Any) -> None:
-        """The EngineCoreRequest of a sequence; all that is sent arrives in order."""
+        """Send the EngineCoreRequest of a sequence. Everything sent arrives in order."""
         self._sent += 1
         await self._running.add_request_async(request)
 
     async def command(self, request: Any) -> None:
-        """One that is a command in disguise."""
+        """Send a request that carries a command instead of a sequence."""
         await self._running.add_request_async(request)
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -166,17 +169,21 @@ class VllmCore:
         await self._running.abort_requests_async(request_ids)
 
     async def receive(self) -> Any:
-        """The next EngineCoreOutputs. Raises once the process has died."""
+        """Return the next EngineCoreOutputs. Raise once the process has died."""
         return await self._running.get_output_async()
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """By vLLM's levels; it aborts what still runs, and resets its prefix cache and the connector's."""
+        """Sleep at one of vLLM's levels, which aborts what still runs and resets its prefix cache and the
+        connector's.
+        """
         async with asyncio.timeout(SLEEP_LIMIT_S):
             await self._running.sleep_async(KEEP_WEIGHTS if keep_weights else DROP_WEIGHTS, "abort")
         self._dropped = not keep_weights
 
     async def wake(self) -> None:
-        """Weights that were dropped are read again before there is room for KV: vLLM schedules once both are there."""
+        """Restore weights and KV. Dropped weights are read before KV is allocated, since vLLM schedules once both
+        exist.
+        """
         try:
             async with asyncio.timeout(SLEEP_LIMIT_S):
                 if self._dropped:
@@ -187,11 +194,11 @@ class VllmCore:
             raise as_startup_error(error, "wake") from error
         if not awake:
             raise StartupError("the vllm engine did not wake: a part of it still sleeps")
-        while not self._running.outputs_queue.empty():  # of before
+        while not self._running.outputs_queue.empty():  # outputs from before sleep
             self._running.outputs_queue.get_nowait()
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Asked of vLLM's workers, by their extension."""
+        """Return the memory that vLLM's workers report through their extension."""
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
                 found = await self._running.collective_rpc_async("fulcrum_device_memory")
@@ -217,7 +224,7 @@ class VllmCore:
 
 
 def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asyncio.Future[Any]", what: Any) -> bool:
-    """Whether somebody still waits for it."""
+    """Deliver a result to a future on its loop, and return whether anybody still waits for it."""
     if to.cancelled():
         return False
 
@@ -235,7 +242,7 @@ def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, StartedCore]":
     connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
-    # vLLM reads its own limit when it is imported; ours comes first and says why.
+    # vLLM reads its own limit when it is imported. Ours is shorter, and its error says why.
     os.environ.setdefault(VLLM_LIMIT_VARIABLE, str(int(config.vllm_start_limit_s) + VLLM_LIMIT_AFTER_S))
     tell("importing vllm", 0.0)
     launch = import_launch()
@@ -246,10 +253,10 @@ def _launch(
 
 
 def import_launch() -> ModuleType:
-    """What starts vLLM. Raises StartupError where that is not installed; takes seconds where it is."""
+    """Import the module that starts vLLM, which takes seconds. Raise StartupError if vLLM is not installed."""
     try:
         from libs.engine.vllm import wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
-        from libs.engine.vllm.starting import launch  # noqa: PLC0415 - the same
+        from libs.engine.vllm.starting import launch  # noqa: PLC0415 - as above
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise StartupError(
@@ -259,12 +266,12 @@ def import_launch() -> ModuleType:
 
 
 def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
-    """In one line, whatever vLLM has raised; `what` it did not do."""
+    """Return any error of vLLM as a one-line StartupError. `what` is the verb for what it failed to do."""
     if isinstance(error, StartupError):
         return error
     return StartupError(f"the vllm engine did not {what}: {in_one_line(error)}")
 
 
 def in_one_line(error: BaseException) -> str:
-    """What it says, at most 400 characters."""
+    """Return the error's message in one line of at most 400 characters."""
     return (" ".join(str(error).split()) or type(error).__name__)[:400]

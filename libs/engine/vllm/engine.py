@@ -1,7 +1,8 @@
-"""The engine port over vLLM. Sequences run in its EngineCore process; what each step brought comes as one event.
+"""The engine port over vLLM. Sequences run in its EngineCore process, and the results of each step come as one event.
 
-KV goes from engine to engine by vLLM's own connector: a handle's opaque bytes are its parameters, and `export` has
-nothing to give. The decode side samples the first token, from the last prompt token that it computes again.
+KV moves from engine to engine by vLLM's own connector. A handle's opaque bytes are the connector's parameters, and
+`export` has nothing to offer. The decode side computes the last prompt token again and samples the first token from
+it.
 """
 
 import asyncio
@@ -34,26 +35,26 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
 RETRY_AFTER_S = 1.0
+# How long running sequences may take to leave EngineCore before it sleeps.
 SETTLE_S = 10.0
-"""How long what runs in EngineCore may take to be gone before it sleeps."""
+# Interval at which the engine checks which step runs and which dummy steps have ended.
 LOOK_S = 0.05
-"""How often the engine looks which step runs, and which dummy steps have ended."""
+# A step that runs longer is announced, so that telemetry can show it before it ends.
 ANNOUNCE_AFTER_NS = 100_000_000
-"""A step that runs so long is announced, so that telemetry can show it before it ends."""
 NOTHING = EngineReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 Send = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What there is once EngineCore serves."""
+    """The parts that exist once EngineCore serves."""
 
     ready: StartedCore
     reading: Reading
 
 
 class VllmEngine:
-    """Runs sequences in one EngineCore."""
+    """An engine that runs its sequences in one EngineCore."""
 
     def __init__(self, config: EngineConfig, clock: Clock, core: CoreProcess) -> None:
         self._config = config
@@ -67,9 +68,9 @@ class VllmEngine:
         self._started: _Parts | None = None
         self._report = NOTHING
         self._submitted = 0
-        """Sequences that EngineCore has been given or is about to be."""
+        """Sequences that EngineCore has been given or is about to be given."""
         self._busy_since_ns = 0
-        """Since when a step may run; 0: nothing lives here."""
+        """Time since which a step may run; 0 if no sequence lives here."""
         self._announced = 0
         """Number of the last step that was announced."""
         self._trial: asyncio.Future[int | None] | None = None
@@ -79,17 +80,16 @@ class VllmEngine:
 
     @property
     def name(self) -> str:
-        """ "vllm"."""
         return "vllm"
 
     @property
     def device(self) -> str:
-        """ "cpu", or "cuda:" and the GPU's name."""
+        """ "cpu", or "cuda:" followed by the GPU's name."""
         return self._parts.ready.device
 
     @property
     def capabilities(self) -> Capabilities:
-        """Valid after `start`."""
+        """Features and limits, valid after `start` has returned."""
         return self._parts.ready.capabilities
 
     @property
@@ -105,7 +105,7 @@ class VllmEngine:
         return wire
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Start EngineCore. The fetcher is not used. Raises StartupError."""
+        """Start EngineCore. Raise StartupError. The fetcher is not used."""
         assert self._config.model_path is not None
         self._eos_token_ids = load_model_info(self._config.model_path).eos_token_ids
         ready = await self._core.start(self._config, identity, progress)
@@ -130,7 +130,9 @@ class VllmEngine:
         self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """EngineCore sleeps once nothing runs in it and no block waits for a receiver: neither can be there after."""
+        """Put EngineCore to sleep once nothing runs in it and no block waits for a receiver, since neither survives
+        sleep.
+        """
         if self._asleep:
             return
         self._asleep = True
@@ -141,11 +143,11 @@ class VllmEngine:
         except Exception as error:  # whatever vLLM raises; EngineCore is ended then
             raise SleepFailed(f"the vllm engine does not sleep: {in_one_line(error)}") from error
         await self._tasks.close()
-        self._busy_since_ns = 0  # so that nobody looks at the board
+        self._busy_since_ns = 0  # so that `load` does not read the board
         self._events.end()
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Go on with the same EngineCore, under another incarnation and with the chunks and budget of a start."""
+        """Resume the same EngineCore under another incarnation, with the chunk and budget of a start."""
         progress("waking EngineCore", 0.0)
         await self._core.wake()
         self._events = EventQueue()
@@ -157,7 +159,7 @@ class VllmEngine:
         self._command(Command(prefill_budget=chunk, prefill_chunk=chunk))
 
     async def _settle(self) -> None:
-        """Abort what runs, give up what waits for a receiver; until EngineCore has said that it is so."""
+        """Abort running sequences and release leases, then wait until EngineCore has reported both done."""
         for live in self._sequences.all():
             self.abort(live.sequence_id)
         for name in self._sequences.leases_held():
@@ -169,11 +171,11 @@ class VllmEngine:
             await self._took.wait()
 
     async def device_memory(self) -> DeviceMemory | None:
-        """As EngineCore's workers see it."""
+        """Return the device memory that EngineCore's workers report; None if the engine cannot sleep."""
         return await self._core.device_memory() if self.capabilities.sleeps else None
 
     def submit(self, request: EngineRequest) -> None:
-        """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
+        """Queue a sequence. Raise InvalidRequest if it can never run here, QueueFull if the queue is at its bound."""
         capabilities, wire = self.capabilities, self._wire
         if self._asleep:
             raise QueueFull("the engine goes to sleep", retry_after_s=RETRY_AFTER_S)
@@ -218,7 +220,7 @@ class VllmEngine:
         self._post(lambda: self._core.send(message))
 
     def abort(self, sequence_id: int) -> None:
-        """End a sequence soon, or the lease of its blocks; unknown ids are ignored."""
+        """End a sequence soon, or the lease of its blocks. Unknown ids are ignored."""
         live = self._sequences.by_id(sequence_id)
         if live is None:
             for name in self._sequences.leased_by(sequence_id):
@@ -228,26 +230,31 @@ class VllmEngine:
             self._post(lambda: self._core.abort([live.name]))
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Nothing is streamed here."""
+        # vLLM streams no prompts.
+        ...
 
     def hand_over(self, sequence_id: int) -> None:
-        """vLLM's connectors move what prefill has left, not what decodes: its worker has that computed elsewhere."""
+        # vLLM's connectors move KV that prefill has left, not KV of running decodes. The worker has those computed
+        # again elsewhere.
+        ...
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""
+        """Set how many prompt tokens a step may compute beside decodes, from the next step on."""
         self._command(Command(prefill_budget=max(tokens, 0)))
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Prompt tokens that one step computes at most, whatever the budget; takes effect with the next step."""
+        """Set the upper bound of prompt tokens per step, whatever the budget, from the next step on."""
         self._command(Command(prefill_chunk=max(tokens, 1)))
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """How long steps take: prompt chunks and newcomers are held to running TPOT targets by it."""
+        """Set the model of step durations, by which prompt chunks and new decodes are held to running TPOT targets."""
         self._command(Command(step_time=model))
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Nanoseconds of one step of made-up prompts, alone; None without room, or where it would hold up what
-        decodes. Raises QueueFull."""
+        """Return the nanoseconds of one step of made-up prompts, run alone.
+
+        Return None without room, or if the step would hold up decoding sequences. Raise QueueFull.
+        """
         if self._trial is not None:
             raise QueueFull("another measurement waits")
         capabilities = self.capabilities
@@ -261,30 +268,34 @@ class VllmEngine:
         self._commands += 1
         for message in self._wire.trial_requests(prompts, f"trial-{self._commands}"):
             self._post(partial(self._core.command, message))
-        return await asyncio.shield(self._trial) or None  # one that nobody awaits any more ends by itself
+        return await asyncio.shield(self._trial) or None  # an abandoned measurement ends by itself
 
     def export(
         self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
     ) -> KvExport:
-        """Raises KvLost: vLLM's own connector moves the blocks, to vLLM engines only."""
+        """Raise KvLost. vLLM's own connector moves the blocks, and only to vLLM engines."""
         raise KvLost("these blocks are moved by vLLM's KV connector, not by the worker")
 
     def release(self, opaque: bytes) -> None:
-        """The blocks are needed no more; unknown handles are ignored."""
+        """Free the blocks behind a handle. Unknown handles are ignored."""
         handover = self._wire.unpack_handover(opaque)
         if handover is not None and self._sequences.leased(handover.request_id):
             self._release(handover.request_id)
 
     def abandon(self, opaque: bytes) -> None:
-        """Leaves them to their lease: NIXL reads without a word, so whoever reads them now is not known here."""
+        # The blocks are left to their lease: NIXL reads without notice, so a current reader is not known here.
+        ...
 
     async def events(self) -> AsyncIterator[EngineEvent]:
-        """Events until the engine is closed; raises what made it fail. Iterating again goes on where it was left."""
+        """Iterate over events until the engine is closed. Iterating again continues where the last iteration stopped.
+
+        Raise the error that made the engine fail.
+        """
         while (event := await self._events.get()) is not None:
             yield event
 
     def load(self) -> EngineLoad:
-        """Depths as of the last report, with what was sent since."""
+        """Return depths as of the last report, plus what was sent since."""
         report = self._report
         unseen = max(self._submitted - report.taken, 0)
         late = self._sequences.all()[len(self._sequences) - unseen :] if unseen else []
@@ -305,7 +316,11 @@ class VllmEngine:
         )
 
     def _reported_to_ns(self) -> int:
-        """Until the last report, or the begin of the step that ran then, or into one announced since; 0: now."""
+        """Return the time up to which steps are reported; 0 means now.
+
+        This is the time of the last report, or the start of the step that ran then. If a later step was announced,
+        it is a time within that step.
+        """
         if not self._busy_since_ns:
             return 0
         reported_ns = max(self._report.running_since_ns or self._report.now_ns, self._busy_since_ns)
@@ -315,12 +330,12 @@ class VllmEngine:
         return max(reported_ns, min(now_ns, running.pending_wait_ns or now_ns))
 
     def integrity(self) -> EngineIntegrity:
-        """Counters that must be zero when nothing runs."""
+        """Return the counters that must be zero when nothing runs."""
         referenced = self.capabilities.kv_blocks - self._report.free_blocks if self._started else 0
         return EngineIntegrity(len(self._sequences), referenced, self._sequences.leases)
 
     async def close(self) -> None:
-        """Abort what runs, end EngineCore. Idempotent."""
+        """Abort running sequences and end EngineCore. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -332,7 +347,7 @@ class VllmEngine:
         self._sequences = Sequences()
         if self._started is not None:
             self._report = msgspec.structs.replace(NOTHING, free_blocks=self.capabilities.kv_blocks)
-            self._busy_since_ns = 0  # so that nobody looks at the board any more
+            self._busy_since_ns = 0  # so that `load` does not read the board
         if outputs:
             self._events.put(EngineEvent(tuple(outputs)))
         self._events.end()
@@ -352,7 +367,7 @@ class VllmEngine:
         self._wake.set()
 
     async def _send(self) -> None:
-        """In order."""
+        """Send what `_post` has queued, in order."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -366,7 +381,6 @@ class VllmEngine:
             await self._events.room()
 
     def _take(self, outputs: Any) -> None:
-        """One message."""
         report: EngineReport | None = self._wire.report_of(outputs)
         event = self._parts.reading.event(outputs, report)
         if report is not None:
@@ -381,7 +395,7 @@ class VllmEngine:
         self._took.set()
 
     async def _look(self, ready: StartedCore) -> None:
-        """Announce steps that run for long, and report dummy steps."""
+        """Announce long steps and report dummy steps."""
         while True:
             await asyncio.sleep(LOOK_S)
             if dummies := ready.dummies.take():
@@ -391,7 +405,7 @@ class VllmEngine:
                 self._events.put(EngineEvent(step=announcement(running, self._report)))
 
     def _is_long(self, running: Running) -> bool:
-        """Whether a step is long and new, and the next one after what was reported."""
+        """Return whether a step is long, not announced yet, and the next one after the last report."""
         if running.number in {self._announced, 0} or running.number != self._report.steps + 1:
             return False
         return self._clock.now_ns() >= running.start_unix_ns + ANNOUNCE_AFTER_NS

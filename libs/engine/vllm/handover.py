@@ -1,4 +1,4 @@
-"""KV handles between vLLM engines: what makes one of another engine's good here, and what a prefilled one leaves."""
+"""Checks of KV handles from other vLLM engines, and the leases of prefilled sequences."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,15 +10,15 @@ from libs.engine.reports import FinishReason
 if TYPE_CHECKING:
     from libs.engine.vllm.wire import Handover
 
+# vLLM's receiver renews a lease this many times in its length, and a heartbeat takes time to send and receive.
 HEARTBEATS, ROOM_NS = 6, 3_000_000_000
-"""vLLM's receiver keeps a lease alive that many times in its length, and a beat needs time to be sent and heard."""
+# The end of a lease that never ends.
 NEVER_NS = 1 << 62
-"""The end of a lease that never ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverRefusal:
-    """Why a sequence ends before it began."""
+    """The reason why a sequence ends before it starts."""
 
     finish: FinishReason
     detail: str
@@ -33,9 +33,9 @@ def refusal(
     margin_ns: int,
     now_ns: int,
 ) -> HandoverRefusal | None:
-    """None where the engine can go on from the request's handle, which says `handover`. Raises InvalidRequest.
+    """Return why the engine cannot continue from the request's handle, unpacked as `handover`; None if it can.
 
-    `margin_ns`: so long before its lease ends it is refused already.
+    A lease with less than `margin_ns` left is refused. Raise InvalidRequest if the tokens do not match the handle.
     """
     assert request.kv is not None
     layout, tokens = capabilities.kv_layout, len(request.token_ids)
@@ -57,12 +57,14 @@ def refusal(
 
 
 def lease_ns(kv_lease_ms: int) -> int:
-    """How long vLLM holds blocks for their receiver: it counts in whole seconds."""
+    """Return how long vLLM holds blocks for their receiver, which it counts in whole seconds."""
     return max(kv_lease_ms // 1000, 1) * 1_000_000_000
 
 
 def lease_margin_ns(kv_lease_ms: int) -> int:
-    """How long before its end a lease is too old to be kept alive, with the first heartbeat just missed: then its
-    blocks could be another's when they are read. At most half of it."""
+    """Return the remaining time below which a lease can no longer be relied on. At most half the lease.
+
+    If the first heartbeat was just missed, the blocks could belong to another sequence when they are read.
+    """
     whole_ns = lease_ns(kv_lease_ms)
     return min(whole_ns // HEARTBEATS + ROOM_NS, whole_ns // 2)

@@ -1,4 +1,4 @@
-"""What EngineCore alone knows of its KV, as it leaves it for the worker. Pure, without vLLM."""
+"""Properties of vLLM's KV that only EngineCore has, as it writes them for the worker. Pure, without vLLM."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from libs.perfmodel.kv_shape import KvShape
 
 @dataclass(frozen=True, slots=True)
 class KvFacts:
-    """Written before EngineCore serves."""
+    """The properties of EngineCore's KV, written before it serves."""
 
     shape: KvShape
     order: str
-    """Of a block's dimensions in memory, by vLLM's name; empty: not known."""
+    """The order of a block's dimensions in memory, by vLLM's name; empty if unknown."""
     has_states: bool
-    """Whether state-space layers are among the model's."""
+    """Whether the model has state-space layers, whose KV is a state."""

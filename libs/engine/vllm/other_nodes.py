@@ -1,4 +1,4 @@
-"""Another node's share in an engine that spans several: processes that compute what node 0's scheduler decides."""
+"""The part of another node in an engine that spans several: processes that compute what node 0's scheduler decides."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from libs.runtime.net.sockets import end_when_vanished
 
 LEADER_DEAD = "node 0 has ended: start its worker and this one again"
 DEAD = "the processes that compute here have ended, and their log says why: start node 0's worker and this one again"
+# Interval between attempts to connect to node 0.
 KNOCK_S = 0.5
-"""How often it is tried whether node 0 is there yet."""
+# A node 0 without any network traffic for this long has ended.
 VANISHED_S = 10
-"""A node 0 that the network has not heard of for so long has ended."""
 
 
 async def follow(config: EngineConfig, identity: EngineIdentity, stopping: asyncio.Event) -> None:
-    """Compute until `stopping`. Raises StartupError when it cannot, or any more: without node 0 nobody decides."""
+    """Compute until `stopping` is set. Raise StartupError if that fails, or if node 0, which schedules, ends."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
 
@@ -28,7 +28,7 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
             over.set_exception(error) if error else over.set_result(None)
 
     def own() -> None:
-        """On a thread of its own, which lives as long as the processes: Linux ends them with it."""
+        # This thread lives as long as the processes, since Linux ends them with the thread that started them.
         error: BaseException | None = None
         try:
             import_launch().follow(config, identity)
@@ -54,7 +54,7 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
 
 
 async def _until_leader_ends(config: EngineConfig) -> None:
-    """Holds a connection to where node 0's processes meet, which closes with them."""
+    """Hold a connection to node 0's rendezvous until node 0 closes it by ending."""
     address, port = config.vllm_arguments["master_addr"], config.vllm_arguments.get("master_port", 29501)
     while True:
         try:

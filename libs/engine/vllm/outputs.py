@@ -1,4 +1,4 @@
-"""vLLM's messages as the port's events: what a step brought, and how things stand after it."""
+"""Translation of vLLM's messages into the port's events: the results of a step, and the state after it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from libs.engine.vllm.sequences import Live, Sequences
 
 
 class Reading:
-    """Keeps the books of the living sequences as their outputs come."""
+    """A reader of EngineCore's outputs, which keeps the table of live sequences up to date."""
 
     def __init__(
         self,
@@ -24,7 +24,9 @@ class Reading:
         lease_ns: int,
         release: Callable[[str], None],
     ) -> None:
-        """`lease_ns`: how long vLLM holds blocks that are left; `release`: ends that of a name."""
+        """Read outputs for `sequences`. vLLM holds blocks that are left for `lease_ns`; `release` frees those of a
+        name.
+        """
         self._sequences = sequences
         self._capabilities = capabilities
         self._identity = identity
@@ -33,10 +35,10 @@ class Reading:
         self._release = release
 
     def event(self, outputs: Any, report: EngineReport | None) -> EngineEvent:
-        """The events of one message, with the report that it carries."""
+        """Return the event of one message, with the report that it carries."""
         found: list[SequenceOutput] = []
         transfers: tuple[KvTransferReport, ...] = ()
-        if report is not None:  # before the outputs: an end of this message is to know what has come
+        if report is not None:  # before the outputs, whose ends report what was transferred
             pulling = (self._sequences.by_name(name) for name in report.pulling)
             found += [SequenceOutput(live.sequence_id, pulling=True) for live in pulling if live is not None]
             transfers = self._transfers(report)
@@ -118,12 +120,12 @@ class Reading:
 
 
 def announcement(running: Running, report: EngineReport) -> StepReport:
-    """The report of a step that still runs."""
+    """Return the report of a step that still runs."""
     return step_report(step_of(running.work, running.start_unix_ns, 0), report)
 
 
 def step_report(step: Step, report: EngineReport) -> StepReport:
-    """The report of a step, with the depths of the engine's report."""
+    """Return the report of a step, with the depths from the engine's report."""
     return StepReport(
         start_unix_ns=step.start_ns,
         end_unix_ns=step.end_ns,

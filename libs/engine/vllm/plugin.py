@@ -1,14 +1,16 @@
-"""A plug-in that vLLM loads first of all in each of its processes. It ties their lives to the worker's, gives them back
-the slice that the kernel gives anybody, lets them wait for each other on CPUs without taking a core, and has NIXL know
-a model by its weights, and compiled code by what it depends on.
+"""A plug-in that vLLM loads in each of its processes before anything else.
 
-vLLM's EngineCore outlives a parent that is killed and keeps its memory. Linux kills it with its parent where it asks
-for that (PR_SET_PDEATHSIG), and it asks before any weight is loaded. And where it cannot start, vLLM says why in its
-log alone: the plug-in leaves the reason for the worker too.
+It ties their lives to the worker's and restores the kernel's default time slice. On CPUs it lets them wait for each
+other without occupying a core. NIXL identifies a model by its weights instead of its folder, and the compile cache
+ignores port numbers.
 
-vLLM's processes ask each other for news in a loop of `sched_yield` for a second after the last. Where they compute on
-the same cores that is a core lost, and worse: Linux before 6.19 lets a process that has yielded a million times wait
-for seconds, however idle another core is, once somebody else wants to run on its own.
+vLLM's EngineCore outlives a parent that is killed, and keeps its memory. On request (PR_SET_PDEATHSIG) Linux kills
+it with its parent, and the plug-in requests this before any weight is loaded. If EngineCore cannot start, vLLM
+writes the reason only to its log, so the plug-in also leaves it for the worker.
+
+vLLM's processes poll each other with `sched_yield` for a second after the last message. If they compute on the same
+cores, that occupies a core. Moreover, Linux before 6.19 lets a process that has yielded a million times wait for
+seconds. It then waits as soon as another task wants its core, even if other cores are idle.
 """
 
 import contextlib
@@ -26,38 +28,39 @@ from typing import Any
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 
 PR_SET_PDEATHSIG = 1
+# Pid of the worker, set for the processes that it starts. Other uses of vLLM are left alone.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
-"""Pid of the worker, set for the processes that it starts; vLLM elsewhere is left alone."""
+# Folder of files for the worker, while its processes start (libs/engine/vllm/starting/start_files.py).
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
-"""Folder of files for the worker, as long as its processes start (libs/engine/vllm/starting/start_files.py)."""
+# Files with the error that kept a process from starting, the mark of a registered process, and the hash by which NIXL
+# recognises compatible blocks.
 CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
-"""What kept a process from starting; that one is on the leash; by what NIXL knows whose blocks are like its own."""
+# The file to which a process writes its stack on this signal.
 STACK_FILE, STACK_SIGNAL = "stack.{pid}", signal.SIGUSR2
-"""The file in which a process writes what it does, on this signal."""
+# Identifies the weights, wherever they are stored.
 REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
-"""What identifies the weights, wherever they lie."""
+# Variables with ports on which a worker's processes listen, new at each start.
 NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"
-"""Variables with the ports that a worker's processes listen on, new at each start."""
+# Set if the processes are to sleep until a message arrives.
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
-"""Set where its processes are to sleep until there is news."""
+# Files in which EngineCore publishes the running step, ended dummy steps, and the properties of its KV.
 BOARD_FILE, DUMMIES_FILE, KV_FILE = "board", "dummies", "kv"
-"""The files in which EngineCore shows which step runs, which dummy steps have ended, and what its KV is like."""
+# A factor that vLLM hashes for NIXL's handshake and for nothing else.
 HANDSHAKE_FACTOR = "nixl_connector_version"
-"""Among what vLLM hashes for NIXL's handshake, and for nothing else."""
+# For the first second after a message, a process sleeps at most this long at a time. The socket drops a notification
+# that comes within a millisecond of another.
 NEWS_SOON_S, NAP_MS = 1.0, 1
-"""From this long after the last news on, a process sleeps no longer than this at a time: the socket drops a word that
-comes within a millisecond of another."""
 
 
 class _FirstCause(logging.Handler):
-    """Writes the first exception that is logged into a new file."""
+    """A log handler that writes the first logged exception into a new file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.ERROR)
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the error of the process that failed first; once the engine serves, none."""
+        # Only the process that failed first writes its error: the file must not exist.
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             with contextlib.suppress(OSError), self._path.open("x") as file:
@@ -65,7 +68,7 @@ class _FirstCause(logging.Handler):
 
 
 def register() -> None:
-    """Die with the parent and say why it cannot start, unless this process is the worker itself."""
+    """Set the process up to die with its parent and to record start errors, unless it is the worker itself."""
     worker_pid = os.environ.get(LEASH_VARIABLE)
     if not worker_pid or os.getpid() == int(worker_pid):
         return
@@ -73,7 +76,7 @@ def register() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() == 1 and int(worker_pid) != 1:  # it died before the line above
             os._exit(1)
-        ask_slice(USUAL_SLICE_NS)  # they have inherited that of the worker's loop
+        ask_slice(USUAL_SLICE_NS)  # processes inherit the slice of the worker's loop
         if os.environ.get(WAIT_VARIABLE):
             _sleep_until_news()
     folder = os.environ.get(FOLDER_VARIABLE, "")
@@ -83,19 +86,19 @@ def register() -> None:
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         _write_stack_on_signal(Path(folder, STACK_FILE.format(pid=os.getpid())))
-        with contextlib.suppress(OSError):  # the worker has waited for others, and looks no more
+        with contextlib.suppress(OSError):  # the worker has stopped waiting and removed the folder
             Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
 
 
 def _write_stack_on_signal(path: Path) -> None:
-    """Also where it hangs in native code, which no handler of Python's own interrupts."""
+    # faulthandler also works while the process hangs in native code, which no Python handler interrupts.
     with contextlib.suppress(OSError):
         file = path.open("w")  # stays open: faulthandler writes to its descriptor
         faulthandler.register(STACK_SIGNAL, file=file, all_threads=False)
 
 
 def forget_ports() -> None:
-    """Let vLLM know compiled code by what it depends on: by these ports too it would compile anew at each start."""
+    """Remove the ports from the key of vLLM's compile cache, by which it would compile anew at each start."""
     from vllm import envs  # noqa: PLC0415
 
     compile_factors = envs.compile_factors
@@ -107,9 +110,9 @@ def forget_ports() -> None:
 
 
 def name_model(revision: str, file: Path | None) -> None:
-    """Let NIXL's handshake name the model by its revision, and write what it compares into `file`.
+    """Make NIXL's handshake identify the model by its revision, and write the resulting hash into `file`.
 
-    vLLM names it by its folder: equal weights that lie elsewhere would be refused, at each hand-over anew.
+    vLLM identifies it by its folder, so equal weights in another folder would be refused at each hand-over.
     """
     from vllm.config import utils  # noqa: PLC0415
 
@@ -128,7 +131,7 @@ def name_model(revision: str, file: Path | None) -> None:
 
 
 def _sleep_until_news() -> None:
-    """Readers wait at the socket by which a writer wakes them, at once and not only after a second of looking."""
+    # Readers wait at the socket by which a writer wakes them, at once rather than after a second of polling.
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition  # noqa: PLC0415
 
     wait = SpinCondition.wait

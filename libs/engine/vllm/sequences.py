@@ -1,4 +1,4 @@
-"""The sequences that a vLLM engine has been given, and what is known of each. Pure."""
+"""The live sequences of a vLLM engine and the leases of finished ones. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from libs.engine.reports import FinishReason, Logprob, SequenceOutput
 
 @dataclass(slots=True)
 class Live:
-    """One sequence, from `submit` to its last output."""
+    """The state of one sequence, from `submit` to its last output."""
 
     request: EngineRequest
     name: str
-    """In vLLM: unique in this engine for good, unlike an id."""
+    """Its request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
-    """That came by the KV connector, from a store or another engine."""
+    """Tokens whose KV came by the KV connector, from a store or another engine."""
     stored: bool = False
     """Whether another engine has left its KV in a store."""
     kv_bytes: int = 0
@@ -24,19 +24,21 @@ class Live:
 
     @property
     def sequence_id(self) -> int:
-        """The request's."""
         return self.request.sequence_id
 
     @property
     def prompt_tokens_computed(self) -> int:
-        """Prompt tokens computed here: of one whose KV came, the last, from which the first token is sampled; of one
-        whose KV is in a store, what that had not kept."""
+        """Number of prompt tokens computed here.
+
+        A sequence whose KV was transferred computes only the last, from which the first token is sampled. One whose
+        KV is in a store computes whatever the store lacks.
+        """
         if self.request.kv is not None and not self.stored:
             return int(len(self.request.token_ids) == self.request.prompt_tokens)
         return max(self.request.prompt_tokens - self.cached_tokens - self.loaded_tokens, 0)
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: tuple[Logprob, ...]) -> SequenceOutput:
-        """What a step has brought."""
+        """Return the output of a step that does not end the sequence."""
         return SequenceOutput(self.sequence_id, token_ids, logprobs)
 
     def end(
@@ -48,7 +50,7 @@ class Live:
         handle: KvHandle | None = None,
         detail: str = "",
     ) -> SequenceOutput:
-        """Its last output."""
+        """Return the final output of the sequence, with its totals."""
         return SequenceOutput(
             self.sequence_id,
             token_ids,
@@ -62,20 +64,20 @@ class Live:
         )
 
     def handle(self, identity: EngineIdentity, opaque: bytes, kv_layout: str, block_size_tokens: int) -> KvHandle:
-        """Where the blocks of a computed prompt are."""
+        """Return the handle of a computed prompt's blocks."""
         tokens = len(self.request.token_ids)
         blocks = -(-tokens // block_size_tokens)
         return KvHandle(identity.worker_id, identity.incarnation, identity.address, opaque, tokens, blocks, kv_layout)
 
 
 class Sequences:
-    """By id for those who ask, by name for what vLLM says; and the leases that prefilled ones have left."""
+    """Live sequences by id, for the port, and by name, for vLLM; also the leases of prefilled ones."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Live] = {}
         self._by_name: dict[str, Live] = {}
         self._leases: dict[str, int] = {}
-        """Names of sequences that have left their blocks for others, with their ids."""
+        """Names of sequences whose blocks are held for others, with their ids."""
         self._names = 0
 
     def __len__(self) -> int:
@@ -83,54 +85,52 @@ class Sequences:
 
     @property
     def leases(self) -> int:
-        """Handles whose blocks are held here."""
+        """Number of handles whose blocks are held here."""
         return len(self._leases)
 
     def new_name(self, request: EngineRequest) -> str:
-        """For a sequence that may be added."""
+        """Return an unused name for a sequence that may be added."""
         self._names += 1
         return f"{self._names}-{request.request_id}"
 
     def add(self, request: EngineRequest, name: str, *, stored: bool = False) -> Live:
-        """A new sequence, under a new name."""
+        """Add a sequence under a name from `new_name`."""
         live = Live(request, name, stored=stored)
         self._by_id[request.sequence_id] = live
         self._by_name[live.name] = live
         return live
 
     def by_id(self, sequence_id: int) -> Live | None:
-        """The living one."""
         return self._by_id.get(sequence_id)
 
     def by_name(self, name: str) -> Live | None:
-        """The living one."""
         return self._by_name.get(name)
 
     def remove(self, live: Live) -> None:
-        """It has had its last output."""
+        """Remove a sequence that has had its last output."""
         del self._by_id[live.sequence_id]
         del self._by_name[live.name]
 
     def all(self) -> list[Live]:
-        """In the order of their coming."""
+        """Return all live sequences in order of arrival."""
         return list(self._by_id.values())
 
     def lease(self, live: Live) -> None:
-        """Its blocks wait for a receiver."""
+        """Record that its blocks are held for a receiver."""
         self._leases[live.name] = live.sequence_id
 
     def leased_by(self, sequence_id: int) -> list[str]:
-        """Names of sequences of this id whose blocks are held."""
+        """Return the names of sequences with this id whose blocks are held."""
         return [name for name, owner in self._leases.items() if owner == sequence_id]
 
     def leases_held(self) -> list[str]:
-        """Names whose blocks are held."""
+        """Return all names whose blocks are held."""
         return list(self._leases)
 
     def leased(self, name: str) -> bool:
-        """Whether the blocks that `name` left are held."""
+        """Return whether the blocks that `name` left are held."""
         return name in self._leases
 
     def lease_over(self, name: str) -> None:
-        """Its blocks wait for nobody any more."""
+        """Record that the blocks of `name` are not held any more."""
         self._leases.pop(name, None)

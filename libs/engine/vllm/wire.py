@@ -1,4 +1,4 @@
-"""Between the port's words and vLLM's. Imports vLLM, so only the running engine imports this."""
+"""Translation between the port's types and vLLM's. It imports vLLM, so only the running engine imports this module."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -31,14 +31,15 @@ from libs.engine.vllm.scheduling.step_report import (
     encode,
 )
 
+# Added to a priority, of which the least comes first. Transferred sequences come first, since their blocks wait
+# elsewhere under a lease.
 PROMPTS_AFTER, YIELDS_AFTER = 2, 1
-"""Added to a priority, of which the least comes first: blocks of transferred sequences wait elsewhere under a lease."""
 FINISHED = {VllmFinish.STOP: FinishReason.STOP, VllmFinish.LENGTH: FinishReason.LENGTH}
 SEED_BITS = 63
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What a KV handle's opaque bytes say: vLLM's own parameters, and until when they are good.
+    """The content of a KV handle's opaque bytes: vLLM's own parameters and their expiry.
 
     Without parameters the blocks are in a store, to be found by their tokens.
     """
@@ -48,27 +49,25 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def stored(self) -> bool:
-        """Whether the blocks are in a store."""
         return not self.parameters
 
     @property
     def request_id(self) -> str:
-        """Id of the prefilled request, where it ran."""
+        """Id of the prefilled request in the engine that computed it."""
         return str(self.parameters.get("remote_request_id", ""))
 
     @property
     def engine_id(self) -> str:
-        """Id of the KV connector where it ran."""
+        """Id of the KV connector of the engine that computed it."""
         return str(self.parameters.get("remote_engine_id", ""))
 
 
 def pack_handover(handover: Handover) -> bytes:
-    """As opaque bytes."""
     return msgspec.msgpack.encode(handover)
 
 
 def unpack_handover(opaque: bytes) -> Handover | None:
-    """The inverse; None for bytes that are no handle of a vLLM engine."""
+    """Decode a handle's opaque bytes; None if they are not a vLLM engine's."""
     try:
         return msgspec.msgpack.decode(opaque, type=Handover)
     except msgspec.DecodeError:
@@ -85,7 +84,7 @@ def core_request(
     handing: Handing,
     adapters: Mapping[str, Path],
 ) -> EngineCoreRequest:
-    """One sequence for EngineCore. Raises InvalidRequest for parameters that vLLM refuses."""
+    """Return a sequence as EngineCore's request. Raise InvalidRequest for parameters that vLLM refuses."""
     if request.phase is EnginePhase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
@@ -117,7 +116,7 @@ def core_request(
         pooling_params=None,
         arrival_time=time.time(),
         lora_request=_adapter(request.adapter, adapters),
-        # A root separates tenants and models; without one the sequence shares with nobody.
+        # A root separates tenants and models. Without one the sequence shares nothing.
         cache_salt=request.chain_root.hex() or f"private {request_id}",
         data_parallel_rank=None,
         priority=(0 if kv else PROMPTS_AFTER) + (YIELDS_AFTER if request.yields else 0),
@@ -131,12 +130,12 @@ def _adapter(name: str, adapters: Mapping[str, Path]) -> LoRARequest | None:
 
 
 def command_request(command: Command, request_id: str) -> EngineCoreRequest:
-    """What is wanted of the scheduler, as a request that it never schedules."""
+    """Return a command to the scheduler as a request that it never schedules."""
     return _made_up([0], request_id, {COMMAND_KEY: encode(command)})
 
 
 def trial_requests(prompts: list[list[int]], name: str) -> list[EngineCoreRequest]:
-    """Prompts that are computed to see how long it takes."""
+    """Return requests for prompts that are computed to measure a step."""
     return [
         _made_up(token_ids, f"{name}-{number}", {TRIAL_KEY: len(prompts)}) for number, token_ids in enumerate(prompts)
     ]
@@ -159,14 +158,14 @@ def _made_up(token_ids: list[int], request_id: str, extra_args: dict[str, Any]) 
 
 
 def report_of(outputs: Any) -> EngineReport | None:
-    """What the scheduler has put into a message."""
+    """Return the report that the scheduler has put into a message, if any."""
     stats = outputs.scheduler_stats
     carried = stats.kv_connector_stats if stats is not None else None
     return decode_report(carried[REPORT_KEY]) if carried else None
 
 
 def logprobs_of(output: Any) -> tuple[Logprob, ...]:
-    """Logprobs of the new tokens of one output; none where they were not asked for."""
+    """Return the logprobs of an output's new tokens; empty if they were not requested."""
     lists = output.new_logprobs
     if lists is None:
         return ()
@@ -176,7 +175,7 @@ def logprobs_of(output: Any) -> tuple[Logprob, ...]:
 
 
 def seed_of(seed: int, generated: int) -> int:
-    """The seed itself for a whole sequence; for one that has tokens already, one that depends on both alone."""
+    """Return the seed itself for a whole sequence. With tokens generated elsewhere, derive one from both arguments."""
     if not generated:
         return seed & (1 << SEED_BITS) - 1
     digest = blake2b(f"{seed} {generated}".encode(), digest_size=8).digest()

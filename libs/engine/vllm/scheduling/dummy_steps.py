@@ -1,8 +1,9 @@
-"""Dummy steps of vLLM's, which it runs past its scheduler: counted where it runs them, read by the worker.
+"""Dummy steps of vLLM, which bypass its scheduler: recorded where vLLM runs them, read by the worker.
 
-The ranks of a data-parallel group run their steps in lockstep. One that has nothing to compute while another has runs
-the model on made-up tokens (`execute_dummy_batch`), of which no message of vLLM's tells: nothing is scheduled. So they
-stand in memory that EngineCore and the worker both map, the newest in a ring. Time is that around vLLM's call.
+The ranks of a data-parallel group run their steps in lockstep. A rank without work runs the model on made-up tokens
+(`execute_dummy_batch`) while another rank computes. Nothing is scheduled then, so no message of vLLM mentions it.
+The steps are therefore written to a ring in memory that EngineCore and the worker both map. Their times are taken
+around vLLM's call.
 """
 
 import functools
@@ -11,19 +12,19 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+# Number of steps in the ring. For steps that the worker does not read in time only their count is known.
 RING: Final = 4_096
-"""Steps that are held: of those that the worker does not read in time the number is known, not when they ran."""
 NUMBER_BYTES: Final = 8
 Span = tuple[int, int]
-"""Start and end in Unix ns."""
+"""Start and end of a step in Unix nanoseconds."""
 NOWHEN: Final[Span] = (0, 0)
 
 
 class DummySteps:
-    """One writer, one reader. How many there were stands first, and is written last."""
+    """A ring for one writer and one reader. The count of steps is its first number, and is written last."""
 
     def __init__(self, path: Path) -> None:
-        """Open the ring at `path`, made and filled with zeros where there is none."""
+        """Open the ring at `path`, and create it filled with zeros if there is none."""
         size = (1 + 2 * RING) * NUMBER_BYTES
         with path.open("a+b") as file:
             file.truncate(size)
@@ -32,23 +33,22 @@ class DummySteps:
         self._read = 0
 
     def ended(self, start_ns: int, end_ns: int) -> None:
-        """A step has ended."""
         count = self._numbers[0]
         at = _place(count)
         self._numbers[at], self._numbers[at + 1] = start_ns, end_ns
         self._numbers[0] = count + 1
 
     def take(self) -> tuple[Span, ...]:
-        """Those that have ended since the last call; `NOWHEN` for each that was overwritten before."""
+        """Return the steps that have ended since the last call, with `NOWHEN` for each that was overwritten before."""
         first, count = self._read, self._numbers[0]
         found = [self._span(number) for number in range(max(first, count - RING), count)]
-        oldest = self._numbers[0] - RING + 1  # that the writer has not begun to overwrite by now
+        oldest = self._numbers[0] - RING + 1  # the oldest that the writer has not begun to overwrite
         known = found[max(oldest - (count - len(found)), 0) :]
         self._read = count
         return (*[NOWHEN] * (count - first - len(known)), *known)
 
     def close(self) -> None:
-        """Unmap it. Idempotent."""
+        """Unmap the ring, which must not be used afterwards. Idempotent."""
         self._numbers.release()
         self._map.close()
 
@@ -62,7 +62,7 @@ def _place(number: int) -> int:
 
 
 def count_in(engine_core: Any, steps: DummySteps) -> None:
-    """Have vLLM's EngineCore, the class, note each dummy step that it runs in this process. To be called once."""
+    """Patch vLLM's EngineCore class to record each dummy step that it runs in this process. Call it once."""
     run = engine_core.execute_dummy_batch
 
     @functools.wraps(run)

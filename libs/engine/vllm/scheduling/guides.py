@@ -1,8 +1,8 @@
-"""Guides in vLLM: its own structured outputs, over the vocabulary that the other engines read, with grammars that go on
-from tokens generated elsewhere. It runs in the EngineCore process.
+"""Guides in vLLM, by its own structured outputs. Runs in the EngineCore process.
 
-vLLM builds its backends from a tokenizer, which EngineCore has none of here, and starts a grammar at the prompt's end.
-A sequence that comes from another worker has generated tokens in what vLLM takes for its prompt.
+Guides use the vocabulary that the other engines read, and can continue from tokens generated elsewhere. vLLM builds
+its backends from a tokenizer, which EngineCore does not have here, and starts a grammar at the prompt's end. A
+sequence from another worker has generated tokens in what vLLM takes for its prompt.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,45 +19,46 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 from libs.engine.guides import GuideFailed, load_vocabulary
 from libs.model.info import load_model_info
 
+# Key in a request's extra arguments: how many of the last tokens of its prompt were generated.
 GENERATED_KEY = "fulcrum_generated"
-"""Of a request's further arguments: how many of its prompt's last tokens were generated."""
 
 
 class GuideBackend(StructuredOutputBackend):  # type: ignore[misc]  # vLLM is untyped here
-    """Grammars in llguidance's Lark dialect, as `Sampling.guide` has them."""
+    """A backend for grammars in llguidance's Lark dialect, as in `SamplingParams.guide`."""
 
     @cached_property
     def vocabulary(self) -> LLTokenizer:
-        """Read with the first guide, which takes tenths of a second. Raises GuideFailed."""
+        """The model's vocabulary, read for the first guide in tenths of a second. Raises GuideFailed."""
         return load_vocabulary(load_model_info(self.vllm_config.model_config.model))
 
     def compile_grammar(
         self, _request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
     ) -> GuidanceGrammar:
-        """Raises GuideFailed."""
+        """Compile a guide. Raise GuideFailed if it is not a valid grammar."""
         matcher = LLMatcher(self.vocabulary, grammar_spec, log_level=0)
         if matcher.is_error():
             raise GuideFailed(matcher.get_error())
         return GuidanceGrammar(matcher, self.vocabulary, self.vocabulary.vocab_size)
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
-        """[sequences, vocab / 32] 2D int32."""
+        """Return [sequences, vocab / 32] 2D int32."""
         return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocabulary.vocab_size)
 
     def destroy(self) -> None:
-        """Nothing to free."""
+        # There is nothing to free.
+        ...
 
 
 def serve_guides(manager: StructuredOutputManager) -> None:
-    """Let it compile guides, though EngineCore has no tokenizer."""
+    """Make vLLM compile guides although EngineCore has no tokenizer."""
     config = manager.vllm_config
     manager.backend = GuideBackend(config, tokenizer=None, vocab_size=config.model_config.get_vocab_size())
-    # One thread: whatever goes on from a grammar is done after that was compiled.
+    # With one thread, the task that consumes tokens runs after the one that compiles their grammar.
     manager.executor = ThreadPoolExecutor(1, thread_name_prefix="guides")
 
 
 def follow_generated(request: Request, manager: StructuredOutputManager) -> None:
-    """Have its grammar read the tokens that were generated elsewhere before it says what comes next."""
+    """Make a request's grammar consume the tokens that were generated elsewhere before it constrains the next one."""
     generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
     if generated:
         asked = request.structured_output_request

@@ -1,4 +1,4 @@
-"""vLLM's KV events, taken where vLLM would send them to subscribers. Imports vLLM: for the EngineCore process."""
+"""vLLM's KV events, read where vLLM would send them to subscribers. Imports vLLM: for the EngineCore process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,15 @@ from libs.engine.vllm.scheduling.block_hashes import Rehash
 
 
 class Rehasher:
-    """vLLM's publisher of KV events. It follows one group of layers: each group stores and evicts blocks of its own."""
+    """A publisher of vLLM's KV events that records one group of layers. Each group stores and evicts blocks of its
+    own.
+    """
 
     def __init__(self, rehash: Rehash, group: int) -> None:
         self._rehash = rehash
         self._group = group
 
     def publish(self, batch: Any) -> None:
-        """Publish the events of one step."""
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 self._rehash.cleared()
@@ -30,12 +31,16 @@ class Rehasher:
                 self._rehash.removed(event.block_hashes)
 
     def get_publisher_config(self) -> None:
-        """Nobody can subscribe."""
+        # No endpoint to which anybody could subscribe.
+        ...
 
     def shutdown(self) -> None:
-        """Nothing is open."""
+        # Nothing is open.
+        ...
 
 
 def whole_context_group(groups: Sequence[Any]) -> int:
-    """The group whose layers attend to all tokens: blocks of sliding windows go while others can still be reused."""
+    """Return the first group whose layers attend to all tokens, or 0. Sliding windows drop blocks that others can
+    reuse.
+    """
     return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)

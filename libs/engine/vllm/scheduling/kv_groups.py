@@ -1,7 +1,7 @@
-"""The bytes of a model's KV, as vLLM itself lays it out. Imports vLLM: for the EngineCore process.
+"""The bytes of a model's KV in vLLM's own layout. Imports vLLM: for the EngineCore process.
 
-EngineCore alone knows it: block sizes and groups follow from attention backends, which the processes that compute
-choose. So the scheduler, which is given vLLM's KVCacheConfig, writes into a file what the worker has to know of it.
+Only EngineCore has the layout: block sizes and groups depend on attention backends, which the computing processes
+choose. The scheduler receives vLLM's KVCacheConfig, and writes what the worker needs of it into a file.
 """
 
 from pathlib import Path
@@ -24,14 +24,14 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from libs.engine.vllm.kv_facts import KvFacts
 from libs.perfmodel.kv_shape import KvGroup, KvShape
 
+# Indices of these dimensions in vLLM's stride order.
 LAYERS, BLOCKS = 0, 1
-"""Places of these dimensions in vLLM's order of strides."""
+# vLLM's kind of layer with one block per sequence of any length. Not every 0.32 has it.
 RING = getattr(kv_cache_interface, "CircularBufferSpec", ())
-"""vLLM's kind of layer that keeps one block a sequence, whatever its length; not every 0.32 has it."""
 
 
 def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Write what the worker reads once EngineCore serves."""
+    """Write the facts that the worker reads once EngineCore serves."""
     facts = KvFacts(
         kv_shape(vllm_config, kv_cache_config),
         str(vllm_config.cache_config.kv_cache_layout or ""),
@@ -41,7 +41,9 @@ def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCache
 
 
 def kv_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KvShape:
-    """By the configuration of the first rank. Pipeline stages are taken to have layers of each kind alike."""
+    """Return the KV shape by the configuration of the first rank. All pipeline stages are assumed to have the same mix
+    of layers.
+    """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     stages = model.get_total_num_hidden_layers() / max(model.get_num_layers(parallel), 1)
     pages = _pages(kv_cache_config)
@@ -67,8 +69,10 @@ def _layer_spec(spec: Any, layer: str) -> KVCacheSpec:
 
 
 def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
-    """Bytes between one layer's page and the next, by layer. The scheduler is given one spec for layers whose pages
-    differ in size, and these strides say what it does not."""
+    """Return the bytes between one page of a layer and the next, by layer.
+
+    The scheduler is given a single spec for layers whose pages differ in size. These strides tell the sizes apart.
+    """
     layout = kv_cache_config.kv_cache_layout
     if layout is None or not kv_cache_config.num_blocks:
         return {}
@@ -82,14 +86,14 @@ def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
 
 
 def _page_bytes(spec: KVCacheSpec, page_bytes: int | None) -> int:
-    """One layer's block on one rank, without what pads it to the size of another kind's."""
+    """Return the bytes of one layer's block on one rank, without padding to the size of another kind's."""
     if page_bytes is None or page_bytes == spec.page_size_bytes:
         return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
     return page_bytes
 
 
 def _copies(vllm_config: VllmConfig, spec: KVCacheSpec) -> int:
-    """Ranks that hold different parts of a layer."""
+    """Return how many ranks hold different parts of a layer."""
     width = int(vllm_config.parallel_config.tensor_parallel_size)
     if isinstance(spec, MambaSpec):
         return 1 if spec.tp_replicated else width

@@ -1,4 +1,4 @@
-"""What the next step of vLLM's takes on, by our own core's rules (libs/policy/worker/pace.py). Pure, without vLLM."""
+"""Composition of vLLM's next step by the rules of our own core (libs/policy/worker/pace.py). Pure, without vLLM."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from libs.policy.worker.slack import TokenLine
 
 
 class PacedRequest:
-    """A request of vLLM's as the pace sees it."""
+    """A vLLM request in the form that the pace reads."""
 
+    # vLLM itself finds room, or preempts.
     has_room = True
-    """vLLM itself finds room, or preempts."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class PacedRequest:
         kind: str = "",
         tokens_a_step: int = 1,
     ) -> None:
-        """`tokens_a_step`: that it decodes in one step at most, drafts included."""
+        """Wrap a request, which decodes at most `tokens_a_step` tokens in a step, drafts included."""
         self.request = request
         self._tokens_a_step = tokens_a_step
         self.transferred = transferred
         self.stored = stored
-        """Whether its KV is in a store: it computes what is missing there, like one that comes again."""
+        """Whether its KV is in a store. It computes what is missing there, like a preempted request."""
         self.yields = yields
         self.kind = kind
         self.tpot_target_ns = tpot_target_ns
@@ -40,47 +40,49 @@ class PacedRequest:
         self.joined = False
         self.held_since_ns = 0
         self.first_token_ns = 0
-        """When its first token was there; 0: not yet."""
+        """Time at which its first token was sampled; 0 if it has none yet."""
 
     @property
     def length(self) -> int:
-        """Tokens so far, those of steps under way included."""
+        """Number of tokens, including those of steps in flight."""
         return int(self.request.num_tokens + self.request.num_output_placeholders)
 
     @property
     def computed(self) -> int:
-        """Of them, how many have KV."""
+        """Number of those tokens that have KV."""
         return int(self.request.num_computed_tokens)
 
     @property
     def needs(self) -> int:
-        """Tokens that it has to compute yet, drafts included."""
+        """Number of tokens still to compute, drafts included."""
         request = self.request
         wanted = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
         return max(int(wanted), 0)
 
     @property
     def line(self) -> TokenLine | None:
-        """When its tokens are due; None without a target, or before its first token."""
+        """Deadlines of its tokens; None without a TPOT target, or before its first token."""
         if not self.tpot_target_ns or not self.first_token_ns:
             return None
-        # Nobody knows which drafts will be taken: a step under way counts as one token.
+        # Which drafts will be accepted is unknown, so a step in flight counts as one token.
         under_way = -(-self.request.num_output_placeholders // self._tokens_a_step)
         return TokenLine(self.first_token_ns, self.tpot_target_ns, int(self.request.num_output_tokens + under_way) - 1)
 
     @property
     def output_tokens(self) -> int:
-        """Tokens sampled here so far, those of steps under way included."""
+        """Number of tokens sampled here, including those of steps in flight."""
         return int(self.request.num_output_tokens + self.request.num_output_placeholders)
 
     @property
     def most_left(self) -> int:
-        """Tokens that may be sampled yet."""
+        """Upper bound of the tokens still to be sampled."""
         return max(int(self.request.max_tokens) - self.output_tokens, 0)
 
     @property
     def ends_under_way(self) -> bool:
-        """Whether a step under way samples its last token: vLLM computes it no more, by the same reckoning."""
+        """Whether a step in flight samples its last token, by the same arithmetic by which vLLM stops scheduling
+        it.
+        """
         request, placeholders = self.request, self.request.num_output_placeholders
         return bool(
             placeholders
@@ -89,55 +91,58 @@ class PacedRequest:
 
     @property
     def first_token_due_ns(self) -> int:
-        """When its first token is wanted; 0: it is out, or nobody has said."""
+        """Deadline of its first token in Unix nanoseconds; 0 if it has one already, or no deadline was given."""
         return 0 if self.first_token_ns else self._first_token_due_ns
 
     def stepped(self, now_ns: int) -> None:
-        """A step that computed it has ended now."""
+        """Record that a step that computed the request has ended now."""
         if not self.first_token_ns and self.request.num_output_tokens:
             self.first_token_ns = now_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """What a step can be made of."""
+    """The requests that a step can be composed of."""
 
     decodes: Items[PacedRequest]
     arrived: Items[PacedRequest]
-    """Transferred, with their KV; they have not decoded yet."""
+    """Transferred requests that have their KV and have not decoded yet."""
     partly: Items[PacedRequest]
-    """Prompts that are partly computed, in their order."""
+    """Prompts of which a part is computed, in their order."""
     prompts: Items[PacedRequest]
-    """Those that wait, in their order."""
+    """Prompts that wait for their first chunk, in their order."""
     pulls: int
-    """Requests whose KV is to be asked for; what is here already makes them decode at once."""
+    """Number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
     lost: Items[PacedRequest]
-    """Preempted ones that run again and compute what they lost, and stored ones that compute what was not kept."""
+    """Preempted requests that run again and compute what they lost, and stored ones that compute what the store
+    lacks.
+    """
     preempted: Items[PacedRequest]
-    """Those that wait for that, in their order."""
+    """Preempted and stored requests that still wait to run, in their order."""
     free_places: int
     free_blocks: int
-    """Where layers are in groups, of each: a sequence takes as many of all."""
+    """Free blocks of each group of layers, since a sequence takes equally many of every group."""
     stalled: bool
-    """Whether the step before computed nothing, and somebody stood aside."""
+    """Whether the previous step computed nothing although requests were held aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacedStep:
-    """What one step computes."""
+    """The bounds within which vLLM composes one step."""
 
     tokens: int
-    """That it computes at most."""
+    """Upper bound of the tokens that the step computes."""
     aside: Items[PacedRequest]
-    """Who takes no part."""
+    """Requests that take no part in the step."""
     each: int = 0
-    """Tokens that one request computes at most; 0: no bound."""
+    """Upper bound of the tokens that one request computes; 0 for none."""
 
 
 def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> PacedStep:
-    """Decodes first, newcomers with `tokens_each`; then prompts as far as running TPOT targets and the budget let them.
+    """Plan decodes first, new ones with `tokens_each`, then prompts within running TPOT targets and the budget.
 
-    What preempted ones lost is not the prompts' affair: it has a chunk of its own, but only where they can use it.
+    Recomputation after preemption has a chunk of its own and takes nothing from prompts. It is granted only if
+    used.
     """
     for each in queues.decodes:
         each.joined = True
@@ -162,10 +167,10 @@ def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens
 def _beside(
     queues: Queues, partly: list[PacedRequest], prompt_tokens: int, *, newcomers: int
 ) -> tuple[list[PacedRequest], int]:
-    """Which partly computed prompts stand aside beside newcomers, and how much the others may compute each.
+    """Return the partly computed prompts to hold aside for newcomers, and the bound for each of the others.
 
-    vLLM serves what runs before what waits: without a bound they would take what the newcomers are to have. They do
-    not stand aside where decodes could come to need their blocks.
+    vLLM serves running requests before waiting ones, so without a bound they would take the newcomers' tokens.
+    Prompts are not held aside while decodes might come to need their blocks.
     """
     if not newcomers or not partly:
         return [], 0
@@ -176,7 +181,9 @@ def _beside(
 
 
 def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> Items[PacedRequest]:
-    """The first preempted one that waits, if there is room for it, or nothing whose pace it could break."""
+    """Return the first waiting preempted request if there is room for it, or nothing decodes whose pace it could
+    break.
+    """
     first = queues.preempted[:1]
     if not first or not decodes:
         return first
@@ -185,10 +192,11 @@ def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> I
 
 
 def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
-    """Prompts that yield, where another one can be computed: in one step they would lengthen its wait.
+    """Return the prompts that yield, if any other can be computed. In one step they would lengthen its wait.
 
-    It can where there is room for all of it beside the decodes. Else those that yield stay: vLLM preempts them first.
-    What vLLM has room for is reckoned: where a step computed nothing, those that hold blocks go on for a step.
+    Another can be computed if all of it has room beside the decodes. Otherwise yielding prompts stay in the step,
+    and vLLM preempts them first. Free room in vLLM is only estimated, so after a step that computed nothing those
+    that hold blocks continue for a step.
     """
     others = [each for each in queues.partly if not each.yields]
     if not others and queues.free_places:
@@ -201,12 +209,14 @@ def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
 
 
 def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
-    """Blocks that it needs beside those that it has."""
+    """Return how many blocks it needs beyond those that it has."""
     return -(-(request.length - request.computed) // block_size_tokens)
 
 
 def begins_ns(model: StepTimeModel | None, in_flight: Items[tuple[StepWork, int]], ended_ns: int, now_ns: int) -> int:
-    """When a step that is decided now begins: after those under way, each with the time of its decision."""
+    """Return when a step that is decided now begins: after those in flight, given with the times of their
+    decisions.
+    """
     if model is None or not in_flight:
         return now_ns
     start_ns = max(in_flight[0][1], ended_ns)

@@ -1,4 +1,4 @@
-"""What the scheduler keeps for its next report: what has happened, which steps are under way. Pure, without vLLM."""
+"""The scheduler's state between reports: events not yet reported and steps in flight. Pure, without vLLM."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from libs.policy.step_time import StepWork, chunks_work
 
 
 class PendingNews:
-    """What has happened since the last report."""
+    """Events since the last report, as the next report carries them."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
@@ -22,54 +22,55 @@ class PendingNews:
 
 
 class PendingBlocks:
-    """Prefilled requests whose blocks wait for a receiver; each is reported as released once, when the wait ends."""
+    """Prefilled requests whose blocks wait for a receiver. Each is reported as released once, when the wait ends."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
         self._let_go: set[str] = set()
-        """Of them, those whose blocks were freed before the connector knew."""
+        """Requests whose blocks were freed before the connector was informed."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
     def prefilled(self, name: str, news: PendingNews, *, kept: bool) -> None:
-        """One has ended, and vLLM has kept its blocks or not: connectors need not say which."""
+        """Record that a prefilled request has ended. `kept` says whether vLLM holds its blocks, which depends on the
+        connector.
+        """
         if kept:
             self._held.add(name)
         else:
             news.released.append(name)
 
     def freed(self, name: str, news: PendingNews) -> None:
-        """The blocks of a request went back to the pool."""
+        """Record that the blocks of a request went back to the pool."""
         if name in self._held:
             self._held.discard(name)
             news.released.append(name)
 
     def let_go(self, name: str) -> None:
-        """Its blocks are about to be freed, and the connector does not know."""
+        """Record that its blocks are about to be freed without the connector's knowledge."""
         self._let_go.add(name)
 
     def still_there(self, sent: set[str]) -> set[str]:
-        """Requests that the connector has done with, and whose blocks are not free yet."""
+        """Return the requests in `sent`, which the connector has finished, whose blocks are not free yet."""
         gone = sent & self._let_go
         self._let_go -= gone
         return sent - gone
 
 
 class Steps:
-    """Steps in the order of their decisions. One begins when it is decided, but not before the last has ended."""
+    """Steps in the order of their decisions. A step begins when it is decided, but not before the last has ended."""
 
     def __init__(self, board: Board, kv_wait: KvWait) -> None:
         self.in_flight: deque[tuple[StepWork, int]] = deque()
-        """What each computes, and when it was decided."""
+        """The work of each step in flight, and the time of its decision."""
         self.ended_ns = 0
         self.ended = 0
-        """How many have ended."""
         self._board = board
         self._kv_wait = kv_wait
 
     def decided(self, work: StepWork, now_ns: int) -> None:
-        """A step is on its way."""
+        """Append a step that was just decided."""
         self.in_flight.append((work, now_ns))
         self._kv_wait.stepping(True, now_ns)
         if len(self.in_flight) == 1:
@@ -77,11 +78,11 @@ class Steps:
 
     @property
     def running_since_ns(self) -> int:
-        """Begin of the oldest step under way; 0: there is none."""
+        """Start of the oldest step in flight; 0 if there is none."""
         return max(self.in_flight[0][1], self.ended_ns) if self.in_flight else 0
 
     def end(self, now_ns: int) -> Step:
-        """The oldest one has ended now."""
+        """End the oldest step in flight now, and return it."""
         start_ns = self.running_since_ns
         work, _ = self.in_flight.popleft()
         step = step_of(work, start_ns, now_ns)
@@ -100,10 +101,10 @@ class Steps:
 
 
 def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:
-    """Work of requests that compute their tokens [start, end) of `known` ones, prompt and output, in one step.
+    """Return the work of a step whose requests each compute tokens [start, end) of `known`, prompt and output.
 
-    A single last token costs what a decode costs and counts as one: also the last prompt token, which a request whose
-    KV came from elsewhere computes again to sample from it.
+    A single last token costs as much as a decode and counts as one. This includes the last prompt token, which a
+    request with transferred KV computes again to sample from it.
     """
     prompts: list[tuple[int, int]] = []
     decodes = kv_tokens = 0

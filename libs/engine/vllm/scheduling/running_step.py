@@ -1,6 +1,7 @@
-"""The step that runs right now, shown to the worker by a few numbers in memory that both processes map.
+"""The running step, published to the worker as a few numbers in memory that both processes map.
 
-vLLM reports a step only after it has ended. Reports arrive in order with its messages; this memory is only polled.
+vLLM reports a step only after it has ended. Its reports arrive in order with its messages; this memory is only
+polled.
 """
 
 import mmap
@@ -12,20 +13,20 @@ import msgspec
 
 from libs.policy.step_time import StepWork
 
+# Number, start, KV wait not reported yet, and six figures of the work. A version precedes and follows them.
 BODY: Final = struct.Struct("<9q")
-"""Number, start, KV wait not reported yet, six figures of the work; a version stands before and after."""
 VERSION: Final = struct.Struct("<q")
 READ_TRIES: Final = 3
 
 
 class Running(msgspec.Struct, frozen=True):
-    """One step."""
+    """The running step as the board shows it."""
 
     number: int
-    """How many steps have begun, this one included; 0: none runs."""
+    """Number of steps that have begun, including this one; 0 if none runs."""
     start_unix_ns: int
     pending_wait_ns: int
-    """Start of the first ended KV wait that is in no report yet; 0: none."""
+    """Start of the first ended KV wait that no report contains yet; 0 if there is none."""
     work: StepWork
 
 
@@ -33,17 +34,17 @@ NOBODY: Final = Running(0, 0, 0, StepWork())
 
 
 class Board:
-    """One writer, one reader. A reading that the writer was in the middle of is tried again."""
+    """A board for one writer and one reader. The reader retries if the writer was in the middle of writing."""
 
     def __init__(self, path: Path) -> None:
-        """Open the board at `path`, made and filled with zeros where there is none."""
+        """Open the board at `path`, and create it filled with zeros if there is none."""
         with path.open("a+b") as file:
             file.truncate(BODY.size + 2 * VERSION.size)
             self._map = mmap.mmap(file.fileno(), BODY.size + 2 * VERSION.size)
         self._version = 0
 
     def write(self, running: Running) -> None:
-        """What runs from now on."""
+        """Publish the step that runs from now on."""
         self._version += 1
         work = running.work
         figures = (
@@ -56,9 +57,9 @@ class Board:
         self._map[-8:] = version
 
     def read(self) -> Running | None:
-        """The running step; None while it is being written."""
+        """Return the running step, or None while it is being written."""
         for _ in range(READ_TRIES):
-            after, body, before = self._map[-8:], self._map[8:-8], self._map[:8]  # against the order of writing
+            after, body, before = self._map[-8:], self._map[8:-8], self._map[:8]  # in reverse order of writing
             if before == after:
                 number, start_ns, wait_ns, tokens, sequences, context, squared, decodes, kv_tokens = BODY.unpack(body)
                 work = StepWork(tokens, sequences, context, decodes, kv_tokens, squared)
@@ -66,5 +67,5 @@ class Board:
         return None
 
     def close(self) -> None:
-        """Unmap it. Idempotent."""
+        """Unmap the board, which must not be used afterwards. Idempotent."""
         self._map.close()

@@ -1,10 +1,10 @@
-"""vLLM's scheduler with a prompt budget, and with a report of each step. It runs in the EngineCore process.
+"""vLLM's scheduler with a prompt budget, and with a report of each step. Runs in the EngineCore process.
 
-Written against vLLM 0.32 (`SUPPORTED`): the scheduler is no public interface of vLLM's, so another version is refused
-at the start rather than misread. What it overrides, and nothing else, is between the two rules below.
+It is written against vLLM 0.32 (`SUPPORTED`). The scheduler is no public interface of vLLM, so another version is
+refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
 
-A step is what lies between the scheduler's decision and the moment its output is there. With async scheduling the next
-step is decided while one runs, so a step begins no earlier than the one before has ended: steps never overlap.
+A step lasts from the scheduler's decision until its output is there. With async scheduling the next step is decided
+while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
 """
 
 import contextlib
@@ -45,23 +45,24 @@ from libs.policy.step_time import StepWork
 from libs.policy.worker.pace import Pace
 
 SUPPORTED = "0.32."
+# Interval between reports while nothing happens except that the engine polls for KV.
 QUIET_NS = 20_000_000
-"""While nothing happens but the engine polls for KV, a report goes out so often."""
+# Name in vLLM's additional configuration. That is part of the key of vLLM's compile cache, so it may hold nothing
+# that changes with each start.
 CHUNK_SETTING = "fulcrum_prefill_chunk"
-"""Name in vLLM's additional configuration, by which it keeps compiled code too: nothing that a start makes anew."""
 
 ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 def _count_dummy_steps(path: Path) -> None:
-    """In this process, which is EngineCore's: it runs them past its scheduler."""
+    # EngineCore, whose process this is, runs dummy steps without its scheduler.
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - it imports schedulers
 
     count_in(EngineCore, DummySteps(path))
 
 
 class _Reporting(Scheduler):  # type: ignore[misc]
-    """What both schedulers below share."""
+    """The common part of both schedulers below."""
 
     running: list[Request]
     max_num_active_reqs: int
@@ -79,12 +80,12 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         _count_dummy_steps(folder / DUMMIES_FILE)
         self._trial = TrialStep()
         self._fetching: dict[str, tuple[int, int]] = {}
-        """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""
+        """(tokens, start) of requests whose KV is on its way; (0, 0) until it is requested."""
         self._held = PendingBlocks()
         self._stalled = False
-        """Whether the last step computed nothing, and somebody stood aside."""
+        """Whether the last step computed nothing although requests were held aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
-        """That one prompt computes at most in a step; 0: no bound. This is a person's own setting."""
+        """Upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
         self._taken = self._preemptions = self._recomputed = 0
         self._news = PendingNews()
         self._reported: tuple[int, ...] = ()
@@ -92,10 +93,10 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._rehash = Rehash(self.block_size)
         self.kv_event_publisher = Rehasher(self._rehash, whole_context_group(self.kv_cache_config.kv_cache_groups))
 
-    # ------------------------------------------------------------------ what vLLM calls
+    # ------------------------------------------------------------------ overrides
 
     def add_request(self, request: Request) -> None:
-        """Queue a request, or obey a command that looks like one."""
+        """Queue a request, or carry out the command that it carries."""
         extra = request.sampling_params.extra_args or {}
         if (command := extra.get(COMMAND_KEY)) is not None:
             self._obey(decode_command(command))
@@ -119,7 +120,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                 self._note_awaiting(time.time_ns())
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """The next step: every decode, then prompts as far as the budget and TPOT targets let them."""
+        """Compose the next step: every decode, then prompts within the budget and running TPOT targets."""
         now_ns = time.time_ns()
         measures = self._trial.due
         aside = self._measure(now_ns) if measures else self._limit(now_ns)
@@ -133,7 +134,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """The step has ended."""
+        """End the oldest step in flight, and note its times and those of its requests."""
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         now_ns = time.time_ns()
@@ -149,12 +150,12 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return outputs
 
     def make_stats(self, *_args: Any, **_kwargs: Any) -> SchedulerStats | None:
-        """The report in place of vLLM's statistics; None where there is nothing to tell."""
+        """Return the report in place of vLLM's statistics; None if there is nothing to report."""
         report = self._report(time.time_ns())
         return None if report is None else SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
-        """End requests, and say so of aborted ones: vLLM itself gives no word of them."""
+        """End requests, and report aborted ones, which vLLM itself does not."""
         finished = super().finish_requests(request_ids, finished_status)
         if finished_status is RequestStatus.FINISHED_ABORTED:
             self._news.aborted += [request.request_id for request in finished]
@@ -192,13 +193,13 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._fetched(request.request_id)
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
-        """Without the requests that were let go before: their blocks are long free."""
+        # Requests that were let go before are left out, since their blocks are already free.
         sent = kv_connector_output.finished_sending
         if sent:
             kv_connector_output.finished_sending = self._held.still_there(sent)
         super()._update_from_kv_xfer_finished(kv_connector_output)
 
-    # ------------------------------------------------------------------ our own
+    # ------------------------------------------------------------------ inner parts
 
     def _obey(self, command: Command) -> None:
         if command.prefill_budget is not None:
@@ -215,7 +216,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                 self.finished_req_ids.add(request_id)  # so that a step, and with it a report, follows
 
     def _limit(self, now_ns: int) -> set[Request]:
-        """Set the tokens of the next step and put decodes first; who takes no part in it is the answer."""
+        """Bound the next step and move decodes to the front. Return the requests that take no part in it."""
         if any(request.is_prefill_chunk for request in self.running):
             self.running.sort(key=self._order)
         tokens_each, begin_ns = 1 + self.num_spec_tokens, self._begins_ns(now_ns)
@@ -229,7 +230,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
 
     def _bound(self, tokens: int, each: int = 0) -> None:
-        """The tokens of the next step, and of each request in it; 0: no bound."""
+        """Set the upper bounds of the next step's tokens, and of each request's in it; 0 for none."""
         self.max_num_scheduled_tokens = min(tokens, self.scheduler_config.max_num_batched_tokens)
         bounds = [bound for bound in (each, self._long_prefill_tokens) if bound]
         self.scheduler_config.long_prefill_token_threshold = min(bounds, default=0)
@@ -252,16 +253,16 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         )
 
     def _comes_back(self, request: Request) -> bool:
-        """Whether it has had its KV before: preempted here, or left in a store by another engine."""
+        """Return whether it has had its KV before: preempted here, or left in a store by another engine."""
         return request.num_preemptions > 0 or self._paced[request.request_id].stored
 
     def _order(self, request: Request) -> tuple[bool, bool, int]:
-        """Decodes, then what computes again, then prompts."""
+        """Return the sort key that puts decodes first, then recomputation, then prompts."""
         back = self._is_asked(request) and self._comes_back(request)
         return request.is_prefill_chunk, not back, request.priority
 
     def _is_asked(self, request: Request) -> bool:
-        """By somebody, and not made up to measure."""
+        """Return whether the request comes from a client rather than a measurement."""
         return request.request_id in self._paced
 
     def _has_come(self, request: Request) -> bool:
@@ -269,7 +270,10 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return not waits or request.request_id in self.finished_recving_kv_req_ids
 
     def _measure(self, now_ns: int) -> set[Request]:
-        """The next step is the trial's alone; without room for it, or where what decodes cannot wait, it is over."""
+        """Reserve the next step for the measurement, and return all other requests.
+
+        Without room for it, or if decodes cannot wait, give the measurement up and limit the step as usual.
+        """
         trial, free = self._trial, self.kv_cache_manager.block_pool.get_num_free_blocks()
         blocks = sum(-(-request.num_tokens // self.block_size) for request in trial.requests)
         places = self.max_num_active_reqs - len(self.running)
@@ -284,14 +288,14 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return {each for each in (*self.running, *self.waiting, *self.kv_holding_waiting) if each not in mine}
 
     def _give_up_trial(self) -> None:
-        """There was no room or no time for it."""
+        """Abort the measurement for lack of room or time."""
         self.finish_requests(self._trial.names, RequestStatus.FINISHED_ABORTED)
         self._news.trial_ns = 0
         self._trial.over()
 
     @contextlib.contextmanager
     def _aside(self, requests: set[Request]) -> Iterator[None]:
-        """These take no part in the step that is decided meanwhile. Those that run keep their places."""
+        """Hide these requests from the step that is decided in this context. Running ones keep their slots."""
         if not requests:
             yield
             return
@@ -317,7 +321,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return self.waiting, self.kv_holding_waiting
 
     def _work(self, scheduled: dict[str, int]) -> StepWork:
-        """Work of a step whose tokens vLLM has counted as computed already."""
+        """Return the work of a step whose tokens vLLM already counts as computed."""
         requests = ((self.requests[request_id], tokens) for request_id, tokens in scheduled.items())
         return scheduled_work(
             (request.num_computed_tokens - tokens, request.num_computed_tokens, request.num_tokens)
@@ -366,25 +370,27 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
 
 class StepScheduler(_Reporting):
-    """Where vLLM schedules a step once the one before has ended."""
+    """A scheduler that decides a step once the one before has ended."""
 
 
 class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
-    """Where vLLM schedules a step while the one before runs."""
+    """A scheduler that decides a step while the one before runs."""
 
 
 def _transfers(request: Request) -> bool:
-    """Whether the request's KV is to come from another engine."""
+    """Return whether the request's KV comes from another engine."""
     params = request.kv_transfer_params
     return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
 
 
 def _is_for_others(request: Request) -> bool:
-    """Whether the request's blocks are to wait for another engine."""
+    """Return whether the request's blocks wait for another engine."""
     params = request.kv_transfer_params
     return bool(params and params.get("do_remote_decode"))
 
 
 def external_tokens(request: Request) -> int:
-    """Tokens whose KV is asked of others: what vLLM counts as computed has those that were found here too."""
+    """Return the tokens whose KV is requested from elsewhere. vLLM's count of computed tokens includes those cached
+    here.
+    """
     return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)

@@ -1,25 +1,27 @@
-"""What the scheduler in the EngineCore process tells the worker, and what the worker tells it. Plain data, no vLLM.
+"""Messages between the worker and the scheduler in the EngineCore process: reports and commands. Plain data, no vLLM.
 
 Reports travel inside vLLM's own messages, one an engine step, so they are in order with the tokens of that step.
-Commands travel as requests that are never scheduled: in order with the requests before and after them.
+Commands travel as requests that are never scheduled, in order with the requests before and after them.
 """
 
 import msgspec
 
 from libs.policy.step_time import StepTimeModel, StepWork
 
+# Key of the report in vLLM's statistics.
 REPORT_KEY = "fulcrum"
-"""Of the report in vLLM's statistics."""
+# Key of the command in a request's extra arguments.
 COMMAND_KEY = "fulcrum"
-"""Of the command in a request's extra arguments."""
+# Key of a request's properties that the scheduler needs beside vLLM's own parameters.
 PACE_KEY = "fulcrum_pace"
-"""Of what the scheduler must know of a request beside vLLM's own parameters."""
+# Key in made-up requests that measure. The value is the number of them that make up the step.
 TRIAL_KEY = "fulcrum_trial"
-"""Of a made-up request that measures: how many of them make up the step."""
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True):
-    """One step with a model call. Unix nanoseconds; fields as in libs/engine/port.py."""
+    """A step with a model call, in Unix nanoseconds. Its fields are those of `StepReport` in
+    libs/engine/reports.py.
+    """
 
     start_ns: int
     end_ns: int
@@ -32,7 +34,6 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
 
 
 def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:
-    """What a step has computed, and when."""
     return Step(
         start_ns,
         end_ns,
@@ -46,7 +47,7 @@ def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:
 
 
 class Pulled(msgspec.Struct, array_like=True, frozen=True):
-    """KV that came from another engine."""
+    """The KV of one request that came from another engine."""
 
     request_id: str
     tokens: int
@@ -55,11 +56,11 @@ class Pulled(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineReport(msgspec.Struct, array_like=True, frozen=True):
-    """The state of the engine as of one step's end, and what has happened since the report before."""
+    """The state of the engine at the end of one step, and events since the previous report."""
 
     now_ns: int
     taken: int
-    """Requests that have reached the scheduler so far: the depths count these, and none after them."""
+    """Number of requests that have reached the scheduler. The depths below count only these."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -70,25 +71,25 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     recomputed_tokens: int
     kv_wait_since_ns: int
     running_since_ns: int = 0
-    """Since when a step runs that has not ended; 0: none does. Only where steps are decided while others run."""
+    """Start of a step that still runs; 0 if there is none. Nonzero only where steps are decided while others run."""
     steps: int = 0
-    """Steps with a model call that have ended so far."""
+    """Number of steps with a model call that have ended."""
     step: Step | None = None
     kv_waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
     pulling: list[str] = msgspec.field(default_factory=list)
     pulled: list[Pulled] = msgspec.field(default_factory=list)
     aborted: list[str] = msgspec.field(default_factory=list)
     released: list[str] = msgspec.field(default_factory=list)
-    """Prefilled requests whose blocks wait for nobody any more: pulled, released, or their lease has ended."""
+    """Prefilled requests whose blocks are no longer held: pulled, released, or their lease has ended."""
     stored: list[bytes] = msgspec.field(default_factory=list)
-    """Of blocks that became reusable, by libs/contracts/hashing.py."""
+    """Hashes (libs/contracts/hashing.py) of blocks that became reusable."""
     removed: list[bytes] = msgspec.field(default_factory=list)
     trial_ns: int | None = None
-    """How long the step that measures has taken; 0: there was no room for it."""
+    """Duration of the measured step; 0 if there was no room for it."""
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the worker wants of the scheduler; what is None stays as it is."""
+    """A command of the worker to the scheduler. Fields that are None leave the current value."""
 
     prefill_budget: int | None = None
     prefill_chunk: int | None = None
@@ -97,15 +98,13 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode(value: EngineReport | Command) -> bytes:
-    """As msgpack."""
+    """Encode a message as msgpack, for `decode_report` or `decode_command`."""
     return msgspec.msgpack.encode(value)
 
 
 def decode_report(data: bytes) -> EngineReport:
-    """The inverse of `encode`."""
     return msgspec.msgpack.decode(data, type=EngineReport)
 
 
 def decode_command(data: bytes) -> Command:
-    """The inverse of `encode`."""
     return msgspec.msgpack.decode(data, type=Command)

@@ -1,4 +1,4 @@
-"""A step that measures, at vLLM: made-up prompts, computed in one step of their own. Pure, without vLLM."""
+"""Measured steps in vLLM: made-up prompts, computed in one step of their own. Pure, without vLLM."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from libs.policy.worker.saturation import trial_prompts
 
 
 def trial_tokens(tokens: int, vocab_size: int) -> list[list[int]]:
-    """Whole prompts of random tokens that add up to `tokens`."""
+    """Return whole prompts of random tokens that add up to `tokens`."""
     random = np.random.default_rng(tokens)
     return [random.integers(0, vocab_size or 2, length).tolist() for length in trial_prompts(tokens)]
 
 
 class TrialStep:
-    """One measurement, as the scheduler sees it: from its first prompt to the end of its step."""
+    """The scheduler's state of one measurement, from its first prompt to the end of its step."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -23,7 +23,7 @@ class TrialStep:
         self._runs = False
 
     def add(self, request: Any, prompts: int) -> bool:
-        """Add one of `prompts` prompts; returns whether it was the last."""
+        """Add one of `prompts` prompts, and return whether it was the last."""
         if not self.requests:
             self._wanted, self._tokens, self._runs = prompts, 0, False
         self.requests.append(request)
@@ -32,27 +32,25 @@ class TrialStep:
 
     @property
     def due(self) -> bool:
-        """Whether the next step is to be its own."""
+        """Whether the next step is reserved for the measurement."""
         return bool(self._wanted) and not self._runs and len(self.requests) == self._wanted
 
     @property
     def tokens(self) -> int:
-        """Tokens of its step."""
         return self._tokens
 
     @property
     def names(self) -> list[str]:
-        """Names of its requests."""
         return [request.request_id for request in self.requests]
 
     def begun(self) -> None:
-        """Its step has been decided."""
+        """Record that its step has been decided."""
         self._runs = True
 
     def is_of(self, scheduled: dict[str, int]) -> bool:
-        """Whether a step was its own."""
+        """Return whether a step was the measured one, by the requests scheduled in it."""
         return self._runs and bool(self.requests) and self.requests[0].request_id in scheduled
 
     def over(self) -> None:
-        """It has been measured, or cannot be."""
+        """End the measurement, whether it succeeded or not."""
         self.requests, self._wanted, self._runs = [], 0, False

@@ -1,5 +1,6 @@
-"""Arguments of vLLM's engine: which are not a person's to choose, with what to set in their place, and those that LoRA
-adapters need. Without vLLM."""
+"""vLLM's engine arguments: those that users may not set, those that users give, and those that the worker adds.
+Without vLLM.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
 FIXED: Final = "the worker's scheduler and its reports rest on what it is"
 
+# Arguments that users may not set, with what to do instead or why not.
 RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "model": SET.format(name="MODEL_PATH"),
@@ -38,18 +40,20 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""With why."""
 EXTENSION: Final = "libs.engine.vllm.starting.extension.MemoryReport"
+# Fraction of a GPU's memory that an engine fills by default, which is vLLM's own.
 LOADED_SHARE: Final = 0.92
-"""Of a GPU's memory that an engine fills where nobody says otherwise, as by vLLM's own default."""
 MB: Final = 1024 * 1024
+# Ranks of LoRA adapters that vLLM has room for.
 RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of LoRA adapters that vLLM has room for."""
 
 
 def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
-    """Arguments of KEY=VALUE or, where it is true, KEY: in vLLM's spelling or its command line's, with a value in JSON
-    or as it stands. Raises ValueError for what is neither and for one that is not a person's to choose."""
+    """Parse arguments of the form KEY=VALUE, or KEY for true.
+
+    Keys are spelled as in vLLM or on its command line. Values are JSON, or else taken as text. Raise ValueError for
+    a malformed argument, and for one that users may not set.
+    """
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -71,18 +75,20 @@ def _value(text: str) -> Any:
 
 
 def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
-    """Raises ValueError for one that would replace the worker's own; `where` they were given."""
+    """Raise ValueError for an argument that would replace the worker's own. `where` names the place it was given
+    in.
+    """
     found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
     if found:
         raise ValueError(f"{where} cannot have {'; '.join(found)}")
 
 
 def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:
-    """vLLM's arguments for adapters by name, of which `most` are on the device and all stay in host memory. Raises
-    StartupError for a folder that is none.
+    """Return vLLM's arguments for adapters by name. All stay in host memory, and `most` of them on the device.
 
-    vLLM's kernels for CPUs compute sequences without an adapter by the last place for one (index -1), where another's
-    computes beside them: there each adapter has a place, and the last one stays empty.
+    Raise StartupError for a folder that is no adapter. On CPUs each adapter has a slot and the last slot stays
+    empty. vLLM's kernels for CPUs compute sequences without an adapter by the last slot (index -1) if other
+    sequences in the step have one.
     """
     ranks = [_rank(name, folder) for name, folder in folders.items()]
     room = next((rank for rank in RANKS if rank >= max(ranks)), None)
@@ -98,9 +104,10 @@ def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -
 
 
 def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) -> bool:
-    """Whether an engine is started so that it can sleep. `available`: on this kind of device, by vLLM.
+    """Return whether to start an engine so that it can sleep. `available` says whether vLLM supports that on the
+    device.
 
-    Not where a person's arguments rule it out: `kv_cache_memory_bytes` fixes what it fills, whatever others leave.
+    A user's arguments can rule it out: `kv_cache_memory_bytes` fixes what the engine fills, whatever others leave.
     """
     given = config.vllm_arguments
     free = given.get("enable_sleep_mode", True) and not given.keys() & {"worker_extension_cls", "kv_cache_memory_bytes"}
@@ -108,9 +115,11 @@ def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) ->
 
 
 def sleep_arguments(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
-    """vLLM's arguments for an engine that can sleep, on GPUs of so much memory, which leaves the others that sleep
-    there their part of what it would fill: they stand above a person's own. Raises StartupError where nothing is
-    left."""
+    """Return vLLM's arguments for an engine that can sleep on GPUs with `device_bytes` of memory.
+
+    The engine leaves sleeping engines their part of what it would fill. These arguments override a user's own.
+    Raise StartupError if nothing is left.
+    """
     fills = float(config.vllm_arguments.get("gpu_memory_utilization", LOADED_SHARE))
     left = fills * config.gpu_share - config.vllm_asleep_mb * MB / device_bytes
     if left <= 0:

@@ -1,7 +1,7 @@
-"""vLLM's worker for CPUs, with three things mended: the seeds of chunked prompts, a thread that takes a whole core, and
-the one core that all workers of a machine would compute on.
+"""vLLM's worker for CPUs with three corrections, run in the process that computes.
 
-It runs in the process that computes. Written against the same vLLM as libs/engine/vllm/scheduling/scheduler.py.
+They concern the seeds of chunked prompts, a thread that occupies a whole core, and the binding of all workers to
+the same core. Written against the same vLLM as libs/engine/vllm/scheduling/scheduler.py.
 """
 
 import os
@@ -12,33 +12,33 @@ import numpy as np
 from vllm.distributed import nixl_utils
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+# How long NIXL's thread waits at most for its sockets before it checks its other queues.
 POLL_US = 100_000
-"""NIXL's thread waits this long at most for its sockets before it looks at its other queues."""
 
 
 class MendedWorker(CPUWorker):  # type: ignore[misc]
-    """Computes as vLLM's own does."""
+    """A worker that computes as vLLM's own does, with the corrections above."""
 
     def init_device(self) -> None:
-        """Before KV connectors come to be."""
+        # This runs before KV connectors are created.
         _let_nixl_wait()
         super().init_device()
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
-        """Make the KV cache and its connector, on the cores that were allowed before.
+        """Create the KV cache and its connector, then restore the cores that this thread may use.
 
-        NIXL's connector binds the thread that makes it to the last core of the machine, to copy there beside those
-        that compute; but that thread computes, and every worker here does the same.
+        NIXL's connector binds the thread that creates it to the last core of the machine, for copying beside
+        threads that compute. But this thread computes, and every worker on the machine does the same.
         """
         cores = os.sched_getaffinity(0)
         super().initialize_from_config(*args, **kwargs)
         os.sched_setaffinity(0, cores)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Draw for the sequences whose prompt is whole, and for the others what is thrown away.
+        """Sample without the generators of sequences whose prompt is not whole yet; their samples are dropped anyway.
 
-        vLLM draws for all of them and rewinds the generators of those others, and dies of it: a CPU's generator has
-        no offset.
+        vLLM samples for all of them and rewinds these generators. That fails, since a CPU's generator has no
+        offset.
         """
         if self.use_v2_model_runner:
             return super().sample_tokens(grammar_output)
@@ -52,7 +52,7 @@ class MendedWorker(CPUWorker):  # type: ignore[misc]
 
 
 def _let_nixl_wait() -> None:
-    """NIXL's thread asks its sockets for news without a pause, which takes a core from those that compute."""
+    # By default NIXL's thread polls its sockets without a pause, which takes a core from those that compute.
     agent_class = nixl_utils.NixlWrapper
     if agent_class is None:
         return

@@ -1,4 +1,4 @@
-"""vLLM's environment in a worker: read by vLLM here, and in the processes that it starts. Pure, without vLLM."""
+"""vLLM's environment in a worker and in the processes that vLLM starts. Pure, without vLLM."""
 
 from collections.abc import Mapping
 
@@ -7,14 +7,14 @@ from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, RE
 
 
 def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
-    """Variables to set where a person has not."""
+    """Return the variables to set unless the user has set them."""
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(max(config.kv_lease_ms // 1000, 1)),
     }
     if not on_cpu:
-        # Where it finds no NVLink, as on one GPU, UCX reads by CUDA IPC only if it is told to, and by TCP else.
+        # Without NVLink, as on a single GPU, UCX reads over TCP unless CUDA IPC is enabled explicitly.
         environment["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
     else:
         environment |= {
@@ -27,7 +27,10 @@ def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
 
 
 def own(*, host: str, nixl_port: int, mooncake_port: int, revision: str, worker_pid: int) -> Mapping[str, str]:
-    """What nobody else may choose. A process that was forked would not load the plug-in: its parent had done so."""
+    """Return the variables that users cannot choose.
+
+    Processes are spawned, since a forked one would not load the plug-in that its parent has already loaded.
+    """
     return {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": host,

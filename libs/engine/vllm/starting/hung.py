@@ -1,4 +1,4 @@
-"""Ends the processes of a start that takes too long, and says where each of them stood. Linux; without vLLM."""
+"""Ending of a start that takes too long, with the place where each of its processes hung. Linux; without vLLM."""
 
 import contextlib
 import os
@@ -12,25 +12,25 @@ from typing import Final
 from libs.engine.vllm.plugin import FOLDER_VARIABLE, STACK_FILE, STACK_SIGNAL
 
 PROC: Final = Path("/proc")
+# How long processes may take to write their stacks.
 STACK_S: Final = 1.0
-"""How long processes may take to write where they stand."""
 LOOK_S: Final = 0.01
+# Passes over the processes to kill: one that is about to exec shows no environment for a moment.
 LOOKS: Final = 3
-"""For processes to be killed: one that is about to run its program shows no environment for a moment."""
+# Upper bound of the processes that the error names.
 MAX_NAMED: Final = 3
-"""Processes that a sentence names."""
+# Python's own helper, which ends by itself and serves other processes too.
 TRACKER: Final = b"resource_tracker"
-"""Python's own helper, which ends by itself and serves others too."""
 FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 
 def started_processes(folder: str) -> list[int]:
-    """All processes that were started with this folder for their reports, oldest first."""
+    """Return the processes that were started with this folder for their reports, oldest first."""
     return sorted(pid for pid in _pids() if pid != os.getpid() and _is_of(pid, folder))
 
 
 def end_start(*, explain: bool) -> list[str]:
-    """Kill what the start under way has started; where each process stood, if that is to be known."""
+    """Kill the processes of the start under way. With `explain`, return where each of them hung."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:  # nothing is started yet
         return []
@@ -45,7 +45,7 @@ def end_start(*, explain: bool) -> list[str]:
 
 
 def sentence(limit_s: float, stage: str, stood: list[str]) -> str:
-    """Why the worker does not start."""
+    """Return the error message for a start that took too long."""
     where = f": {'; '.join(stood[-MAX_NAMED:])}" if stood else ""
     return (
         f"vLLM has not started within {limit_s:g} s and its processes are ended, while {stage}{where}. Their log says"
@@ -60,27 +60,26 @@ def _pids() -> Iterator[int]:
 def _is_of(pid: int, folder: str) -> bool:
     try:
         environ, command = (PROC / str(pid) / "environ").read_bytes(), (PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:  # another user's, or gone
+    except OSError:  # it belongs to another user, or has ended
         return False
     return f"{FOLDER_VARIABLE}={folder}".encode() in environ.split(b"\0") and TRACKER not in command
 
 
 def _stacks(folder: Path, pids: list[int]) -> list[str]:
     files = {pid: folder / STACK_FILE.format(pid=pid) for pid in pids}
-    asked = {
-        pid: file for pid, file in files.items() if file.exists()
-    }  # the signal would kill a process without a handler
-    for pid in asked:
+    # The signal would kill a process that has no handler yet.
+    signalled = {pid: file for pid, file in files.items() if file.exists()}
+    for pid in signalled:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACK_SIGNAL)
     until = time.monotonic() + STACK_S
-    while not all(_innermost(file) for file in asked.values()) and time.monotonic() < until:
+    while not all(_innermost(file) for file in signalled.values()) and time.monotonic() < until:
         time.sleep(LOOK_S)
-    return [f"process {pid} in {frame}" for pid, file in asked.items() if (frame := _innermost(file))]
+    return [f"process {pid} in {frame}" for pid, file in signalled.items() if (frame := _innermost(file))]
 
 
 def _innermost(file: Path) -> str:
-    """The frame that runs, by a dump of faulthandler's; empty: there is none yet."""
+    """Return the innermost frame in a dump of faulthandler; empty if there is none yet."""
     with contextlib.suppress(OSError):
         if found := FRAME.search(file.read_text(errors="replace")):
             name = found["file"].rpartition("site-packages/")[2]

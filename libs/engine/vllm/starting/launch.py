@@ -1,4 +1,6 @@
-"""From our configuration to a running EngineCore. Imports vLLM: only ever on the thread that starts it."""
+"""Start of EngineCore from the worker's configuration. Imports vLLM, so only the starting thread imports this
+module.
+"""
 
 import contextlib
 import os
@@ -41,19 +43,20 @@ from libs.perfmodel.utilisation import Compute
 from libs.policy.worker.kv_widths import KvSplit, width_class
 from libs.runtime.net.ports import held_port
 
+# vLLM's attention on CPUs needs blocks of a multiple of this.
 CPU_BLOCK_TOKENS = 32
-"""vLLM's attention on CPUs takes blocks of a multiple of this."""
+# Tokens that every engine can compute in a step, even with a smaller chunk, so that prefill can be measured up to
+# them.
 MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
-"""What a step can compute at least, however small the chunk is that it is held to: as far as prefill is measured."""
+# vLLM's methods of speculation that need no weights.
 WEIGHTLESS_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
-"""vLLM's ways to speculate by the tokens alone."""
 LOOPBACK = "localhost"
+# An address that is never assigned (RFC 5737).
 SOMEBODY = "192.0.2.1"
-"""An address of nobody's (RFC 5737)."""
 
 
 def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, StartedCore]:
-    """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
+    """Start EngineCore and wait until it serves. Raise StartupError, or whatever vLLM raises."""
     with _prepared(config, identity) as (vllm_config, connector, bootstrap):
         compute = compute_of(config, vllm_config)
         client, shown, handshake, kv = _client(vllm_config)
@@ -64,7 +67,9 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
-    """Start this node's share of an engine and return once it has ended. Raises StartupError, or what vLLM raises."""
+    """Start this node's part of an engine, and return once it has ended. Raise StartupError, or whatever vLLM
+    raises.
+    """
     with _prepared(config, identity) as (vllm_config, _, _), starting() as files:
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
         try:
@@ -77,9 +82,9 @@ def follow(config: EngineConfig, identity: EngineIdentity) -> None:
 
 @contextlib.contextmanager
 def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[VllmConfig, Connector, str]]:
-    """Checks what is asked for, sets vLLM's environment; its configuration, and where its connector is asked.
+    """Check the configuration and set vLLM's environment. Yield vLLM's configuration, the connector and its URL.
 
-    The connector's ports are held while the context is open: its processes listen there once they have loaded.
+    The connector's ports are held while the context is open. Its processes listen there once they have loaded.
     """
     if not vllm.__version__.startswith(SUPPORTED):
         raise StartupError(
@@ -103,7 +108,9 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, DummySteps], str, KvFacts]:
-    """Connected to an EngineCore that serves; what it shows of its steps, its handshake, and its KV."""
+    """Return a client of a serving EngineCore, the memory in which it shows its steps, its handshake, and its KV
+    facts.
+    """
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
@@ -118,7 +125,7 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, DummyS
 
 
 def _reachable(identity: EngineIdentity) -> str:
-    """Where other engines ask this one how to reach its memory: an address of the worker's, as a number."""
+    """Return the numeric address at which other engines reach this one's connector, from the worker's address."""
     name = identity.address.rpartition(":")[0].strip("[]") or LOOPBACK
     try:
         host = socket.gethostbyname(name)
@@ -127,12 +134,12 @@ def _reachable(identity: EngineIdentity) -> str:
             f"this worker's address {name!r} has no number: set FULCRUM_WORKER_ADVERTISE to one that others reach"
         ) from None
     if host.startswith("127.") and name != LOOPBACK and not name.startswith("127."):
-        host = _outward() or host  # Debian gives a machine's own name an address that no other machine reaches
+        host = _outward() or host  # Debian maps a machine's own name to a loopback address
     return host
 
 
 def _outward() -> str:
-    """The address from which this machine would speak to others; empty without a network. Nothing is sent."""
+    """Return this machine's source address towards other networks; empty without a network. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((SOMEBODY, 9))
@@ -143,8 +150,10 @@ def _outward() -> str:
 
 
 def _check_device(config: EngineConfig) -> None:
-    """Raises StartupError for arguments that no worker can have, and where vLLM sees less than they ask for: it would
-    say so in many lines, or not at all."""
+    """Raise StartupError for impossible arguments, and if vLLM finds fewer devices than requested.
+
+    vLLM itself would report the latter in many lines, or not at all.
+    """
     wants_gpu = config.device.startswith("cuda")
     if current_platform.is_unspecified() or (wants_gpu and not current_platform.is_cuda_alike()):
         raise StartupError(
@@ -168,10 +177,12 @@ def _check_device(config: EngineConfig) -> None:
 
 
 def _check_rendezvous(host: str, port: int) -> None:
-    """Raises StartupError where another data-parallel group of this node listens already: its ranks would be taken for
-    this one's, or this one would wait for its own for ever."""
+    """Raise StartupError if another data-parallel group of this node already listens at this address.
+
+    Its ranks would be taken for this group's, or this group would wait for its own forever.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has just ended is no hindrance
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores sockets of a process that has just ended
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -182,7 +193,7 @@ def _check_rendezvous(host: str, port: int) -> None:
 
 
 def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
-    """vLLM's own configuration, built and checked by vLLM, nothing loaded. Raises StartupError, or what vLLM raises."""
+    """Build vLLM's own configuration, without loading anything. Raise StartupError, or whatever vLLM raises."""
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.block_size_tokens % CPU_BLOCK_TOKENS:
         raise StartupError(
@@ -263,14 +274,16 @@ def _capabilities(
 
 
 def _drafts_by_weights(vllm_config: VllmConfig) -> bool:
-    """Whether it speculates by weights of a draft model: like an adapter's, vLLM's `reload_weights` does not read them
-    again."""
+    """Return whether it speculates with a draft model, whose weights vLLM's `reload_weights` does not read again."""
     speculative = vllm_config.speculative_config
     return speculative is not None and speculative.method not in WEIGHTLESS_DRAFTS
 
 
 def kv_layout(vllm_config: VllmConfig, connector: Connector, facts: KvFacts, handshake: str = "") -> str:
-    """Equal for engines that can read each other's blocks; `handshake`: what NIXL compares before it does."""
+    """Return a name that is equal for engines that can read each other's blocks.
+
+    `handshake` is a digest of what NIXL compares before it reads.
+    """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     heads = model.get_total_num_kv_heads()
     split = KvSplit(

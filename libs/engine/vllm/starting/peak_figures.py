@@ -1,4 +1,6 @@
-"""What utilisation is reckoned from, by vLLM's own figures of a model. Imports vLLM: for the thread that starts it."""
+"""Inputs for computing utilisation, from vLLM's own figures of a model. Imports vLLM: for the thread that starts
+it.
+"""
 
 from dataclasses import replace
 
@@ -17,8 +19,11 @@ FLOPS_A_PARAMETER = 2
 
 
 def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
-    """Compute of a dense model whose weights are as wide as its arithmetic; None for others, whose tokens use a part of
-    the weights, or whose weights are packed. Its KV is known only once EngineCore serves (`with_kv`)."""
+    """Return the compute of a dense model without quantisation; None for others.
+
+    Tokens of a mixture of experts use only part of the weights, and quantised weights are narrower than the
+    arithmetic. KV is left out, since it is known only once EngineCore serves (`with_kv`).
+    """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.quantization is not None or model.is_moe:
         return None
@@ -30,7 +35,7 @@ def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
     layers, heads = model.get_total_num_hidden_layers(), model.get_num_attention_heads(parallel)
     width = layers * heads * model.get_head_size() * parallel.tensor_parallel_size
     device = torch.device(vllm_config.device_config.device_type)
-    if device.type == "cpu":  # as EngineCore will compute, on as many threads
+    if device.type == "cpu":  # measure with as many threads as EngineCore will use
         torch.set_num_threads(config.threads or 1)
     flops_per_s, bytes_per_s = device_peaks(device, model.dtype)
     return Compute(
@@ -45,7 +50,7 @@ def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
 
 
 def with_kv(compute: Compute, kv: KvShape) -> Compute:
-    """The same, with what steps read of KV."""
+    """Return a copy with the bytes of KV that steps read."""
     return replace(
         compute,
         kv_token_bytes=kv.token_bytes,

@@ -1,4 +1,4 @@
-"""What vLLM's processes leave for the worker while they start, as files: that they are its own, and why they cannot."""
+"""Files that vLLM's processes leave for the worker while they start: that the plug-in is loaded, and errors."""
 
 import contextlib
 import os
@@ -21,30 +21,30 @@ from libs.engine.vllm.plugin import (
     REGISTERED_FILE,
 )
 
+# Name of the plug-in's entry point.
 PLUGIN = "fulcrum"
-"""Name of the plug-in's entry point."""
+# vLLM loads only the plug-ins named in this variable, or all if it is unset.
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
-"""vLLM loads those that it names, and all without it."""
 
 
 class Starting:
-    """The folder, as long as they start."""
+    """The folder for these files, which exists during the start."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def board(self) -> Path:
-        """Where EngineCore shows which step runs."""
+        """The file in which EngineCore publishes the running step."""
         return self._folder / BOARD_FILE
 
     @property
     def dummies(self) -> Path:
-        """Where it shows which dummy steps have ended."""
+        """The file in which EngineCore publishes ended dummy steps."""
         return self._folder / DUMMIES_FILE
 
     def check(self, pids: Iterable[int]) -> None:
-        """Raises StartupError unless each of these processes has loaded the plug-in: others outlive the worker."""
+        """Raise StartupError unless each process has loaded the plug-in, without which it could outlive the worker."""
         if not all((self._folder / REGISTERED_FILE.format(pid=pid)).exists() for pid in pids):
             raise StartupError(
                 f"vLLM has not loaded the plug-in {PLUGIN!r}, without which its processes outlive this worker: install"
@@ -52,16 +52,16 @@ class Starting:
             )
 
     def kv(self) -> KvFacts:
-        """What EngineCore has written of its KV before it serves."""
+        """Return the facts of its KV that EngineCore wrote before it served."""
         return msgspec.json.decode((self._folder / KV_FILE).read_bytes(), type=KvFacts)
 
     def handshake(self) -> str:
-        """A digest of what NIXL compares before it pulls blocks; empty where there is no NIXL."""
+        """Return a digest of what NIXL compares before it pulls blocks; empty without NIXL."""
         seen = {file.read_text() for file in self._folder.glob(HANDSHAKE_FILE.format(pid="*"))}
         return blake2b(" ".join(sorted(seen)).encode(), digest_size=4).hexdigest() if seen else ""
 
     def cause(self) -> str | None:
-        """What kept the first of them from starting; None: none has said."""
+        """Return the error of the process that failed first; None if there is none."""
         with contextlib.suppress(OSError):
             return (self._folder / CAUSE_FILE).read_text()
         return None
@@ -69,7 +69,9 @@ class Starting:
 
 @contextlib.contextmanager
 def starting() -> Iterator[Starting]:
-    """Start processes in this context. What they say of an error is raised in its place, as RuntimeError."""
+    """Provide the folder for processes started in this context. Raise the error that they leave there as
+    RuntimeError.
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER_VARIABLE] = folder
         here = Starting(Path(folder))
@@ -85,7 +87,7 @@ def starting() -> Iterator[Starting]:
 
 
 def check_plugins(environ: Mapping[str, str]) -> None:
-    """Raises StartupError where a person's choice of plug-ins leaves out ours."""
+    """Raise StartupError if the user's choice of plug-ins leaves out ours."""
     chosen = environ.get(PLUGINS_VARIABLE)
     if chosen is not None and PLUGIN not in chosen.split(","):
         raise StartupError(f"{PLUGINS_VARIABLE} is {chosen!r}: name {PLUGIN!r} in it too, or leave it unset")

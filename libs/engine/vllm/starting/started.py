@@ -1,5 +1,3 @@
-"""What starting EngineCore brings."""
-
 from dataclasses import dataclass
 
 from libs.engine.port import Capabilities
@@ -10,13 +8,13 @@ from libs.engine.vllm.scheduling.running_step import Board
 
 @dataclass(frozen=True, slots=True)
 class StartedCore:
-    """What is known once EngineCore serves."""
+    """The properties of an EngineCore that serves, and what it shares with the worker."""
 
     capabilities: Capabilities
     device: str
     handing: Handing
-    """How it hands sequences over."""
+    """The connector by which it hands sequences over."""
     board: Board
-    """Which step it runs."""
+    """The board that shows its running step."""
     dummies: DummySteps
-    """Which dummy steps it has run."""
+    """The ring with the dummy steps that it has run."""
