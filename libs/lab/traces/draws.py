@@ -76,7 +76,7 @@ def on_off_ns(rng: np.random.Generator, rate: float, on_s: float, off_s: float, 
 
 
 def swell_ns(rng: np.random.Generator, rate: float, seconds: float) -> Whole:
-    """Draw Poisson arrivals whose rate rises from zero to `rate` halfway through and falls again, as a raised cosine."""
+    """Draw Poisson arrivals whose rate rises from zero to `rate` halfway and falls again, as a raised cosine."""
     check_count(rate * seconds)
     times_s = rng.uniform(0, seconds, int(rng.poisson(rate * seconds)))
     height = (1 - np.cos(2 * np.pi * times_s / seconds)) / 2

@@ -105,7 +105,7 @@ def _log(source: Source, form: _LogFormat, start_s: float, end_s: float) -> Trac
 def _window(
     source: Source, rows: Iterator[TraceRequest], zero_ns: int, start_s: float, end_s: float
 ) -> list[TraceRequest]:
-    """Return the requests in the window, renumbered and timed from its start. Reading stops at the end of the window."""
+    """Return the requests in the window, renumbered and timed from its start. Reading stops at its end."""
     start_ns = zero_ns + round(start_s * _SECOND_NS)
     requests: list[TraceRequest] = []
     for row in rows:

@@ -40,9 +40,9 @@ def scale_rate(trace: Trace, factor: float, method: ScaleMethod, seed: int) -> T
     - compress: replay the same requests in 1/factor of the time, think times included. Bursts get steeper and daily
       patterns shorter; the requests that share prefixes stay the same.
     - superpose: overlay copies of the trace on the same time span, each rotated by a random offset, with hash ids and
-      conversations of its own. Copies share nothing and bursts average out. A fractional copy is a random choice, of whole
-      conversations where there are some. A copy's conversation that crosses the end is split in two, and the later part
-      begins anew at the trace's start.
+      conversations of its own. Copies share nothing and bursts average out. A fractional copy is a random choice, of
+      whole conversations where there are some. A copy's conversation that crosses the end is split in two, and the
+      later part begins anew at the trace's start.
     """
     if method not in get_args(ScaleMethod):
         raise InvalidRequest(f"no method {method!r}: there are {' and '.join(get_args(ScaleMethod))}")
