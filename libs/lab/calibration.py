@@ -12,7 +12,7 @@ from libs.perfmodel.profiles import Profile
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The measurements published by one worker."""
+    """What one worker has measured and published about itself."""
 
     worker_id: str
     engine: str

@@ -47,7 +47,7 @@ MAX_WAITING: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """The complete input of a run."""
+    """Everything that the result of a run depends on."""
 
     trace: Trace
     hardware: Hardware
@@ -55,9 +55,8 @@ class Experiment:
     slo: SloSpec
     seed: int = 1
     interference: float | None = None
-    """Overrides the interference of the profile."""
+    """A replacement for the interference of the profile."""
     link_gbps: float = LINK_GBPS
-    """Bandwidth of each GPU's link."""
     hop_ms: float = HOP_MS
     lookup_ms: float = LOOKUP_MS
     max_sequences: int = MAX_SEQUENCES
@@ -72,9 +71,7 @@ class Experiment:
     closed_loop: bool = False
     """Whether later turns of a session wait for the previous answer and the think time."""
     losses: Sequence[PlannedLoss] = ()
-    """Workers that die during the run."""
     moves: Sequence[PlannedMove] = ()
-    """Changes of role at given times."""
     refused: frozenset[int] = frozenset()
     """Numbers of the requests that are rejected on arrival."""
     wrong: Wrong = field(default_factory=Wrong)
@@ -178,8 +175,6 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class LabReport:
-    """The result of a run."""
-
     policy: str
     roles: str
     """The split of roles at the start, e.g. "9:7"."""

@@ -42,7 +42,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A schedule with its result."""
+    """A schedule together with the report and answers of its run."""
 
     schedule: Schedule
     report: LabReport

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from libs.lab.experiment import LabReport
 
 STEP: Final = 1.05
-"""The ratio of neighbouring rates."""
+"""The ratio of one rate to the next lower one."""
 LEAP: Final = 4
 """Steps taken at once while the edge is far."""
 WANTED: Final = 0.9

@@ -26,7 +26,7 @@ MOST_WORKERS: Final = 4
 
 Result = TypeVar("Result")
 Note = Callable[[str], None]
-"""Report a line of progress."""
+"""A callback that receives a line of progress."""
 
 
 def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> LabReport:

@@ -180,7 +180,7 @@ class LabCore(Core):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that could be allocated now."""
+        """The number of blocks that could be allocated now."""
         return self._pool.available
 
     def stepping(self, going_on: bool, now_ns: int) -> None:

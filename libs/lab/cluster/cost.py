@@ -16,7 +16,6 @@ class Coast:
 
     start_ps: int
     first_ps: int
-    """The duration of the first step."""
     growth_ps: int
     """The increase in duration from each step to the next."""
 

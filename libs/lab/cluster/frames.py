@@ -53,7 +53,6 @@ class Coasted:
     coast: Coast
     steps: int
     load: EngineLoad
-    """The load after the last step."""
     submits_taken: int
     speed: Speed | None
     """The new speed, if it has changed; `steps` is 1 in that case."""

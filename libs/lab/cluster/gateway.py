@@ -43,7 +43,7 @@ class Borrowed:
 
     mover: RivalMover
     slo: Slo
-    """The SLO of a typical request."""
+    """The latency targets of a request of mean lengths."""
 
 
 class LabGateway:

@@ -36,14 +36,13 @@ class TracedGeneration(Generation):
 
     output_tokens: int = 1
     keys: Sequence[bytes] = ()
-    """Keys of the prompt's full blocks."""
     first_token_due_ns: int = 0
     tpot_target_ns: int = 0
 
 
 @dataclass(slots=True)
 class _Described:
-    """A worker's latest description of itself."""
+    """The parts of a worker's frames that describe it, as last received."""
 
     id: str
     assignment: Assignment
@@ -100,7 +99,6 @@ class LabLink:
         return False
 
     def view(self) -> WorkerView:
-        """Return the worker's state for binding."""
         reported = self.worker.reported_load(self._time.now_ps - self._hop_ps)
         if reported is not None:
             self.outlook.on_load_report(*reported, self._time.now_ns())
@@ -145,7 +143,7 @@ class LabLink:
         self._changed()
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
-        """Stop following a sequence."""
+        """Stop following a sequence, ending it at the worker if `abort`."""
         self._prompts.pop(sequence_id, None)
         self.outlook.ended(sequence_id)
         self._view = None
@@ -207,7 +205,7 @@ class LabLink:
     # ------------------------------------------------------------ what comes
 
     def take(self, frame: ToGateway) -> None:
-        """Apply a frame from the worker."""
+        """Apply the news of a frame to credits, load and assignment."""
         self._view = None
         if frame.assignment is not None:
             self._described.assignment = frame.assignment

@@ -59,7 +59,6 @@ class LabPlanner:
         self._computed_ns: deque[float] = deque(maxlen=WINDOW)
 
     def start(self) -> None:
-        """Start to decide in every period."""
         for worker in self._workers:
             worker.keep_recent_steps()
         self._look()

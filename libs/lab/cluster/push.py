@@ -29,7 +29,7 @@ _CHAIN_ROOT: Final = b"lab"
 
 @dataclass(eq=False, slots=True)
 class _Pushed:
-    """A request in progress."""
+    """A request in progress and the workers involved in it."""
 
     answer: LabAnswer
     keys: Sequence[bytes]

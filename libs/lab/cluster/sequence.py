@@ -49,7 +49,6 @@ class CountedRequest(EngineRequest):
     output_tokens: int = 1
     """The length at which the answer ends by itself, counted from the end of the prompt."""
     keys: Items[bytes] = ()
-    """Keys of the prompt's full blocks."""
     arrival_ns: int = 0
     """When the client sent the request, known to workers that order their prompts."""
     service_class: str = ""
@@ -62,7 +61,6 @@ class CountedSequence(Sequence):
     def __init__(self, request: CountedRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
         super().__init__(request, block_size_tokens=block_size_tokens, max_context_tokens=max_context_tokens)
         self.keys = request.keys
-        """Keys of the prompt's full blocks."""
         self._whole_length = request.prompt_tokens + request.output_tokens
         """The total length at which the trace ends it."""
         self.ends_at = min(self._whole_length, self.max_length)

@@ -153,7 +153,6 @@ class LabWorker:
         return sum(hosted.awaits_prompt for hosted in self._duties.hosted.values())
 
     def keep_recent_steps(self) -> None:
-        """Start to record steps for `take_recent_steps`."""
         self._device.recent_steps = []
 
     def take_recent_steps(self) -> list[tuple[StepWork, int]]:

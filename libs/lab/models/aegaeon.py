@@ -42,7 +42,7 @@ class AegaeonModel:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request and its progress."""
+    """A request with its progress so far."""
 
     t_s: float
     model: str

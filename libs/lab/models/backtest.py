@@ -53,8 +53,6 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BacktestSettings:
-    """The parameters of a backtest."""
-
     window_s: float = 60.0
     confidence: float = 0.99
     period_s: float = 3600.0
@@ -81,8 +79,6 @@ class ForecastSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backtest:
-    """The result of a backtest."""
-
     log: UsageLog
     settings: BacktestSettings
     use: Use

@@ -25,8 +25,6 @@ AFTER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The cost of loading a model."""
-
     bytes_per_s: float
     fixed_s: float
 

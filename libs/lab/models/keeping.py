@@ -38,7 +38,6 @@ class RuleResult:
     loads: int = 0
 
     def cost_gpu_s(self, cold_cost_gpu_s: float) -> float:
-        """Return the total cost in GPU-seconds."""
         return self.idle_gpu_s + cold_cost_gpu_s * self.cold_starts
 
 

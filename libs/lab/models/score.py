@@ -26,7 +26,7 @@ class ReserveScore:
     interval: tuple[float, float]
     """The 95 % interval of the coverage, by block bootstrap."""
     reserved_gpus: float
-    """The mean reservation over windows."""
+    """The reservation in GPUs, averaged over the windows."""
     cost: float
     """The mean reservation over that in hindsight."""
     keeps_confidence: bool

@@ -22,7 +22,7 @@ class UsageLog:
     t_s: Floats
     """Arrivals, counted from a zero at or before the first (see `read_usage`)."""
     model: Whole
-    """Indices into `models`."""
+    """Each request's model, as an index into `models`."""
     exec_s: Floats
     """Seconds from arrival to the last token."""
     models: Sequence[str]
@@ -44,7 +44,7 @@ class Use:
     peak_models: Whole
     """The most models in use at once."""
     peak_gpus: Floats
-    """The most GPUs needed at once."""
+    """The most GPUs needed at once by the models in use."""
     mean_models: Floats
     """The average number of models in use over time."""
     mean_gpus: Floats

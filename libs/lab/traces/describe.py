@@ -1,4 +1,4 @@
-"""Summary statistics of a trace."""
+"""Summary statistics of a trace: rates, lengths, prefix sharing and burstiness."""
 
 import math
 from collections import Counter

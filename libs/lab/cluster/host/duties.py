@@ -212,7 +212,7 @@ class Duties:
         self._budget = -1
 
     def forget(self) -> None:
-        """Reset everything learned, and all credits."""
+        """Reset credits and everything learned about requests and transfers."""
         self.credits = Credits()
         self._prompts, self._staying, self._hand_over_time = PromptLength(), Staying(), HandOverTime()
         self._waiting = GatewayDemand(self._waiting.gateway_id)

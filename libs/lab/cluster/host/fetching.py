@@ -23,12 +23,10 @@ class Owner(Protocol):
     """The callbacks to the worker that owns the KV."""
 
     @property
-    def down(self) -> bool:
-        """Whether the worker is dead."""
-        ...
+    def down(self) -> bool: ...
 
     def enter(self) -> None:
-        """Begin an event at the worker."""
+        """Begin an event at the worker, as `LabWorker.enter` does."""
         ...
 
     def leave(self) -> None:

@@ -14,7 +14,7 @@ class LabSequence:
     budget_tokens: int = 0
     """The role's prompt budget when the sequence was accepted."""
     new_tokens: int = 0
-    """Output tokens produced on this worker."""
+    """Output tokens produced since the sequence came to this worker."""
     weighed: bool = False
     """Whether moving the sequence has been considered under the present role."""
 

@@ -19,7 +19,7 @@ MAX_FETCHES: Final = 64
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """The transfer of one sequence's blocks."""
+    """The transfer of one sequence's blocks to one receiver."""
 
     sequence: CountedSequence
     held: Held
@@ -39,7 +39,7 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether all blocks have arrived."""
+        """Whether the source has finished the prompt and all blocks have arrived."""
         return not self.moving and self.held.whole and self.at >= len(self.held.blocks)
 
 

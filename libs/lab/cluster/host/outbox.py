@@ -9,7 +9,7 @@ from libs.policy.gateway.effects import Blocks
 
 
 class LabOutbox:
-    """The unsent changes of one worker."""
+    """The changes of one worker since its last frame."""
 
     def __init__(self, worker_id: str, shape: WorkerShape) -> None:
         self._worker_id = worker_id
@@ -35,7 +35,6 @@ class LabOutbox:
         self.load = self.assignment = self.speed = False
 
     def add(self, output: SequenceOutput) -> None:
-        """Add the output of a sequence."""
         self.tokens.extend(output.sequence_id for _ in output.token_ids)
         if not output.only_tokens and (happened := self._event(output)) is not None:
             self.happened.append(happened)

@@ -39,7 +39,6 @@ class WorkerShape:
 
     @property
     def hop_ps(self) -> int:
-        """The one-way delay in picoseconds."""
         return self.hop_ns * PS_PER_NS
 
     @property
@@ -53,8 +52,7 @@ class RunCounts:
     """Counters of one worker over the whole run."""
 
     prompt_tokens: int = 0
-    """Prompt tokens computed, including recomputed ones."""
+    """Prompt tokens computed, counting recomputed ones each time."""
     decode_tokens: int = 0
     steps: int = 0
     moves: int = 0
-    """The number of role changes."""
