@@ -1,7 +1,7 @@
-"""Transactions of one partition: records, and how far its work is, by a producer that is opened anew after a refusal.
+"""Transactions of one partition, which hold records and the progress of its work.
 
-The transactional id belongs to the partition, not to the member: whoever opens it fences whoever had it before, also
-one that does not know yet that it has lost it. Only then is read what has been committed.
+The transactional id belongs to the partition, not to the member. Opening it fences the former owner, even one that
+has not noticed the loss, and committed progress is read only then. After a refusal the producer is opened again.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ TOPIC_ERRORS = (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
-"""What is the fault of a topic, or of what is written to it, rather than of the broker."""
+"""Errors caused by a topic, or by what is written to it, rather than by the broker."""
 
 
 class Transactions:
-    """One at a time, for as long as nobody else opens those of the partition."""
+    """A sequence of transactions, possible for as long as nobody else opens the partition's transactional id."""
 
     def __init__(
         self,
@@ -61,19 +61,22 @@ class Transactions:
         self._held = AsyncExitStack()
         self._producer: AIOKafkaProducer
         self._there: set[str] = set()
-        """Topics of clients that this producer has found."""
+        """Clients' topics that this producer has found to exist."""
         self.committed: OffsetAndMetadata = NONE
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """From here on nobody else commits here, and `committed` is where to begin."""
+        """Fence other producers of the partition, and set `committed` to where work begins."""
         async with self._held:
             self.committed = await self._take()
             yield
 
     async def commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
-        """All of it, or nothing: raises TopicRefused when a client's topic does not take its records, TooLargeForTopic
-        where that is for the size of one."""
+        """Commit everything or nothing.
+
+        Raises TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
+        too large.
+        """
         raws = [item for item in produced if isinstance(item, Raw)]
         try:
             # Before anything is sent: aiokafka refuses to send once a topic has failed while another was looked for.
@@ -91,9 +94,9 @@ class Transactions:
         self.committed = offset
 
     async def _need_topic(self, name: str) -> None:
-        """Raises one of TOPIC_ERRORS when the broker has no such topic, and another KafkaError when none answers.
+        """Raise one of TOPIC_ERRORS if the topic does not exist, and another KafkaError if no broker answers.
 
-        Looked for before this producer names it for the first time, which could make it.
+        The check precedes the producer's first use of the name, which could create the topic.
         """
         if name not in self._there:
             if not await named_partitions(self._admin, name):
@@ -108,7 +111,7 @@ class Transactions:
                 raise
 
     async def _send_raw(self, raws: Sequence[Raw]) -> None:
-        """All of them, or the transaction is no more: raises TopicRefused."""
+        """Send all records, or end the transaction and raise TopicRefused."""
         begun: set[str] = set()
         sent: list[asyncio.Future[object]] = []
         topic = ""
@@ -127,24 +130,26 @@ class Transactions:
             raise _refused(topic, error) from error
 
     async def _renew(self) -> None:
-        """End the transaction by opening a new producer; raises BrokerAway when another member has been at work here.
+        """End the transaction by opening a new producer. Raises BrokerAway if another member has worked here.
 
-        aiokafka's own abort will not do: the sequence numbers of refused records are lost to it, and a topic that may
-        not be written to makes it forget what else the transaction has.
+        aiokafka's own abort is not enough: it loses the sequence numbers of refused records, and a topic that may
+        not be written to makes it forget what else the transaction holds.
         """
         await self._held.aclose()
         if await self._take() != self.committed:
             raise BrokerAway(f"{self._partition} has gone on without this member")
 
     async def _take(self) -> OffsetAndMetadata:
-        """Open a producer, which ends what another one of the partition has open. What is committed from here on."""
+        """Open a producer, which ends open transactions of any other for the partition, and return the committed
+        offset.
+        """
         opening = open_transactions(self._bootstrap, self._client_id, f"{self._group}.{self._partition.partition}")
         self._there.clear()
         self._producer = await self._held.enter_async_context(opening)
         return (await committed_offsets(self._admin, self._group, [self._partition]))[self._partition]
 
     async def _send(self, item: Produced) -> "asyncio.Future[object]":
-        """Until it is on its way; its future tells whether the broker has it."""
+        """Send a record and return the future of the broker's confirmation."""
         if isinstance(item, Raw):
             sending = self._producer.send(item.topic, item.value, key=item.key)
         else:

@@ -54,7 +54,7 @@ class LoadTimes(Struct, frozen=True, omit_defaults=True):
 
 
 class ModelUse(Struct, frozen=True, omit_defaults=True):
-    """One gateway's use of a model."""
+    """One gateway's use of a model, as it reports it."""
 
     arrivals: int = 0
     """The number of requests since the gateway started."""
