@@ -165,5 +165,5 @@ def _remove(container: Any) -> None:
     except NotFound:
         return
     except APIError as error:
-        if error.status_code != HTTPStatus.CONFLICT:  # somebody else does it
+        if error.status_code != HTTPStatus.CONFLICT:  # another process is removing it
             raise

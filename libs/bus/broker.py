@@ -39,7 +39,7 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
     new = [NewTopic(t.name(cluster), t.partitions, copies, topic_configs=topic_settings(t, copies)) for t in missing]
     try:
         answer = await admin.create_topics(new)
-    except AttributeError as error:  # aiokafka's, while the cluster has no controller
+    except AttributeError as error:  # raised by aiokafka while the cluster has no controller
         raise BrokerAway("the cluster has no controller") from error
     for name, code, *reason in answer.topic_errors:
         if code not in (_OK, _TOPIC_EXISTS):

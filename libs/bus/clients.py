@@ -101,7 +101,7 @@ async def open_transactions(
     )
     try:
         await _start(producer.client.bootstrap())
-        # The rest of `producer.start`, which asks for as long as nobody answers. It can be cancelled at any moment: its
+        # The rest of `producer.start`, which retries until a coordinator answers. It can be cancelled at any time: its
         # connections are the client's, which is closed below.
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             await producer._sender.start()
@@ -110,7 +110,7 @@ async def open_transactions(
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await producer.stop()
-        except CONNECTION_ERRORS:  # it waits for what the broker will not take
+        except CONNECTION_ERRORS:  # stopping waits for records that the broker does not accept
             await producer._sender.close()
             await producer.client.close()
 
@@ -122,7 +122,7 @@ async def open_member(bootstrap: Brokers, client_id: str, group: str) -> AsyncIt
         **client_options(bootstrap),
         client_id=client_id,
         group_id=group,
-        group_instance_id=client_id,  # started again, it takes its own place in the group at once
+        group_instance_id=client_id,  # a restarted member regains its partitions at once
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
@@ -155,7 +155,7 @@ async def open_consumer(
         client_id=client_id,
         group_id=None,
         enable_auto_commit=False,
-        auto_offset_reset="earliest",  # of what is left, when retention has overtaken the position
+        auto_offset_reset="earliest",  # the earliest remaining record, if retention has passed the position
         isolation_level="read_uncommitted" if uncommitted else "read_committed",
         fetch_max_wait_ms=FETCH_WAIT_MS,
         request_timeout_ms=REQUEST_TIMEOUT_MS,

@@ -86,7 +86,7 @@ class KafkaLane:
             raise
 
     async def _commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
-        # One that fails is not aborted here: whoever opens the lane next has the broker do it.
+        # A failed transaction is not aborted here; opening the lane again makes the broker abort it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._transactions.commit(produced, offset)
 
@@ -160,8 +160,8 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             if begins < 0:
                 begins = (await self._consumer.beginning_offsets([partition]))[partition]
             self._consumer.seek(partition, begins)
-            # Not where committed records end: what its predecessor committed may come after a transaction that another
-            # lane's has left open, and is read once that is over.
+            # The end includes open transactions: its predecessor's commits may follow a transaction that another
+            # lane's predecessor has left open, and are readable once that has ended.
             lane = KafkaLane(
                 topic=self._topic,
                 partition=partition,

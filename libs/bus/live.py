@@ -36,7 +36,8 @@ class KafkaBackReader:
         """Yield the records with offsets in [start, end), which must be held. Raises one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         async for raw in read_span(self._consumer, part, start, end):
-            if (record := to_record(topic, raw, None)) is not None:  # unreadable ones count where they are read first
+            # Unreadable records are counted by their first reader.
+            if (record := to_record(topic, raw, None)) is not None:
                 yield record
 
 

@@ -66,7 +66,7 @@ def _context(settings: CommonSettings) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=settings.kafka_ca or None)
         if settings.kafka_cert:
             context.load_cert_chain(settings.kafka_cert, settings.kafka_key or None)
-    except OSError as error:  # ssl's own errors too
+    except OSError as error:  # this includes ssl's own errors
         raise StartupError(
             f"FULCRUM_KAFKA_CA, _CERT or _KEY cannot be read as PEM files: {error.strerror or error}"
         ) from None

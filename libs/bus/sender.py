@@ -26,7 +26,7 @@ PAUSE_S = 0.05
 # Above aiokafka's own timeout of a batch, and reached only if that one fails.
 SEND_TIMEOUT_S = 2 * REQUEST_TIMEOUT_MS / 1000
 
-# No attempt can succeed: such a record would hold up all others.
+# No attempt can succeed, and retrying such a record would block all others.
 _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicError)
 
 
@@ -94,7 +94,7 @@ class Sender:
         """Send until `finish`. Raises one of CONNECTION_ERRORS if the broker does not accept a batch."""
         while self._buffer or not self._closing:
             self._wake.clear()
-            # Sends before it waits: what the last connection did not get rid of has woken nobody.
+            # Send before waiting: records left over from the last connection have not set the event.
             while batch := self._buffer.take(MAX_BATCH_RECORDS):
                 await self._send_batch(producer, batch)
             if not self._closing:
@@ -112,7 +112,7 @@ class Sender:
         finally:
             self._in_flight = 0
             for confirmation in confirmations:
-                confirmation.cancel()  # one that comes too late is of no use: its record is sent again
+                confirmation.cancel()  # a late confirmation is useless, since its record is sent again
             unsent = [record for index, record in enumerate(batch) if not self._settled(confirmations, index)]
             self.dropped += self._buffer.put_back(unsent)
         if unsent:

@@ -170,7 +170,7 @@ class Subscription:
             if self._on_replayed is not None:
                 self._replay_ends = await consumer.end_offsets(found)
         elif found:
-            # A fetch that meets a closing connection can end aiokafka's fetching for good, and without a word.
+            # A fetch on a closing connection can end aiokafka's fetching for good without any error.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
             if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
@@ -213,7 +213,7 @@ class Subscription:
 
     async def _assign(self, consumer: AIOKafkaConsumer, found: set[TopicPartition]) -> None:
         """Read exactly these partitions, continuing known ones at their positions."""
-        self._behind.note(0.0, {}, {})  # what it knows of others is past
+        self._behind.note(0.0, {}, {})  # forget the state of the previous assignment
         taken_over = sorted(found & self._unwanted)
         new = sorted(found - self._positions.keys() - self._unwanted)
         if taken_over:
@@ -224,8 +224,8 @@ class Subscription:
             for partition, offset in offsets.items():
                 known = partition.partition < len(self._since)
                 self._positions[partition] = max(offset, self._since[partition.partition]) if known else offset
-        self._unwanted -= found  # once the broker has answered: a second try takes over the same ones
-        self._from_start = True  # what appears later is younger than the subscription
+        self._unwanted -= found  # only after the broker has answered, so that a retry takes over the same ones
+        self._from_start = True  # partitions that appear later are younger than the subscription
         self._positions = {partition: self._positions[partition] for partition in found}
         consumer.assign(sorted(found))
         for partition, offset in self._positions.items():

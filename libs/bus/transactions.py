@@ -79,7 +79,7 @@ class Transactions:
         """
         raws = [item for item in produced if isinstance(item, Raw)]
         try:
-            # Before anything is sent: aiokafka refuses to send once a topic has failed while another was looked for.
+            # Checked before anything is sent: aiokafka refuses to send after one topic's look-up has failed.
             for topic in dict.fromkeys(raw.topic for raw in raws):
                 await self._need_topic(topic)
         except TOPIC_ERRORS as error:
@@ -89,7 +89,7 @@ class Transactions:
         await self._send_raw(raws)
         await self._producer.send_offsets_to_transaction({self._partition: offset}, self._group)
         for sent in own:
-            await sent  # aiokafka commits without a record that the broker has refused, and does not tell
+            await sent  # aiokafka would commit without a refused record and without an error
         await self._producer.commit_transaction()
         self.committed = offset
 
@@ -105,7 +105,7 @@ class Transactions:
         try:
             await self._producer.partitions_for(name)
         except UnknownTopicOrPartitionError:
-            # aiokafka says so too when no broker has answered. This raises then.
+            # aiokafka raises this as well if no broker has answered. In that case the next call raises.
             found = await self._producer.client.fetch_all_metadata()
             if found.partitions_for_topic(name) is None:
                 raise
@@ -119,7 +119,7 @@ class Transactions:
             for raw in raws:
                 topic = raw.topic
                 sent.append(await self._send(raw))
-                if topic not in begun:  # its first record tells whether it may be written to
+                if topic not in begun:  # the first record shows whether the topic may be written to
                     begun.add(topic)
                     await sent[-1]
             for raw, acknowledged in zip(raws, sent, strict=True):
@@ -157,7 +157,7 @@ class Transactions:
             headers = [(SCHEMA_HEADER, record.schema)]
             sending = self._producer.send(record.topic, record.value, key=record.key, headers=headers)
         sent: asyncio.Future[object] = await sending
-        sent.add_done_callback(_look_at)  # those after one that failed are not waited for
+        sent.add_done_callback(_look_at)  # sends after a failed one are never awaited
         return sent
 
 

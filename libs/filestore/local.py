@@ -67,7 +67,7 @@ class LocalFiles:
         self._unread: frozenset[str] = frozenset()
         """Names whose description the latest scan could not read."""
         with suppress(OSError):  # each use of the store reports it
-            private_folder(folder, allowed=0o077)  # a volume's root is as its owner made it
+            private_folder(folder, allowed=0o077)  # a volume's root keeps its owner's permissions
             private_folder(folder / _DRAFTS, allowed=0o077)
 
     @asynccontextmanager
@@ -161,7 +161,7 @@ class LocalFiles:
                 self._scan()
                 self._scanned_s = time.monotonic()
                 if size > MAX_JOURNAL_BYTES:
-                    journal.unlink(missing_ok=True)  # then every process looks at all names once
+                    journal.unlink(missing_ok=True)  # every process then scans all names once
             elif known[1] < size:
                 with journal.open("rb") as file:
                     names = os.pread(file.fileno(), size - known[1], known[1]).decode(errors="replace")
@@ -177,9 +177,9 @@ class LocalFiles:
             for _ in range(NOTE_ATTEMPTS):
                 with os.fdopen(os.open(self._folder / _JOURNAL, flags, PRIVATE_FILE), "wb", buffering=0) as file:
                     file.write(f"{file_id}\n".encode())
-                    if os.fstat(file.fileno()).st_nlink:  # else it was begun anew meanwhile
+                    if os.fstat(file.fileno()).st_nlink:  # otherwise it was replaced in the meantime
                         return
-        except OSError as error:  # as on a full disk: the file is there all the same, and found within SCAN_S
+        except OSError as error:  # e.g. a full disk; the file exists all the same and is found within SCAN_S
             log.warning("a change of the file store could not be noted", file=file_id, error=str(error))
         self._journal_read = None
 
@@ -193,7 +193,7 @@ class LocalFiles:
     def _scan(self) -> None:
         """Read the new descriptions. An unreadable one does not affect the others."""
         with os.scandir(self._folder) as entries:
-            # A kept file is a folder that was renamed into its place, so another one has another inode.
+            # A file is a folder renamed into place, so that a new one has a new inode.
             inodes = {entry.name: entry.inode() for entry in entries if entry.name[0] != "."}
         unread: set[str] = set()
         for name in self._index.unread(inodes):
@@ -286,7 +286,7 @@ class LocalDraft:
 
     def discard(self) -> None:
         """Remove the draft unless it has been kept."""
-        with suppress(OSError):  # what a full disk did not take
+        with suppress(OSError):  # buffered bytes that do not fit on a full disk
             self._file.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
@@ -331,7 +331,7 @@ def _open(path: Path, first_byte: int) -> BinaryIO:
 
 
 def _remove(home: Path, aside: Path) -> None:
-    home.rename(aside)  # gone at once for all; its bytes follow
+    home.rename(aside)  # the file disappears at once, its bytes are freed later
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -121,7 +121,7 @@ class S3Files:
 
     async def of(self, tenant: str) -> list[FileInfo]:
         if self._measured_s == -math.inf:
-            await self.infos()  # copies that are missing have to be mended once
+            await self.infos()  # missing copies have to be repaired once
         await self._read_new(self._own(tenant), tenant)
         return self._index.of(tenant)
 
@@ -300,7 +300,7 @@ class S3Draft:
         if self._upload_id:
             if self._buffer:
                 await self._send(bytes(self._buffer))
-            self._written = True  # perhaps, whatever is replied
+            self._written = True  # the object may exist whatever the reply is
             await self._store.complete(self._content_key, self._upload_id, self._parts)
             self._upload_id = ""
         else:

@@ -61,7 +61,7 @@ def _costs(experiment: Experiment) -> Iterator[float]:
         tokens = request.input_tokens
         cached = min(cached, tokens - 1)
         context = tokens + request.output_tokens / 2
-        rough = 1 << max(int(context).bit_length() - 1, 6)  # shorter than it is: batches as large as could be
+        rough = 1 << max(int(context).bit_length() - 1, 6)  # rounded down, for the largest possible batch
         if rough not in batches:
             found = largest_batch(speed.step_time, experiment.slo.tpot_ns, rough, experiment.max_sequences)
             batches[rough] = max(found, 1)

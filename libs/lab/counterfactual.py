@@ -76,7 +76,7 @@ def counterfactual(
     policy = Policy("as it stood", lambda _: list(roles))
     after_ns = round((at_s - begin_s) * 1e9)
     without, with_it = (run(replace(around, moves=each), policy)[1].answers for each in ((), moves))
-    # Until the change the two are one: whoever had a first token by then it can neither help nor hurt.
+    # Both runs are identical up to the change, which cannot affect requests with an earlier first token.
     numbers = _open_at(without, after_ns)
     if not numbers:
         raise InvalidRequest("no request waited at the decision, and none came after it")

@@ -46,7 +46,8 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None,
         note(f"{split}: {report.score.slo_attainment:.1%} of requests good")
         return report
 
-    policy_named(with_split(name, 1, max(workers - 1, 1)), workers)  # whether there is anything to try
+    # Raises InvalidRequest if the name cannot have a split.
+    policy_named(with_split(name, 1, max(workers - 1, 1)), workers)
     return best_split(workers, guess or first_guess(experiment), attempt)
 
 
@@ -155,7 +156,7 @@ def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator
 def _side_by_side(
     call: Callable[[Experiment, str], Result], experiment: Experiment, names: Sequence[str], jobs: int
 ) -> Iterator[tuple[str, Result]]:
-    # Not by fork: what reads traces may have started threads.
+    # Do not fork, since reading traces may have started threads.
     pool = ProcessPoolExecutor(
         max(min(jobs, len(names)), 1), mp_context=get_context("spawn"), initializer=_start, initargs=(experiment,)
     )
@@ -164,7 +165,7 @@ def _side_by_side(
         for future in as_completed(asked):
             yield asked[future], future.result()
     finally:
-        for child in active_children():  # a run takes seconds to minutes: nobody waits for one that nobody wants
+        for child in active_children():  # a run takes up to minutes and its result is no longer needed
             child.kill()
         pool.shutdown(cancel_futures=True)
 
@@ -176,7 +177,7 @@ _shared: Experiment | None = None
 def _start(experiment: Experiment) -> None:
     global _shared  # noqa: PLW0603 (a process of a pool has nowhere else)
     _shared = experiment
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     quiet()
 
 

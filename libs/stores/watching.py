@@ -71,7 +71,7 @@ async def _watch_once(
 async def _subscribe(changes: PubSub, channel: str) -> None:
     await changes.subscribe(channel)
     while await changes.get_message(timeout=SUBSCRIBE_TIMEOUT_S) is None:
-        pass  # `in_time` ends it
+        pass  # bounded by `in_time`
 
 
 async def _wait_for_change(changes: PubSub, timeout_s: float, down: type[Exception]) -> None:

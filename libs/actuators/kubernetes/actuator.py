@@ -125,7 +125,7 @@ class KubernetesActuator:
                     case SetCosts(costs):
                         for name, cost in costs.items():
                             await self._api.set_cost(name, cost)
-                        return False  # a ReplicaSet's controller sees them about when our own watch does
+                        return False  # the ReplicaSet's controller sees them at about the same time as the watch
                     case SetReplicas(count):
                         try:
                             await self._api.set_scale(count, version)

@@ -282,7 +282,7 @@ class KubeApi:
             body = await response.read()
             if gone and response.status == HTTPStatus.NOT_FOUND:
                 body = b'{"metadata": {}}'
-            elif response.status >= HTTPStatus.BAD_REQUEST:  # the client looks only at answers that it reads itself
+            elif response.status >= HTTPStatus.BAD_REQUEST:  # the client checks only responses that it reads itself
                 raise ApiException(status=response.status, reason=_said(body) or response.reason)
             return msgspec.json.decode(body, type=answer)
 

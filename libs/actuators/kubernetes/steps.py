@@ -71,7 +71,7 @@ def next_step(pods: Sequence[Pod], replicas: int, wish: Wish, *, most: int, in_o
     if count == replicas:
         return None
     if count > replicas:
-        # What ends still holds its GPUs: the ReplicaSet may not have begun with some of it.
+        # Ending pods still hold their GPUs, and the ReplicaSet may not have begun to end some of them.
         ending = len(pods) - len(staying) + max(len(staying) - replicas, 0)
         target = min(count, most - ending)
         return SetReplicas(target) if target > replicas else Wait()

@@ -68,10 +68,8 @@ class PodView:
                 version = ""
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
-                if isinstance(
-                    error, ApiRefusal
-                ):  # a server that was put back to an older state knows no version of ours
-                    version = ""
+                if isinstance(error, ApiRefusal):
+                    version = ""  # a server restored to an older state does not have our version
                 if not self._failed:
                     log.warning("a Deployment's pods cannot be followed: asked again", error=str(error))
                 self._failed = str(error)

@@ -113,7 +113,7 @@ class LabAnswer:
 
 def _count_at_ends(late: Callable[[int], bool], coast: Coast, each_ps: int, steps: int) -> int:
     """Return the number of late steps in 1..steps, where lateness is convex in the step's number."""
-    # The least late step is where a step takes as long as the limit allows.
+    # Lateness is lowest where a step takes exactly as long as the limit allows.
     slack = each_ps - coast.first_ps
     turn = min(max(slack // coast.growth_ps + 1, 1), steps) if coast.growth_ps else (steps if slack > 0 else 1)
     if late(turn):

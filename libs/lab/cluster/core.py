@@ -131,7 +131,7 @@ class LabCore(Core):
         if not prompts and len(decodes) == len(self._sequences.at(Stage.DECODE)):
             steps = self._coasting_steps(decodes)  # type: ignore[arg-type]
             if steps >= MIN_COAST_STEPS:
-                self._pace.prompt_tokens(decodes, (), now_ns)  # which sees that no prompt stands
+                self._pace.prompt_tokens(decodes, (), now_ns)  # reset the pace, since no prompt waits
                 return DecodeSteps(decodes, steps)  # type: ignore[arg-type]
         return self._compose(decodes, prompts, now_ns)
 
@@ -152,7 +152,7 @@ class LabCore(Core):
                 return 0
             left = sequence.ends_at - sequence.length - 1
             most = min(most, left)
-        if most > each:  # only then it matters what room each has
+        if most > each:  # otherwise the space of each sequence does not matter
             room = min(sequence.room_tokens - sequence.length for sequence in decoding)
             most = max(each, min(most, room))
         return most

@@ -135,7 +135,8 @@ class LabGateway:
                 answer.fail(error)
                 self.ended += 1
 
-        looked_up = answer.request.input_tokens >= self._workers[0].shape.block_tokens  # or there is no block to find
+        # Shorter prompts have no full block to find.
+        looked_up = answer.request.input_tokens >= self._workers[0].shape.block_tokens
         if self._lookup_ps and looked_up and self._has_choice():
             self._time.in_ps(self._lookup_ps, submit)
         else:

@@ -215,7 +215,7 @@ class LabLink:
             prefill_grant, prefill_recall, decode_grant, decode_recall = frame.credit
             self.prefill.recall(prefill_recall)
             self.decode.recall(decode_recall)
-            self._return_credits()  # before the grant of the same frame, which is not what is asked back
+            self._return_credits()  # before the grant of the same frame, which must not be returned
             self.prefill.grant(prefill_grant)
             self.decode.grant(decode_grant)
         if frame.speed is not None:

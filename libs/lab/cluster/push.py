@@ -239,7 +239,7 @@ class PushGateway:
             worker.restart(move.role, move.budget_tokens, self._cost.start_ns)
             for pushed in there:
                 self._again(pushed)
-            # Blocks that waited there are gone: who was to pull them finds out by itself.
+            # Blocks that waited there are gone, which their readers find out by themselves.
         else:
             worker.set_role(move.role, move.budget_tokens)
         self._time.at_ps(self._time.now_ps + self._cost.start_ns * PS_PER_NS, self._retry)

@@ -249,7 +249,7 @@ def _next_turns(trace: Trace) -> dict[int, int]:
             sessions.setdefault(request.session, []).append(place)
     found: dict[int, int] = {}
     for places in sessions.values():
-        places.sort(key=lambda place: trace.requests[place].turn)  # where arrivals are out of order
+        places.sort(key=lambda place: trace.requests[place].turn)  # arrivals may be out of order
         found.update(pairwise(places))
     return found
 

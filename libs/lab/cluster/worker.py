@@ -214,7 +214,7 @@ class LabWorker:
         if (taken := self._duties.taken(role, budget_tokens)) is None:
             return False
         self.enter()
-        self.counts.moves += taken.role != self.assignment.role  # a budget alone is no move
+        self.counts.moves += taken.role != self.assignment.role  # a change of the budget alone is not a move
         self._duties.take(taken)
         self.leave()
         return True
@@ -252,7 +252,7 @@ class LabWorker:
         self._down = self._duties.draining = True
         self._forget_all()
         self._device.rest = Rest.IDLE
-        for reader, stream in readers:  # or they have it all by then
+        for reader, stream in readers:  # some readers may have everything by then
             self._time.in_ps(hop_ps, partial(reader.lost, stream))
         self._time.in_ps(hop_ps, partial(self._gateway.lost, self))
         self._time.in_ps(max(back_after_ns * PS_PER_NS, hop_ps), self._come_back)

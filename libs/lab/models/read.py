@@ -71,7 +71,7 @@ def _usage_rows(source: Source) -> Iterator[Row]:
         run_s = real(cells["exec_s"], "exec_s", 0, MAX_EXEC_S)
         if not cells["model"]:
             if not run_s:
-                return None  # Alibaba's log has requests that never got as far as a model
+                return None  # Alibaba's log has requests that never reached a model
             raise Fault("model is empty")
         gpus = real(cells[SIZE_COLUMN], SIZE_COLUMN, 0.125, MAX_GPUS) if has_size else 0.0
         return real(cells["t_s"], "t_s", 0, MAX_T_S), cells["model"], run_s, gpus

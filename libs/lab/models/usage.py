@@ -58,7 +58,7 @@ def spells(log: UsageLog, hold_s: float = 0.0) -> tuple[Floats, Floats, Whole]:
     order = np.lexsort((log.t_s, log.model))
     start, model = log.t_s[order], log.model[order]
     end = start + log.exec_s[order] + hold_s
-    # Models lie one after the other on one axis of ranks, so that a running maximum over all stays within each.
+    # Models occupy consecutive ranges of one axis of ranks, so that one running maximum serves all of them.
     ends, rank = np.unique(end, return_inverse=True)
     latest = ends[np.maximum.accumulate(rank + model * len(ends)) - model * len(ends)] if len(end) else end
     is_first = np.ones(len(start), dtype=bool)

@@ -86,7 +86,7 @@ class DynamoPlanner:
             _capped(ceil(demand_rps / rates[0]), current.prefill), _capped(ceil(demand_rps / rates[1]), current.decode)
         )
         total = current.prefill + current.decode
-        # A floor may lie below what there is; above, it gets what the other pool gives, as any wish does.
+        # A floor below the present count is accepted. Above it, the pool gets only what the other one gives up.
         return wanted if wanted.prefill + wanted.decode <= total else current.pinned(wanted)
 
     def set_floor(self, floor: ReplicaCounts) -> None:

@@ -240,7 +240,7 @@ class Recent:
             held = self._kv_tokens.setdefault(worker.index, deque(maxlen=PEAK_LOOKS))
             held.append(worker.kv_tokens)
             if not worker.ready:
-                held.clear()  # another pod
+                held.clear()  # a new replica is another pod
 
     def shape(self) -> RequestShape:
         inputs = [(each.mean_input_tokens, max(each.arrived, 1)) for each in self._intervals if each.mean_input_tokens]

@@ -21,7 +21,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "name": trace.name,
         "requests": len(trace.requests),
         "duration_s": duration_s,
-        # Gaps over the time that they fill: n arrivals span n - 1 of them.
+        # The number of gaps over their total time: n arrivals have n - 1 gaps.
         "rate_per_s": (len(trace.requests) - 1) / duration_s if duration_s else None,
         "input_tokens": _lengths([each.input_tokens for each in trace.requests]),
         "output_tokens": _lengths([each.output_tokens for each in trace.requests]),
@@ -69,7 +69,7 @@ def dispersion(trace: Trace, window_ns: int) -> float:
     if windows < 2:
         return math.nan
     places = np.fromiter((each.arrival_ns // window_ns for each in trace.requests), np.int64, len(trace.requests))
-    # Counts of windows with arrivals; the others add zeros, however many there are.
+    # Counts of windows with arrivals only; empty windows would add zeros.
     _, counts = np.unique(places[places < windows], return_counts=True)
     mean = float(counts.sum()) / windows
     if not mean:

@@ -84,13 +84,13 @@ def clock_tick_ms(stamps_ms: Sequence[int]) -> int:
     jumps = gaps[gaps > 2 * JITTER_MS]
     if len(jumps) < 2 or len(jumps) + 1 == len(stamps):
         return 0
-    # A low percentile, since ticks in which nothing came make longer jumps; then the mean over all of them, in which
-    # the jitter of each cancels, and of the periods near it the one that leaves the least.
+    # Begin with a low percentile, since ticks without requests make longer jumps. The mean over all jumps cancels
+    # their jitter. Of the periods near it, take the one that leaves the least.
     shortest = float(np.quantile(jumps, 0.1))
     about_ms = round(float(jumps.sum() / np.rint(jumps / shortest).sum()))
     periods = [about_ms + off for off in range(-JITTER_MS, JITTER_MS + 1) if about_ms + off > 4 * JITTER_MS]
     tick_ms = min(periods, key=lambda period: float(_off_tick_ms(stamps, period).mean()), default=0)
-    # Twice the jitter: the first stamp has its own.
+    # Twice the jitter, since the first stamp has its own.
     if not tick_ms or np.mean(_off_tick_ms(stamps, tick_ms) <= 2 * JITTER_MS) < ON_TICK_SHARE:
         return 0
     return tick_ms

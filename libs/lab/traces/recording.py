@@ -35,7 +35,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             if path.suffix != ".gz":
                 file.writelines(_encoded(trace))
                 return
-            # Without a name and a time inside, equal traces are equal files.
+            # The gzip header has no name and no time, so that equal traces are equal files.
             packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0)
             with packed, io.BufferedWriter(packed) as buffered:
                 buffered.writelines(_encoded(trace))

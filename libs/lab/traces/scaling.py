@@ -83,7 +83,7 @@ def _superposed(trace: Trace, factor: float, rng: np.random.Generator) -> tuple[
                 for each in requests
             ]
         laid.extend(requests)
-    # Sorting is stable: of equal arrivals those of an earlier copy come first, in their order.
+    # The sort is stable, so that equal arrivals keep the order of copies and of requests.
     laid.sort(key=_by_arrival)
     return _renumbered(laid)
 

@@ -49,7 +49,7 @@ def converse(
     """
     thinks_ns = np.rint(rng.exponential(think_s, len(requests)) * SECOND_NS).astype(np.int64)
     lengths = rng.geometric(1 / turns, len(requests))
-    # Ready at (ns), place; all are ready at first. The conversation at a place is None until its first turn.
+    # Pairs of ready time in ns and index; all are ready at first. A conversation is None until its first turn.
     ready = [(0, place) for place in range(min(open_sessions, len(requests)))]
     heapify(ready)
     current: list[_Conversation | None] = [None] * len(ready)

@@ -40,7 +40,7 @@ redis.call('SADD', KEYS[2], ARGV[3])
 redis.call('PUBLISH', KEYS[3], ARGV[3])
 return 1
 """
-# The gateway may have come back since the list was read.
+# The gateway may have returned since the list was read.
 _PRUNE: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
 """

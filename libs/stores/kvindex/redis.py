@@ -134,7 +134,7 @@ class RedisKvIndex:
 
     async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Update the store by the change alone, or by the whole mirror if the two may differ."""
-        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, also if this is cancelled
+        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, even on cancellation
         try:
             if not differs:
                 differs = await self._write_change(key, mirror, stored, removed) != len(mirror.blocks)

@@ -80,7 +80,7 @@ end
 return 1
 """
 )
-# A count of more than seven digits is nobody's: it would take every place from all others.
+# A count of more than seven digits is corrupt, and would use up the limit of all others.
 _HOLD: Final = """
 local now = redis.call('TIME')
 local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)

@@ -30,7 +30,7 @@ SHOWN_BYTES = 80
 T = TypeVar("T")
 
 # Incarnations are 20 digits, so that comparing text compares numbers: Lua's own are not exact beyond 2**53.
-# A key of another type, which only a stranger can have left, would refuse every command on it for ever.
+# A key of another type must be foreign, and would fail every command for ever.
 _OWN = """
 local function own(key, kind)
   local held = redis.call('TYPE', key).ok
@@ -56,7 +56,7 @@ if redis.call('DEL', KEYS[1]) + redis.call('SREM', KEYS[2], ARGV[1]) > 0 then
 end
 return 1
 """
-# The id goes only if its lease is still gone: the worker may have come back since the list was read.
+# The id is removed only while its lease is missing: the worker may have returned since the list was read.
 _PRUNE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
 """

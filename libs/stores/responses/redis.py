@@ -25,8 +25,8 @@ local function drop(id)
   return redis.call('ZREM', KEYS[2], id)
 end
 """
-# A key of another type, which only a stranger can have left, would keep every later response from being kept. Values
-# without their ends, and ends without their values, are of no use. A size that is no number is summed up anew.
+# A key of another type must be foreign, and would prevent all later responses from being stored. Values without expiry
+# times, and expiry times without values, are useless. A size that is not a number is summed up again.
 _KEEP: Final = (
     _START
     + """

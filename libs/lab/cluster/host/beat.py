@@ -70,7 +70,7 @@ class Beat:
     def _tick(self) -> None:
         self._ticks = False
         if self._device.last_coasted_ps > self._reported_ps:
-            return  # that step has reported it
+            return  # that step has reported the load
         if self._reported is None or _depths(self._device.core.load()) != _depths(self._reported):
             self._send_load()
 

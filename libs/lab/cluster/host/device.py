@@ -312,7 +312,7 @@ class Device:
         assert self._listener is not None
         decoding = coasting.decoding
         self._keep(coasting, steps, end_ps)
-        if self.recent_steps is not None:  # one stands for all of them
+        if self.recent_steps is not None:  # one entry represents all of them
             kv_tokens = sum(sequence.length for sequence in decoding)
             step_ns = (end_ps - coasting.coast.start_ps) // steps // PS_PER_NS
             self.recent_steps.append((StepWork(decode_sequences=len(decoding), decode_kv_tokens=kv_tokens), step_ns))

@@ -121,7 +121,7 @@ class Fetching:
             self._pull(stream)
 
     def _part_came(self, stream: Stream) -> None:
-        if self._awaits(stream):  # else it was aborted meanwhile
+        if self._awaits(stream):  # otherwise it has been aborted
             self._pull(stream)
 
     def _awaits(self, stream: Stream) -> bool:
