@@ -1,1 +1,1 @@
-"""What starts and ends workers when a planner wishes another number of them."""
+"""Actuators start and end workers when the planner requests another number of them."""

@@ -1,6 +1,7 @@
-"""The actuator over a Docker engine: started workers are containers like those of a Compose service, on standby.
+"""The actuator for a Docker engine, whose workers are standby containers modelled on those of a Compose service.
 
-They carry that project's labels, so that `docker compose down` takes them along. The engine itself restarts what dies.
+They carry the Compose project's labels, so that `docker compose down` removes them as well. The engine itself
+restarts containers that die.
 """
 
 import asyncio
@@ -19,24 +20,24 @@ from libs.runtime.tasks import end
 log = structlog.get_logger()
 
 SPARE: Final = "dev.fulcrum.spare"
-"""Label of containers that were started here: the worker's name."""
+"""The label of containers started by this actuator, whose value is the worker's name."""
 OF_SERVICE: Final = "dev.fulcrum.spare-of"
 SERVICE: Final = "com.docker.compose.service"
 NUMBER: Final = "com.docker.compose.container-number"
 TIMEOUT_S: Final = 10
 STOP_S: Final = 30
-"""For a worker to let its sequences go."""
+"""The time that a worker has to finish its sequences."""
 ENDED: Final = ("exited", "dead", "removing")
 T = TypeVar("T")
 
 
 class DockerActuator:
-    """Blocking calls of Docker's SDK run on threads, one at a time."""
+    """An actuator whose blocking calls of Docker's SDK run on threads, one at a time."""
 
     kind = "docker"
 
     def __init__(self, *, service: str, most: int, engine_url: str = "", project: str = "") -> None:
-        """`project`: of Compose, where the engine has several with such a service."""
+        """`project` is the Compose project, needed if the engine has several with such a service."""
         self._service = service
         self._most = most
         self._engine_url = engine_url
@@ -44,14 +45,13 @@ class DockerActuator:
         self._client: Any = None
         self._lock = asyncio.Lock()
         self._ending: dict[str, asyncio.Task[None]] = {}
-        """Workers that let their sequences go: at most as many as there are."""
+        """Tasks of workers that are finishing their sequences, at most one per worker."""
 
     async def look(self) -> Started:
-        """As the engine lists them."""
         return await self._call(self._look)
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
-        """Creates containers, and lets others end; half of that done is taken up at the next call."""
+        """Create and end containers. A call that is interrupted halfway is completed by the next one."""
         spares = await self._call(self._spares)
         staying = [name for name in spares if name not in self._ending]
         for name in to_end(staying, count, first_to_end):
@@ -61,10 +61,10 @@ class DockerActuator:
             await self._call(lambda: self._start_some(wanted, spares))
 
     async def show(self, roles: Mapping[str, str]) -> None:
-        """A container's labels are those it was made with."""
+        # The labels of a container are fixed when it is created.
+        ...
 
     async def close(self) -> None:
-        """Disconnect."""
         await end(*self._ending.values())
         client, self._client = self._client, None
         if client is not None:
@@ -104,7 +104,7 @@ class DockerActuator:
             self._start(name, template)
 
     def _spares(self) -> dict[str, Any]:
-        """Containers by their workers' names, the oldest first; such as have ended are removed on the way."""
+        """Return containers by worker name, oldest first, and remove those that have ended."""
         filters = {"label": [f"{OF_SERVICE}={self._service}", *self._of_project()]}
         found = {}
         for container in reversed(self._engine().containers.list(all=True, ignore_removed=True, filters=filters)):
@@ -122,7 +122,7 @@ class DockerActuator:
         _remove(container)
 
     def _template(self) -> dict[str, Any]:
-        """A container of the service that Compose itself started, as the engine describes it."""
+        """Return the engine's description of a container of the service that Compose itself started."""
         filters = {"label": [f"{SERVICE}={self._service}", *self._of_project()]}
         for container in self._engine().containers.list(ignore_removed=True, filters=filters):
             if SPARE not in container.labels:
@@ -165,5 +165,5 @@ def _remove(container: Any) -> None:
     except NotFound:
         return
     except APIError as error:
-        if error.status_code != HTTPStatus.CONFLICT:  # somebody else does it
+        if error.status_code != HTTPStatus.CONFLICT:  # another process is removing it
             raise

@@ -1,4 +1,4 @@
-"""The actuator port: have this many workers, wherever they run. A wish is a number, so that asking again is safe."""
+"""The actuator port, which sets the number of workers wherever they run. Repeating a request is safe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,50 +7,52 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What an actuator has."""
+    """The workers of an actuator at one moment."""
 
     worker_ids: tuple[str, ...]
-    """By the names under which they register: those that it started and that have not ended, such as still start or end
-    among them."""
+    """Their registered names, including workers that are still starting or ending but not ended ones."""
     most: int
-    """That it can have."""
+    """The largest number of workers that the actuator can run."""
     model: str
-    """That they serve."""
     without_machine: frozenset[str] = frozenset()
-    """Those of them that wait until there is a machine with room."""
+    """Those of `worker_ids` that wait for a machine with room."""
 
 
 class ActuatorDown(Exception):
-    """It does not answer, or refuses; what it has stays as it is, and it may be asked again."""
+    """The actuator is unreachable or refuses the call. Its workers stay as they are, and the call may be repeated."""
 
 
 class Actuator(Protocol):
-    """Starts and ends workers. What a caller saw before, and another caller asked for, it sees when it looks again."""
+    """Starts and ends workers. `look` reflects earlier calls, including those of other callers."""
 
     kind: str
-    """As decisions name it."""
+    """The name of the actuator in the planner's decisions."""
 
     async def look(self) -> Started:
-        """What there is. Raises ActuatorDown."""
+        """Return the present workers and their limit. Raises ActuatorDown."""
         ...
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
-        """Have this many from now on, at most `most`: returns once that is accepted, and the change follows. Where some
-        have to go, those named go first, in their order; what runs there may finish. Raises ActuatorDown."""
+        """Request this many workers, at most `most`, and return once the request is accepted; the change follows.
+
+        If workers have to end, those in `first_to_end` go first, in that order. Their running work may finish.
+        Raises ActuatorDown.
+        """
         ...
 
     async def show(self, roles: Mapping[str, str]) -> None:
-        """Show roles of workers, by their names, where they run; does nothing where such things cannot be shown. Raises
-        ActuatorDown."""
+        """Display the roles of workers, by name, where they run; do nothing if that is not supported. Raises
+        ActuatorDown.
+        """
         ...
 
     async def close(self) -> None:
-        """Leave it; workers stay as they are. Idempotent."""
+        """Disconnect, leaving workers as they are. Idempotent."""
         ...
 
 
 def to_end(worker_ids: Sequence[str], count: int, first_to_end: Sequence[str]) -> list[str]:
-    """Which of them have to go so that `count` are left: those named first, then the newest."""
+    """Return the workers that have to end so that `count` are left: those named first, then the newest."""
     going = [name for name in dict.fromkeys(first_to_end) if name in worker_ids]
     going += [name for name in reversed(worker_ids) if name not in going]
     return going[: max(len(worker_ids) - count, 0)]

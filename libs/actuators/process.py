@@ -1,4 +1,4 @@
-"""The actuator over the launcher of `fulcrum up --spare N`: spare workers are processes of its suite."""
+"""The actuator for the launcher of `fulcrum up --spare N`, whose spare workers are processes of its suite."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,22 +12,20 @@ TIMEOUT_S: Final = 2.0
 
 
 class SpareState(msgspec.Struct, frozen=True):
-    """What the launcher answers about spare workers."""
-
     worker_ids: list[str]
     most: int
     model: str
 
 
 class SpareWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What it is asked for."""
+    """The body of a request to the launcher."""
 
     count: int
     first_to_end: list[str] = []
 
 
 class ProcessActuator:
-    """Asks over HTTP on loopback, with the suite's token."""
+    """An actuator that calls the launcher over HTTP on loopback, with the suite's token."""
 
     kind = "process"
 
@@ -38,18 +36,16 @@ class ProcessActuator:
         )
 
     async def look(self) -> Started:
-        """As the launcher says."""
         return await self._ask("GET", None)
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
-        """Asks for it."""
         await self._ask("PUT", msgspec.json.encode(SpareWish(count, list(first_to_end))))
 
     async def show(self, roles: Mapping[str, str]) -> None:
-        """A process has no labels."""
+        # A process has no labels.
+        ...
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._http.aclose()
 
     async def _ask(self, method: str, body: bytes | None) -> Started:

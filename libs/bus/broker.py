@@ -1,4 +1,4 @@
-"""Questions to the broker itself: which topics and partitions there are, and to make those that are missing."""
+"""Administration of the broker: listing topics and partitions, and creating missing topics."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,19 +15,20 @@ from libs.contracts.topics import SEGMENT_BYTES, Topic
 log = structlog.get_logger()
 
 REPLICATION = 3
-"""Copies of each partition, where there are as many brokers."""
+"""The copies of each partition, if there are as many brokers."""
+# Copies that must have a record before it counts as written, given at least REPLICATION copies. Acknowledged
+# records then survive the loss of any one broker, and one broker may be away. With two copies both would be needed,
+# and any restart would stop writing.
 IN_SYNC = 2
-"""Copies that must have a record before it counts as written, of REPLICATION or more: what was acknowledged outlives
-any one broker, and one broker may be away. Of two copies it would take both, and any restart would stop writing."""
 IN_SYNC_SETTING = "min.insync.replicas"
+# A topic that has not appeared within these polls does not exist.
 SEEN_POLLS, SEEN_POLL_S = 10, 0.1
-"""A topic that has not been seen after that long is not there."""
 _TOPIC_EXISTS = 36
 _OK = 0
 
 
 async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
-    """Make the topics that are missing; raises KafkaError with the broker's reason when it refuses."""
+    """Create the missing topics. Raises KafkaError with the broker's reason if it refuses."""
     described = await _described(admin, topics, cluster)
     await _tell_weak(admin, described)
     there = {entry["topic"] for entry in described}
@@ -38,7 +39,7 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
     new = [NewTopic(t.name(cluster), t.partitions, copies, topic_configs=topic_settings(t, copies)) for t in missing]
     try:
         answer = await admin.create_topics(new)
-    except AttributeError as error:  # aiokafka's, while the cluster has no controller
+    except AttributeError as error:  # raised by aiokafka while the cluster has no controller
         raise BrokerAway("the cluster has no controller") from error
     for name, code, *reason in answer.topic_errors:
         if code not in (_OK, _TOPIC_EXISTS):
@@ -46,14 +47,17 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
 
 
 def topic_settings(topic: Topic, copies: int) -> dict[str, str]:
-    """What a topic is made with."""
+    """Return the settings with which a topic is created."""
     settings = {"retention.ms": str(topic.retention_ms), "segment.bytes": str(SEGMENT_BYTES)}
     return settings | ({IN_SYNC_SETTING: str(IN_SYNC)} if copies >= REPLICATION else {})
 
 
 async def _tell_weak(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str, Any]]) -> None:
-    """Say which topics lose records with one broker though they have the copies to keep them. They are left as they
-    are: an operator may have set them so, and a change would stop writers where copies are out of step."""
+    """Warn of topics that lose records with one broker although they have enough copies.
+
+    Their settings stay unchanged: an operator may have chosen them, and a change would stop writers while copies
+    are out of step.
+    """
     copied = [entry["topic"] for entry in described if min(map(_copies, entry["partitions"])) >= REPLICATION]
     if not copied:
         return
@@ -68,8 +72,9 @@ async def _tell_weak(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str
 
 
 def weak_topics(resources: Iterable[Sequence[Any]]) -> list[str]:
-    """Names of the described topics that fewer than IN_SYNC copies are enough for; one that
-    it does not tell about is not among them."""
+    """Return the names of the described topics that need fewer than IN_SYNC copies. Topics without that setting are
+    left out.
+    """
     return sorted(
         name
         for code, _reason, _kind, name, settings in resources
@@ -83,10 +88,10 @@ def _copies(partition: Mapping[str, Any]) -> int:
 
 
 async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[int]:
-    """Partition numbers of a topic by its whole name; empty where there is none.
+    """Return the partition numbers of a topic by its full name, or nothing if it does not exist.
 
-    It is looked for among all topics, since a broker may make what is named, and more than once, since brokers tell of
-    a topic a moment after it has been made.
+    All topics are listed, since a broker may create one that is named. This is repeated, since brokers list a new
+    topic only after a moment.
     """
     for again_s in (*(SEEN_POLL_S,) * SEEN_POLLS, 0.0):
         found = (entry for entry in await admin.describe_topics() if entry["topic"] == name)
@@ -97,7 +102,7 @@ async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[in
 
 
 async def partitions(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> Mapping[str, Sequence[int]]:
-    """Partition numbers by the name of each of `topics` that exists."""
+    """Return partition numbers by name for each of `topics` that exists."""
     return {
         entry["topic"]: sorted(partition["partition"] for partition in entry["partitions"])
         for entry in await _described(admin, topics, cluster)
@@ -105,6 +110,6 @@ async def partitions(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluste
 
 
 async def _described(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> list[Mapping[str, Any]]:
-    """Those that exist. Asked of all topics: naming one may create it."""
+    """Return the descriptions of the topics that exist. All are listed, since naming one may create it."""
     wanted = {topic.name(cluster) for topic in topics}
     return [entry for entry in await admin.describe_topics() if entry["topic"] in wanted and entry["partitions"]]

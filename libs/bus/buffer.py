@@ -1,4 +1,4 @@
-"""What waits to be sent: bounded in records and bytes, the oldest given up first. Pure."""
+"""The queue of outgoing records, bounded in records and bytes, which drops the oldest first. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One record, encoded when it was published."""
+    """A record, encoded at the time of publishing."""
 
     topic: str
     key: bytes
     value: bytes
     schema: bytes
-    """Full name of the message in `value`."""
+    """The full name of the message in `value`."""
 
 
 class Buffer:
@@ -32,19 +32,19 @@ class Buffer:
         return len(self._records)
 
     def append(self, record: Outgoing) -> int:
-        """Queue a record; how many were dropped for it."""
+        """Append a record and return how many others were dropped for it."""
         self._records.append(record)
         self._bytes += len(record.value)
         return self._drop_oldest()
 
     def take(self, max_records: int) -> list[Outgoing]:
-        """Remove the oldest records, at most `max_records`."""
+        """Remove and return up to `max_records` of the oldest records."""
         taken = [self._records.popleft() for _ in range(min(max_records, len(self._records)))]
         self._bytes -= sum(len(record.value) for record in taken)
         return taken
 
     def put_back(self, records: Sequence[Outgoing]) -> int:
-        """Return records that were taken to the front, in order; how many were dropped for it."""
+        """Return taken records to the front in their order, and return how many were dropped for them."""
         self._records.extendleft(reversed(records))
         self._bytes += sum(len(record.value) for record in records)
         return self._drop_oldest()

@@ -1,4 +1,4 @@
-"""aiokafka's clients, opened and closed in the one way that holds when the broker goes."""
+"""Opening and closing of aiokafka's clients, in the one way that is safe when the broker disappears."""
 
 import asyncio
 import logging
@@ -13,46 +13,48 @@ from aiokafka.errors import KafkaError
 from libs.bus.security import Brokers, client_options
 
 REQUEST_TIMEOUT_MS = 3000
-"""Bound on each request; a broker that takes longer counts as away."""
+"""The timeout of each request; a slower broker counts as away."""
 METADATA_AGE_MS = 5000
 BATCH_BYTES = 512 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
 MEMBER_FETCH_BYTES = 128 * 1024
-"""What a member of a group has fetched of each of its partitions and has not worked on yet."""
+"""The bytes of each partition that a group member prefetches beyond what it has processed."""
 TRANSACTION_TIMEOUT_MS = 20_000
-"""A transaction left open holds up readers for this long, unless its producer's successor comes sooner."""
+"""How long an open transaction may block readers, unless its producer's successor ends it sooner."""
 SESSION_TIMEOUT_MS = 6_000
-"""A member of a group that is silent for this long has lost its partitions to others."""
+"""The silence after which a group member loses its partitions to others."""
 REBALANCE_TIMEOUT_MS = 10_000
+# Joining a group is answered once all of its members have joined or been given up.
 JOIN_TIMEOUT_MS = REBALANCE_TIMEOUT_MS + 2_000
-"""Joining a group is answered when all its members have joined, or are given up."""
 MAX_WORK_MS = 24 * 3_600_000
-"""How long a member may work on what it has read; that it lives is what its heartbeats say."""
+"""How long a member may process what it has read. Its heartbeats show that it is alive."""
+# For a transactional producer, whose predecessor's open transactions are ended first.
 OPEN_TIMEOUT_S = 15.0
-"""For a producer of transactions: what its predecessor left open is ended first."""
 CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
 """How long a fetch waits at the broker for a first record."""
 GATHER_BYTES = 1024 * 1024
-"""A gathering fetch returns early once it has this many bytes."""
+"""The bytes at which a gathering fetch returns early."""
 
 
 class BrokerAway(Exception):
-    """There is no broker to connect to, or not yet."""
+    """There is no broker to connect to at present."""
 
 
 CONNECTION_ERRORS = (BrokerAway, KafkaError, OSError, TimeoutError, KeyError)
-"""What a broker that is away makes of a call; aiokafka's KeyError when a connection goes while a request times out."""
+"""Errors of a call while the broker is away. aiokafka raises KeyError if a connection closes while a request times
+out.
+"""
 
 
 def quiet_client_log() -> None:
-    """Keep aiokafka from logging each attempt of an outage: the bus logs the outage itself."""
+    # aiokafka logs each attempt during an outage; the bus logs the outage itself.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager
 async def open_admin(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    """A connected admin client; raises one of CONNECTION_ERRORS when the broker is away."""
+    """Open a connected admin client. Raises one of CONNECTION_ERRORS while the broker is away."""
     admin = AIOKafkaAdminClient(**client_options(bootstrap), client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
     try:
         await _start(admin.start())
@@ -76,7 +78,7 @@ def _producer(bootstrap: Brokers, client_id: str, **own: Any) -> AIOKafkaProduce
 
 @asynccontextmanager
 async def open_producer(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIOKafkaProducer]:
-    """A connected producer; leaving waits for what it was given, which it gives up within REQUEST_TIMEOUT_MS."""
+    """Open a connected producer. Leaving waits for its queued records, which it abandons after REQUEST_TIMEOUT_MS."""
     producer = _producer(bootstrap, client_id)
     try:
         await _start(producer.start())
@@ -89,14 +91,17 @@ async def open_producer(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIO
 async def open_transactions(
     bootstrap: Brokers, client_id: str, transactional_id: str
 ) -> AsyncIterator[AIOKafkaProducer]:
-    """A connected producer of transactions. From here on any other of the same id is fenced, and what it left open is
-    aborted or committed. Raises one of CONNECTION_ERRORS, also when no coordinator answers in OPEN_TIMEOUT_S."""
+    """Open a connected transactional producer.
+
+    Any other producer of the same id is fenced from now on, and its open transactions are aborted or committed.
+    Raises one of CONNECTION_ERRORS, including when no coordinator answers within OPEN_TIMEOUT_S.
+    """
     producer = _producer(
         bootstrap, client_id, transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
     )
     try:
         await _start(producer.client.bootstrap())
-        # The rest of `producer.start`, which asks for as long as nobody answers. It can be cancelled at any moment: its
+        # The rest of `producer.start`, which retries until a coordinator answers. It can be cancelled at any time: its
         # connections are the client's, which is closed below.
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             await producer._sender.start()
@@ -105,19 +110,19 @@ async def open_transactions(
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await producer.stop()
-        except CONNECTION_ERRORS:  # it waits for what the broker will not take
+        except CONNECTION_ERRORS:  # stopping waits for records that the broker does not accept
             await producer._sender.close()
             await producer.client.close()
 
 
 @asynccontextmanager
 async def open_member(bootstrap: Brokers, client_id: str, group: str) -> AsyncIterator[AIOKafkaConsumer]:
-    """A connected consumer of a group, which has subscribed to nothing yet and commits nothing by itself."""
+    """Open a connected consumer of a group, without subscriptions and automatic commits."""
     consumer = AIOKafkaConsumer(
         **client_options(bootstrap),
         client_id=client_id,
         group_id=group,
-        group_instance_id=client_id,  # started again, it takes its own place in the group at once
+        group_instance_id=client_id,  # a restarted member regains its partitions at once
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
@@ -144,13 +149,13 @@ async def open_consumer(
     *,
     uncommitted: bool = False,
 ) -> AsyncIterator[AIOKafkaConsumer]:
-    """A connected consumer of no group and, as yet, of no partition; `uncommitted`: of open transactions too."""
+    """Open a connected consumer without group and partitions. If `uncommitted`, it also reads open transactions."""
     consumer = AIOKafkaConsumer(
         **client_options(bootstrap),
         client_id=client_id,
         group_id=None,
         enable_auto_commit=False,
-        auto_offset_reset="earliest",  # of what is left, when retention has overtaken the position
+        auto_offset_reset="earliest",  # the earliest remaining record, if retention has passed the position
         isolation_level="read_uncommitted" if uncommitted else "read_committed",
         fetch_max_wait_ms=FETCH_WAIT_MS,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
@@ -164,20 +169,19 @@ async def open_consumer(
 
 
 def at_once() -> int:
-    """Let the broker gather nothing."""
+    """Return 0, so that the broker does not gather records."""
     return 0
 
 
 def gather(consumer: AIOKafkaConsumer, gather_ms: int) -> None:
-    """From the next fetch on the broker gathers records for so long before it hands them over; 0: it hands over each as
-    it comes."""
+    """Let the broker gather records for `gather_ms` from the next fetch on; with 0 it returns each one at once."""
     fetcher = consumer._fetcher  # aiokafka has no other way to change these
     fetcher._fetch_min_bytes = GATHER_BYTES if gather_ms else 1
     fetcher._fetch_max_wait_ms = gather_ms or FETCH_WAIT_MS
 
 
 async def _start(starting: Coroutine[Any, Any, None]) -> None:
-    """Connect. A cancellation waits for it, bounded by its own timeouts: aiokafka would leave its connection open."""
+    """Connect, delaying a cancellation until the timeouts below: aiokafka would leave its connection open."""
     task = asyncio.get_running_loop().create_task(starting, name="kafka client start")
     try:
         await asyncio.shield(task)
@@ -187,7 +191,9 @@ async def _start(starting: Coroutine[Any, Any, None]) -> None:
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
-    """Stop it whole. What ended aiokafka's fetching comes out of `stop`, with its connections still open."""
+    """Stop the consumer completely. An error that ended aiokafka's fetching is raised by `stop` with connections still
+    open.
+    """
     try:
         await consumer.stop()
     except (asyncio.CancelledError, *CONNECTION_ERRORS):
@@ -199,12 +205,12 @@ async def _stop(consumer: AIOKafkaConsumer) -> None:
 
 SPAN_POLL_MS = 500
 SPAN_POLL_RECORDS = 500
+# A span whose records exist but do not arrive for this long has failed.
 SPAN_STALL_S = 10.0
-"""A span whose records exist and do not arrive for this long has failed."""
 
 
 async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int, end: int) -> AsyncIterator[Any]:
-    """aiokafka's committed records from `start` to before `end`; raises one of CONNECTION_ERRORS."""
+    """Yield aiokafka's committed records with offsets in [start, end). Raises one of CONNECTION_ERRORS."""
     consumer.assign([part])
     consumer.seek(part, start)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Records as they are on the broker: protobuf bytes, the key's text, and a header that names the message."""
+"""The format of records on the broker: protobuf bytes, a text key, and a header that names the message."""
 
 import time
 from collections import Counter
@@ -18,25 +18,25 @@ log = structlog.get_logger()
 
 SCHEMA_HEADER = "schema"
 UNREADABLE: Final = "unreadable"
-"""The reason of a record whose header does not name the topic's message, or whose bytes are none."""
+"""The reason for skipping a record whose header does not name the topic's message, or which cannot be parsed."""
 LOG_EVERY_S: Final = 10.0
-"""Between two lines about skipped records of one topic."""
+"""The interval between log lines about skipped records of one topic."""
 
 
 class SkippedRecords:
-    """Count the records that a reader skips, by topic and reason; log them at a bounded rate.
+    """Counters of skipped records by topic and reason, logged at a bounded rate.
 
-    A reason is `UNREADABLE`, or the field that is out of its range.
+    A reason is `UNREADABLE`, or the name of a field that is out of range.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._now_s = now_s
         self._logged: dict[str, tuple[float, int]] = {}
-        """When a line was written, and how many had been skipped by then, by topic."""
+        """The time of the last log line and the count by then, by topic."""
 
     def add(self, topic: Topic, reason: str, partition: int, offset: int) -> None:
-        """Count a record."""
+        """Count a skipped record, logging if the interval has passed."""
         self.counts[topic.stem, reason] += 1
         now_s, (logged_s, known) = self._now_s(), self._logged.get(topic.stem, (-LOG_EVERY_S, 0))
         if now_s - logged_s < LOG_EVERY_S:
@@ -50,7 +50,7 @@ class SkippedRecords:
 
 
 def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
-    """The record of `value`; raises TypeError when it is not the topic's message."""
+    """Encode `value` as a record. Raises TypeError if it is not the topic's message."""
     if not isinstance(value, topic.value):
         raise TypeError(f"topic {topic.stem} takes {topic.value.DESCRIPTOR.full_name}, not {type(value).__name__}")
     return Outgoing(
@@ -62,7 +62,7 @@ def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
 
 
 def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Message | str:
-    """The topic's message, or the reason why a record is skipped: see `SkippedRecords`."""
+    """Return the topic's message, or the reason for skipping the record (see `SkippedRecords`)."""
     if value is None:
         return UNREADABLE
     if topic.wraps:
@@ -78,7 +78,7 @@ def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes
 
 
 def to_record(topic: Topic, raw: Any, skipped: SkippedRecords | None) -> Record | None:
-    """What aiokafka read, as a record of its topic; None where `decode` has none, which is counted in `skipped`."""
+    """Convert a record of aiokafka's; return None for one that is skipped, and count it in `skipped`."""
     value = decode(topic, raw.value, raw.headers)
     if isinstance(value, str):
         if skipped is not None:

@@ -1,4 +1,4 @@
-"""A bus's counters for Prometheus."""
+"""A Prometheus collector of the counters of a bus."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from libs.contracts import metric_names as names
 
 
 class BusCollector(Collector):
-    """Reads `Bus.stats` at each scrape."""
+    """A collector that reads `Bus.stats` at each scrape."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     def collect(self) -> Iterator[Metric]:
-        """Records published, dropped, skipped, and waiting to be sent."""
+        """Yield the records published, dropped, skipped, and waiting to be sent."""
         stats = self._bus.stats()
         yield CounterMetricFamily(names.BUS_PUBLISHED_TOTAL, "Records given to the bus.", stats.published)
         yield CounterMetricFamily(

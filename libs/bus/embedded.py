@@ -1,8 +1,8 @@
-"""The broker that `fulcrum up` starts by itself: its program, which `make setup` builds, and its command line.
+"""The embedded broker of `fulcrum up`: its program, which `make setup` builds, and its command line.
 
-It is kfake (deploy/broker): one process with consumer groups, transactions and fetches that wait. What a cluster has
-and it has not: one copy of each record, which outlives a killed broker but not a machine that loses power; the last
-32 MiB of each partition of telemetry. It listens on 127.0.0.1 only.
+It is kfake (deploy/broker), a single process with consumer groups, transactions and fetches that wait. In contrast
+to a cluster it has one copy of each record, which survives a killed broker but not a machine that loses power, and
+only the last 32 MiB of each telemetry partition. It listens on 127.0.0.1 only.
 """
 
 import sys
@@ -14,7 +14,7 @@ PROGRAM = "fulcrum-broker"
 
 
 def embedded_broker() -> Path:
-    """The program's path, beside this environment's Python; raises StartupError where it has not been built."""
+    """Return the program's path, beside this environment's Python. Raises StartupError if it has not been built."""
     program = Path(sys.prefix) / "bin" / PROGRAM
     if not program.is_file():
         raise StartupError("the embedded broker is not built: run `make setup`, or name a Kafka with --kafka")
@@ -22,5 +22,5 @@ def embedded_broker() -> Path:
 
 
 def broker_command(program: Path, *, port: int, folder: Path) -> tuple[str, ...]:
-    """A broker on `port` of 127.0.0.1 whose records are in `folder`, where one that is started again finds them."""
+    """Return the command of a broker on `port` of 127.0.0.1 that keeps its records in `folder` across restarts."""
     return (str(program), "-port", str(port), "-folder", str(folder))

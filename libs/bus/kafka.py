@@ -1,7 +1,7 @@
-"""The bus over Kafka: a cluster, or the embedded broker (libs/bus/embedded.py).
+"""The bus over Kafka, either a cluster or the embedded broker (libs/bus/embedded.py).
 
-Delivery is at least once: a batch whose confirmation was lost with the broker is sent again, so readers tell repeats
-apart by what the message itself numbers.
+Delivery is at least once. A batch whose confirmation was lost with the broker is sent again, so readers detect
+repeats by the numbering inside messages.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ log = structlog.get_logger()
 
 START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
-"""How long `close` waits for the broker to take what is buffered."""
+"""How long `close` waits for the broker to accept buffered records."""
 
 
 class KafkaBus:
-    """Bus over the broker or brokers at `bootstrap`: HOST:PORT[,HOST:PORT...]."""
+    """A Bus over the broker or brokers at `bootstrap`: HOST:PORT[,HOST:PORT...]."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class KafkaBus:
         buffer_records: int = MAX_BUFFERED_RECORDS,
         gather_ms: Callable[[], int] = at_once,
     ) -> None:
-        """`buffer_records` may wait for a broker that is away, before the oldest are given up. `gather_ms`: how
-        much later subscriptions may be for fewer and larger answers, asked again and again; 0: each record wakes its
-        readers."""
+        """`buffer_records` may wait for a broker that is away before the oldest are dropped.
+
+        `gather_ms` is how much later subscriptions may be for fewer and larger responses, evaluated repeatedly. With
+        0, each record wakes its readers.
+        """
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id
         self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records))
         self._gather_ms = gather_ms
         self.skipped = SkippedRecords()
-        """Of all subscriptions."""
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
-        """Connect and make topics; returns also when the broker is away, which is then tried in the background."""
         quiet_client_log()
         self._sending = self._tasks.spawn("bus sender", self._sender.run())
         try:
@@ -66,7 +66,6 @@ class KafkaBus:
             log.warning("broker does not answer", timeout_s=START_TIMEOUT_S)
 
     def publish(self, topic: Topic, value: Message) -> None:
-        """Queue a record; at the bound the oldest is dropped and counted."""
         self._sender.put(encode(topic, self._cluster, value))
 
     def subscribe(
@@ -77,7 +76,7 @@ class KafkaBus:
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """All partitions or the wanted ones, without a group; the end is where they end when reading has connected."""
+        """Subscribe as `Bus.subscribe` does. The end of a partition is where it ends once reading has connected."""
         subscription = Subscription(
             self._bootstrap,
             topics,
@@ -92,7 +91,6 @@ class KafkaBus:
         return subscription.records(lambda: self._closed)
 
     def stats(self) -> BusStats:
-        """Counters for metrics."""
         return BusStats(
             published=self._sender.published,
             dropped=self._sender.dropped,
@@ -101,7 +99,7 @@ class KafkaBus:
         )
 
     async def close(self) -> None:
-        """Send what is buffered, for a bounded time, and disconnect; subscriptions end. Idempotent."""
+        """Send buffered records for a bounded time, disconnect, and end subscriptions. Idempotent."""
         self._closed = True
         self._sender.finish()
         if self._sending is not None:

@@ -1,4 +1,4 @@
-"""Work over Kafka: a cluster, or the embedded broker."""
+"""Exactly-once work over Kafka, either a cluster or the embedded broker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,21 +34,21 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 RETRY_AFTER_S = 2.0
 ASK_TIMEOUT_S = 6.0
-"""How long a caller waits for the broker to take or to tell something."""
+"""How long a caller waits for the broker to accept a record or answer a query."""
 
 
 class KafkaWork:
-    """WorkBus over the brokers at `bootstrap`; `member`: a name of this process that no other one has."""
+    """A WorkBus over the brokers at `bootstrap`. `member` is a unique name of this process."""
 
     def __init__(self, bootstrap: Brokers, cluster: str, member: str, skipped: SkippedRecords | None = None) -> None:
-        """`skipped`: where records are counted that nobody of the suite writes."""
+        """`skipped` counts the records that are skipped as foreign or malformed."""
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._member = member
         self._skipped = skipped or SkippedRecords()
 
     async def send(self, topic: Topic, value: Message) -> None:
-        """Publish, and wait until the broker has it; raises BrokerUnavailable. Rare: each call has a connection."""
+        """Publish and wait for the broker's confirmation. Calls should be rare, since each opens a connection."""
         record = encode(topic, self._cluster, value)
         headers = [(SCHEMA_HEADER, record.schema)]
         try:
@@ -61,7 +61,6 @@ class KafkaWork:
             raise _unavailable(error) from error
 
     async def ends(self, topic: Topic) -> list[int]:
-        """The offset after the last record of each partition; raises BrokerUnavailable."""
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
@@ -74,7 +73,6 @@ class KafkaWork:
         return [offset for _, offset in sorted(found.items())]
 
     async def trim(self, topic: Topic, before: Sequence[int]) -> None:
-        """Have the broker delete records below these offsets, by partition; raises BrokerUnavailable."""
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
@@ -88,7 +86,6 @@ class KafkaWork:
             raise _unavailable(error) from error
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
-        """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
@@ -103,7 +100,6 @@ class KafkaWork:
     def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:
-        """Committed records of all partitions, from `since` or else from the start, through outages."""
         subscription = Subscription(
             self._bootstrap,
             [topic],
@@ -117,7 +113,6 @@ class KafkaWork:
         return subscription.records(lambda: False)
 
     async def values(self, name: str) -> AsyncIterator[bytes]:
-        """Committed values of a client's topic, up to where it ended when this was asked."""
         try:
             async with (
                 open_admin(self._bootstrap, self._member) as admin,
@@ -137,7 +132,6 @@ class KafkaWork:
             raise _unavailable(error) from error
 
     async def check_topic(self, name: str, *, param: str) -> None:
-        """Raises TopicNotFound, that names `param`, when the broker has no such topic; BrokerUnavailable."""
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
@@ -150,7 +144,6 @@ class KafkaWork:
             raise TopicNotFound(f"the broker has no topic {name!r} to write to", param=param)
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Be a member of the group until cancelled."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         now_s = asyncio.get_running_loop().time
         while True:
@@ -166,7 +159,7 @@ class KafkaWork:
                 await asyncio.sleep(wait_s)
 
     async def _be_member(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Until cancelled, or until a client is of no more use: raises one of LANE_ERRORS."""
+        """Take part in the group until a client becomes unusable, and raise one of LANE_ERRORS."""
         async with (
             open_admin(self._bootstrap, self._member) as admin,
             open_member(self._bootstrap, self._member, group) as consumer,
@@ -191,7 +184,7 @@ class KafkaWork:
                 await lanes.close()
 
     async def _partitions(self, admin: AIOKafkaAdminClient, topic: Topic) -> list[TopicPartition]:
-        """None where the broker has no such topic."""
+        """Return the topic's partitions, or nothing if it does not exist."""
         name = topic.name(self._cluster)
         numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
         return [TopicPartition(name, number) for number in numbers]

@@ -1,4 +1,4 @@
-"""The partitions that this member of a group has, each with transactions that are its alone."""
+"""The partitions assigned to this group member, each with transactions of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -23,13 +23,13 @@ log = structlog.get_logger()
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
 POLL_MS = 250
 STALL_POLLS = 24
-"""Empty polls in a row after which it is asked whether there is something that does not come."""
+"""The number of consecutive empty polls after which a lane checks for records that fail to arrive."""
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0
 
 
 class KafkaLane:
-    """Lane over one partition."""
+    """A Lane over one partition and its transactions."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class KafkaLane:
         end: int,
         skipped: SkippedRecords,
     ) -> None:
-        """`end`: where the partition ended when the lane began."""
+        """`end` is the end of the partition when the lane began."""
         self._topic = topic
         self._partition = partition
         self._consumer = consumer
@@ -53,12 +53,10 @@ class KafkaLane:
 
     @property
     def partition(self) -> int:
-        """Its number."""
         number: int = self._partition.partition
         return number
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        """Records from the committed offset on; an empty list when none came for a moment."""
         empty_polls = 0
         while True:
             at_once = not self.replayed and not empty_polls
@@ -78,7 +76,6 @@ class KafkaLane:
             yield batch
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        """One transaction: these records, and where to go on, with a note."""
         work = self._commit(produced, OffsetAndMetadata(next_offset, note))
         task = asyncio.get_running_loop().create_task(work, name="commit")
         try:
@@ -89,13 +86,13 @@ class KafkaLane:
             raise
 
     async def _commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
-        # One that fails is not aborted here: whoever opens the lane next has the broker do it.
+        # A failed transaction is not aborted here; opening the lane again makes the broker abort it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._transactions.commit(produced, offset)
 
 
 class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """Opens a lane for each partition that the group deals to this member, and closes those that it takes away."""
+    """A rebalance listener that opens a lane for each partition assigned to this member, and closes revoked ones."""
 
     def __init__(
         self,
@@ -111,7 +108,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         handle: Handle,
         skipped: SkippedRecords,
     ) -> None:
-        """`uncommitted`: of no partition; it knows where they end when open transactions count."""
+        """`uncommitted` is a consumer without partitions, which reports their ends including open transactions."""
         self._bootstrap = bootstrap
         self._topic = topic
         self._cluster = cluster
@@ -126,22 +123,20 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def failed(self) -> None:
-        """Until a lane fails, which is raised."""
+        """Wait until a lane fails, and raise its error."""
         await asyncio.wait([self._failure])
         self._failure.result()
 
     async def close(self) -> None:
-        """End all lanes."""
         await self.on_partitions_revoked(list(self._tasks))
         if not self._failure.done():
             self._failure.cancel()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """The group is about to deal anew: each lane commits what it has, and ends."""
+        """Let each revoked lane commit what it has, and end it, before the group reassigns partitions."""
         await end(*(task for partition in list(revoked) if (task := self._tasks.pop(partition, None))))
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Open a lane for each."""
         for partition in sorted(assigned):
             task = asyncio.get_running_loop().create_task(self._run(partition), name=f"lane {partition.partition}")
             task.add_done_callback(self._ended)
@@ -165,8 +160,8 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             if begins < 0:
                 begins = (await self._consumer.beginning_offsets([partition]))[partition]
             self._consumer.seek(partition, begins)
-            # Not where committed records end: what its predecessor committed may come after a transaction that another
-            # lane's has left open, and is read once that is over.
+            # The end includes open transactions: its predecessor's commits may follow a transaction that another
+            # lane's predecessor has left open, and are readable once that has ended.
             lane = KafkaLane(
                 topic=self._topic,
                 partition=partition,

@@ -1,5 +1,6 @@
-"""A bus for those who show the present: a subscription that jumps to the end where it is behind, and a second reader
-for what it left out."""
+"""A bus for readers of the present: a subscription that jumps ahead when it is behind, and a second reader for the
+gaps.
+"""
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -14,33 +15,34 @@ from libs.bus.port import Gap, OffsetSpan, Record, Wanted
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import Topic
 
+# A reader jumps to the end of a partition if it takes this long to reach where the partition ended before.
 BEHIND_S: Final = 3.0
-"""A reader that has not come in so long to where a partition ended before it jumps to the end."""
 
 
 class KafkaBackReader:
-    """Reads parts of partitions that lie behind, over a connection of its own."""
+    """A reader of earlier parts of partitions, with a connection of its own."""
 
     def __init__(self, consumer: AIOKafkaConsumer, cluster: str) -> None:
         self._consumer = consumer
         self._cluster = cluster
 
     async def held(self, topic: Topic, partition: int) -> OffsetSpan:
-        """What the broker holds now; raises one of CONNECTION_ERRORS."""
+        """Return the offsets that the broker holds now. Raises one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         start, end = await self._consumer.beginning_offsets([part]), await self._consumer.end_offsets([part])
         return OffsetSpan(start[part], end[part])
 
     async def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
-        """Records from `start` to before `end`, both of what is held; raises one of CONNECTION_ERRORS."""
+        """Yield the records with offsets in [start, end), which must be held. Raises one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         async for raw in read_span(self._consumer, part, start, end):
-            if (record := to_record(topic, raw, None)) is not None:  # unreadable ones count where they are read first
+            # Unreadable records are counted by their first reader.
+            if (record := to_record(topic, raw, None)) is not None:
                 yield record
 
 
 class KafkaLiveBus(KafkaBus):
-    """KafkaBus for a reader to whom the present matters most."""
+    """A KafkaBus for a reader to whom the present matters most."""
 
     def subscribe_live(
         self,
@@ -52,8 +54,7 @@ class KafkaLiveBus(KafkaBus):
         wanted: Wanted | None = None,
         gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
-        """`subscribe`; in topics of `jumping` a partition that is behind for `BEHIND_S` goes on at its end, and
-        `on_gap` is called with what it left out. `gather_ms`: of this subscription alone."""
+        """Subscribe as `LiveBus.subscribe_live` does; a partition jumps once it has been behind for `BEHIND_S`."""
         subscription = Subscription(
             self._bootstrap,
             topics,
@@ -70,6 +71,6 @@ class KafkaLiveBus(KafkaBus):
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[KafkaBackReader]:
-        """Connected; raises one of CONNECTION_ERRORS when the broker is away."""
+        """Open a connected reader. Raises one of CONNECTION_ERRORS while the broker is away."""
         async with open_consumer(self._bootstrap, f"{self._client_id}-back") as consumer:
             yield KafkaBackReader(consumer, self._cluster)

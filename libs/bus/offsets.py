@@ -1,4 +1,4 @@
-"""How far the work of a group is, as its coordinator knows it."""
+"""Committed offsets of a group, as its coordinator reports them."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,20 @@ from aiokafka.structs import OffsetAndMetadata
 from libs.bus.clients import BrokerAway
 
 NONE = OffsetAndMetadata(-1, "")
-"""What is committed of a partition that nobody has worked on."""
+"""The committed offset of a partition that nobody has worked on."""
+# The state that a coordinator reports for a group it does not have, once it has read everything committed.
 _DEAD = "Dead"
-"""The state of a group that a coordinator does not have, as it says when it has read all that was committed."""
 
 
 async def committed_offsets(
     admin: AIOKafkaAdminClient, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What is committed of each of `partitions`, or NONE; raises BrokerAway while the coordinator does not tell.
+    """Return what is committed of each of `partitions`, or NONE. Raises BrokerAway while the coordinator does not
+    answer.
 
-    A coordinator that is still reading what was committed refuses the group as a whole, and so may one that has no such
-    group. aiokafka overlooks both, and has an answer without partitions: taken for "nothing is committed" from the
-    first, all work would begin again.
+    A coordinator that is still reading commits refuses the group as a whole, and so may one that has no such group.
+    aiokafka ignores both and returns no partitions. To take that for "nothing is committed" would make all work
+    begin again.
     """
     found = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
     if partitions and not found and await _is_unknown(admin, group):
@@ -32,7 +33,7 @@ async def committed_offsets(
 
 
 async def _is_unknown(admin: AIOKafkaAdminClient, group: str) -> bool:
-    """Whether the coordinator is sure that there is no such group."""
+    """Return whether the coordinator is certain that the group does not exist."""
     answers = await admin.describe_consumer_groups([group])
     states = [(code, state) for answer in answers for code, _name, state, *_ in answer.groups]
     return states == [(0, _DEAD)]

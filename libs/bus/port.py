@@ -1,4 +1,6 @@
-"""The bus port: what services ask of Kafka. One contract suite runs over the embedded broker and a real one."""
+"""The bus port: publishing and subscribing over Kafka. One contract suite runs over the embedded broker and a real
+one.
+"""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -10,11 +12,11 @@ from google.protobuf.message import Message
 from libs.contracts.topics import Topic
 
 TAKEN_OVER_NS: Final = 10_000_000_000
-"""A partition that comes to be wanted is read from so long ago: whoever had it may have been gone for some seconds."""
+"""How far back a newly wanted partition is read, since its former reader may have been gone for some seconds."""
 
 
 class Record(NamedTuple):
-    """One record read."""
+    """A record as a reader receives it."""
 
     topic: Topic
     key: str
@@ -25,18 +27,18 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BusStats:
-    """Counters since start."""
+    """The counters of a bus since start."""
 
     published: int
     dropped: int
-    """Oldest records given up because the buffer was full while the broker was away."""
+    """The oldest records, dropped because the buffer was full while the broker was away."""
     buffered: int
     skipped: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Records that nobody of the suite writes, by topic and reason: see `libs.bus.codec.SkippedRecords`."""
+    """Records skipped as foreign or malformed, by topic and reason (see `libs.bus.codec.SkippedRecords`)."""
 
 
 class Gap(NamedTuple):
-    """Records of a partition that a subscription has left out: offsets [start, end)."""
+    """Records of a partition that a subscription has skipped, with offsets in [start, end)."""
 
     topic: Topic
     partition: int
@@ -46,25 +48,25 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpan:
-    """Offsets of one partition that the broker holds, [start, end)."""
+    """Offsets of one partition that the broker holds, in [start, end)."""
 
     start: int
     end: int
 
 
 Wanted = Callable[[Topic, int], bool]
-"""Whether a partition of a topic is to be read now; asked about once a second."""
+"""Return whether a partition of a topic has to be read now; evaluated about once a second."""
 
 
 class Bus(Protocol):
-    """Publish and subscribe. Publishing never blocks and never raises for a broker that is away."""
+    """Publishing and subscribing. Publishing never blocks, and never raises while the broker is away."""
 
     async def start(self) -> None:
-        """Connect and make topics. Returns also when the broker is away: it is then tried in the background."""
+        """Connect and create topics. If the broker is away, return as well and keep trying in the background."""
         ...
 
     def publish(self, topic: Topic, value: Message) -> None:
-        """Queue a record; at the bound the oldest is dropped and counted."""
+        """Queue a record. If the buffer is full, the oldest record is dropped and counted."""
         ...
 
     def subscribe(
@@ -75,37 +77,35 @@ class Bus(Protocol):
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """All partitions, without a group, from the end unless `from_start`; goes on through broker outages.
+        """Read all partitions without a group, from the end unless `from_start`, continuing through outages.
 
-        `since_unix_ns`: from the first record that was published then or later, by its publisher's clock. Earlier ones
-        may come too: a broker that cannot look times up is read from its start. `wanted`: of the partitions only those;
-        one that comes to be wanted later is read from ten seconds before that on.
+        `since_unix_ns` begins at the first record published then or later, by its publisher's clock. Earlier ones may
+        come too, since a broker that cannot look up times is read from its start. `wanted` selects partitions; one that
+        becomes wanted later is read from ten seconds before that.
         """
         ...
 
-    def stats(self) -> BusStats:
-        """Counters for metrics."""
-        ...
+    def stats(self) -> BusStats: ...
 
     async def close(self) -> None:
-        """Send what is buffered, for a bounded time, and disconnect. Idempotent."""
+        """Send buffered records for a bounded time, and disconnect. Idempotent."""
         ...
 
 
 class BackReader(Protocol):
-    """Reads parts of partitions that lie behind. A broker that is away is one of libs.bus.clients.CONNECTION_ERRORS."""
+    """A reader of earlier parts of partitions. It raises libs.bus.clients.CONNECTION_ERRORS."""
 
     async def held(self, topic: Topic, partition: int) -> OffsetSpan:
-        """What the broker holds now."""
+        """Return the offsets that the broker holds now."""
         ...
 
     def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
-        """Records from `start` to before `end`, both of what is held; unreadable ones are left out."""
+        """Yield the readable records with offsets in [start, end), which must be held."""
         ...
 
 
 class LiveBus(Bus, Protocol):
-    """A bus for who shows the present."""
+    """A bus for readers of the present."""
 
     def subscribe_live(
         self,
@@ -117,11 +117,13 @@ class LiveBus(Bus, Protocol):
         wanted: Wanted | None = None,
         gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
-        """`subscribe`; in topics of `jumping` a partition that stays behind goes on at its end, and `on_gap` is called
-        with what it left out. `gather_ms`: how much later records may come for fewer and larger answers, asked again
-        and again."""
+        """Subscribe, but jump to the end of partitions that stay behind in the topics of `jumping`.
+
+        `on_gap` is called with the skipped records. `gather_ms` is how much later records may come for fewer and
+        larger responses, evaluated repeatedly.
+        """
         ...
 
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:
-        """For what was left out, over a connection of its own; raises as `BackReader` does."""
+        """Open a reader for skipped records, with a connection of its own. Raises as `BackReader` does."""
         ...

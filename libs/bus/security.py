@@ -1,4 +1,4 @@
-"""How clients of Kafka show who they are, and what protects the way: TLS, SASL. Settings of every service."""
+"""Authentication of Kafka clients and encryption of their connections (TLS, SASL), by the settings of every service."""
 
 import ssl
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from libs.runtime.settings import CommonSettings
 
 @dataclass(frozen=True, slots=True)
 class SecuredBrokers:
-    """Brokers that are not reached in plaintext without a name."""
+    """Brokers that require TLS, authentication, or both."""
 
     servers: str
-    """HOST:PORT[,HOST:PORT...]."""
+    """The brokers' addresses in the form HOST:PORT[,HOST:PORT...]."""
     protocol: str
-    """As Kafka has it: SSL, SASL_PLAINTEXT or SASL_SSL."""
+    """Kafka's name of the protocol: SSL, SASL_PLAINTEXT or SASL_SSL."""
     mechanism: str = ""
     user: str = ""
     password: str = ""
@@ -23,13 +23,13 @@ class SecuredBrokers:
 
 
 Brokers = str | SecuredBrokers
-"""The text: HOST:PORT[,HOST:PORT...] in plaintext."""
+"""Secured brokers, or HOST:PORT[,HOST:PORT...] of plaintext ones."""
 
 PLAINTEXT: Final = "PLAINTEXT"
 
 
 def brokers_of(settings: CommonSettings) -> Brokers:
-    """Those of the settings. Raises StartupError for files that cannot be read."""
+    """Return the brokers of the settings. Raises StartupError for unreadable files."""
     protocol = settings.kafka_protocol
     if protocol == PLAINTEXT:
         return settings.kafka
@@ -45,7 +45,7 @@ def brokers_of(settings: CommonSettings) -> Brokers:
 
 
 def client_options(brokers: Brokers) -> dict[str, Any]:
-    """Arguments that every client of aiokafka's takes."""
+    """Return the arguments that every aiokafka client needs."""
     if isinstance(brokers, str):
         return {"bootstrap_servers": brokers}
     options: dict[str, Any] = {"bootstrap_servers": brokers.servers, "security_protocol": brokers.protocol}
@@ -61,12 +61,12 @@ def client_options(brokers: Brokers) -> dict[str, Any]:
 
 
 def _context(settings: CommonSettings) -> ssl.SSLContext:
-    """The broker's certificate is checked, its name too; ours is shown where there is one."""
+    """Return a context that verifies the broker's certificate and name, and presents ours if there is one."""
     try:
         context = ssl.create_default_context(cafile=settings.kafka_ca or None)
         if settings.kafka_cert:
             context.load_cert_chain(settings.kafka_cert, settings.kafka_key or None)
-    except OSError as error:  # ssl's own errors too
+    except OSError as error:  # this includes ssl's own errors
         raise StartupError(
             f"FULCRUM_KAFKA_CA, _CERT or _KEY cannot be read as PEM files: {error.strerror or error}"
         ) from None

@@ -1,4 +1,4 @@
-"""The sending half of the bus: one task that takes what has queued and sends it as one batch, over and over."""
+"""The sending half of the bus: one task that repeatedly sends everything queued as one batch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -21,17 +21,17 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 MAX_BATCH_RECORDS = 1000
+# The pause between batches, in which records gather. The first record after a quiet time is sent at once.
 PAUSE_S = 0.05
-"""Between batches: what is published meanwhile leaves as one. The first record after a quiet time does not wait."""
+# Above aiokafka's own timeout of a batch, and reached only if that one fails.
 SEND_TIMEOUT_S = 2 * REQUEST_TIMEOUT_MS / 1000
-"""This bound is above aiokafka's own bound on a batch, and is reached only when that one fails."""
 
-# No attempt can succeed: such a record would hold up all others.
+# No attempt can succeed, and retrying such a record would block all others.
 _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicError)
 
 
 class Sender:
-    """Sends in order of publishing, at least once: what is not confirmed is sent again over the next connection."""
+    """A sender that keeps the order of publishing and delivers at least once: unconfirmed records are sent again."""
 
     def __init__(
         self, bootstrap: Brokers, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer
@@ -45,28 +45,27 @@ class Sender:
         self._wake = asyncio.Event()
         self._closing = False
         self.tried = asyncio.Event()
-        """Set once a first attempt to connect has ended, well or not."""
+        """Set once the first attempt to connect has ended in any way."""
         self.published = 0
         self.dropped = 0
 
     @property
     def buffered(self) -> int:
-        """Records that the broker has not confirmed."""
+        """The number of records that the broker has not confirmed."""
         return len(self._buffer) + self._in_flight
 
     def put(self, record: Outgoing) -> None:
-        """Queue a record."""
         self.published += 1
         self.dropped += self._buffer.append(record)
         self._wake.set()
 
     def finish(self) -> None:
-        """Let `run` return once all is sent."""
+        """Make `run` return once everything has been sent."""
         self._closing = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Send until `finish`; outages are waited out."""
+        """Send queued records until `finish`, continuing through outages."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             try:
@@ -92,10 +91,10 @@ class Sender:
             yield producer
 
     async def _send_queued(self, producer: AIOKafkaProducer) -> None:
-        """Send until `finish`; raises one of CONNECTION_ERRORS when the broker does not take a batch."""
+        """Send until `finish`. Raises one of CONNECTION_ERRORS if the broker does not accept a batch."""
         while self._buffer or not self._closing:
             self._wake.clear()
-            # Sends before it waits: what the last connection did not get rid of has woken nobody.
+            # Send before waiting: records left over from the last connection have not set the event.
             while batch := self._buffer.take(MAX_BATCH_RECORDS):
                 await self._send_batch(producer, batch)
             if not self._closing:
@@ -113,14 +112,14 @@ class Sender:
         finally:
             self._in_flight = 0
             for confirmation in confirmations:
-                confirmation.cancel()  # one that comes too late is of no use: its record is sent again
+                confirmation.cancel()  # a late confirmation is useless, since its record is sent again
             unsent = [record for index, record in enumerate(batch) if not self._settled(confirmations, index)]
             self.dropped += self._buffer.put_back(unsent)
         if unsent:
             raise BrokerAway(f"{len(unsent)} of {len(batch)} records were not taken")
 
     def _settled(self, confirmations: list["asyncio.Future[object]"], index: int) -> bool:
-        """Whether the record is done with: on the broker, or never to be taken by it."""
+        """Return whether the record is either on the broker or permanently rejected by it."""
         if index >= len(confirmations) or not confirmations[index].done() or confirmations[index].cancelled():
             return False
         error = confirmations[index].exception()
@@ -132,7 +131,7 @@ class Sender:
 
 
 async def _send(producer: AIOKafkaProducer, record: Outgoing) -> "asyncio.Future[object]":
-    """The broker's confirmation to come."""
+    """Send a record and return the future of the broker's confirmation."""
     try:
         confirmation: asyncio.Future[object] = await producer.send(
             record.topic, record.value, key=record.key, headers=[(SCHEMA_HEADER, record.schema)]

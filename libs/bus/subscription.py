@@ -1,4 +1,4 @@
-"""The reading half of the bus: every partition of some topics, from one client to the next without a gap."""
+"""The reading half of the bus, which reads every partition of some topics without gaps between successive clients."""
 
 import asyncio
 import time
@@ -25,12 +25,12 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 CHECK_S = 1.0
-"""How soon a new partition, or a broker that has gone, is noticed."""
+"""The interval of checks for new partitions and for a broker that has gone."""
 REPLAY_CHECK_S = 0.1
-"""How soon it is noticed that all has been read that was there, where somebody waits for it."""
+"""The interval of checks for the end of a replay, while a caller waits for it."""
 CHECK_TIMEOUT_S = 10.0
+# If existing records do not arrive for this long, the client has become unusable.
 STALL_S = 3.0
-"""Records that are there but do not come for this long mean that the client is of no more use."""
 POLL_MS = 500
 MAX_POLL_RECORDS = 500
 
@@ -39,7 +39,7 @@ PartitionT = TypeVar("PartitionT", bound=Hashable)
 
 
 class Progress(Generic[PartitionT]):
-    """Remembers since when each partition has had records that are not read."""
+    """A tracker of how long each partition has had unread records."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -49,7 +49,7 @@ class Progress(Generic[PartitionT]):
     def stalled(
         self, now_s: float, positions: Mapping[PartitionT, int], ends: Mapping[PartitionT, int]
     ) -> list[PartitionT]:
-        """Partitions that have been behind their end, at one position, for longer than the bound."""
+        """Return the partitions that have been short of their end, at one position, for longer than the bound."""
         for partition, position in positions.items():
             if position >= ends[partition] or position != self._positions.get(partition):
                 self._moved_at_s[partition] = now_s
@@ -59,18 +59,18 @@ class Progress(Generic[PartitionT]):
 
 @dataclass(frozen=True, slots=True)
 class Jumps:
-    """What a subscription does about partitions on which it is behind."""
+    """The handling of partitions on which a subscription is behind."""
 
     topics: Collection[Topic]
-    """In these it goes to the end."""
+    """The topics in which it jumps to the end."""
     after_s: float
-    """What `Behind` takes."""
+    """The delay after which `Behind` reports a partition."""
     on_gap: Callable[[Gap], None]
-    """Called with what it leaves out, before any record that follows."""
+    """Called with the skipped records, before any record that follows."""
 
 
 class Subscription:
-    """Reads topics without a group: positions are kept here, so they last as long as this object."""
+    """A reader of topics without a group. It stores the positions, which last as long as the object."""
 
     def __init__(
         self,
@@ -88,8 +88,10 @@ class Subscription:
         on_replayed: Callable[[], None] | None = None,
         jumps: Jumps | None = None,
     ) -> None:
-        """`since`: where to begin, by partition; `on_replayed`: called once, when all has been yielded that was there
-        at the beginning; `jumps`: None reads everything."""
+        """- `since`: the first offsets, by partition.
+        - `on_replayed`: called once all records that existed at the beginning have been yielded.
+        - `jumps`: None reads everything.
+        """
         self._bootstrap = bootstrap
         self._topics = {topic.name(cluster): topic for topic in topics}
         self._cluster = cluster
@@ -100,7 +102,7 @@ class Subscription:
         self._since_unix_ns = since_unix_ns
         self._wanted = wanted
         self._unwanted: set[TopicPartition] = set()
-        """There, but not to be read for now."""
+        """Partitions that exist but are not to be read at present."""
         self._gather_ms = gather_ms
         self._on_replayed = on_replayed
         self._jumps = jumps
@@ -109,7 +111,7 @@ class Subscription:
         self._positions: dict[TopicPartition, int] = {}
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
-        """Records in order of their partitions until `closed()`; outages are waited out."""
+        """Yield records, in order within each partition, until `closed()`. Continues through outages."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         now_s = asyncio.get_running_loop().time
         while not closed():
@@ -133,7 +135,7 @@ class Subscription:
     async def _read(
         self, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, closed: Callable[[], bool]
     ) -> AsyncGenerator[Record, None]:
-        """Records over one connection; raises one of CONNECTION_ERRORS when it is of no more use."""
+        """Yield records over one connection. Raises one of CONNECTION_ERRORS when it becomes unusable."""
         now_s = asyncio.get_running_loop().time
         check_at_s = now_s()
         assigned: set[TopicPartition] = set()
@@ -161,14 +163,14 @@ class Subscription:
         assigned: set[TopicPartition],
         progress: Progress[TopicPartition],
     ) -> set[TopicPartition]:
-        """Take up new partitions; raises one of CONNECTION_ERRORS when the clients cannot go on."""
+        """Start to read new partitions. Raises one of CONNECTION_ERRORS if the clients cannot continue."""
         found = await self._partitions(admin)
         if found != assigned:
             await self._assign(consumer, found)
             if self._on_replayed is not None:
                 self._replay_ends = await consumer.end_offsets(found)
         elif found:
-            # A fetch that meets a closing connection can end aiokafka's fetching for good, and without a word.
+            # A fetch on a closing connection can end aiokafka's fetching for good without any error.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
             if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
@@ -185,7 +187,7 @@ class Subscription:
         positions: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
     ) -> None:
-        """Go on at the end of partitions that are behind. All that was fetched before `positions` has been yielded."""
+        """Jump to the end of partitions that are behind. Everything fetched before `positions` has been yielded."""
         looked_at = {each: at for each, at in positions.items() if self._topics[each.topic] in jumps.topics}
         for partition in self._behind.note(asyncio.get_running_loop().time(), looked_at, ends):
             start, end = positions[partition], ends[partition]
@@ -210,8 +212,8 @@ class Subscription:
         return there - unwanted
 
     async def _assign(self, consumer: AIOKafkaConsumer, found: set[TopicPartition]) -> None:
-        """Read exactly these partitions, the known ones on from where they are."""
-        self._behind.note(0.0, {}, {})  # what it knows of others is past
+        """Read exactly these partitions, continuing known ones at their positions."""
+        self._behind.note(0.0, {}, {})  # forget the state of the previous assignment
         taken_over = sorted(found & self._unwanted)
         new = sorted(found - self._positions.keys() - self._unwanted)
         if taken_over:
@@ -222,8 +224,8 @@ class Subscription:
             for partition, offset in offsets.items():
                 known = partition.partition < len(self._since)
                 self._positions[partition] = max(offset, self._since[partition.partition]) if known else offset
-        self._unwanted -= found  # once the broker has answered: a second try takes over the same ones
-        self._from_start = True  # what appears later is younger than the subscription
+        self._unwanted -= found  # only after the broker has answered, so that a retry takes over the same ones
+        self._from_start = True  # partitions that appear later are younger than the subscription
         self._positions = {partition: self._positions[partition] for partition in found}
         consumer.assign(sorted(found))
         for partition, offset in self._positions.items():
@@ -232,7 +234,7 @@ class Subscription:
     async def _first_offsets(
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Where to begin with partitions that are new to this subscription."""
+        """Return the first offsets of partitions that are new to this subscription."""
         if self._from_start:
             beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
             return beginning
@@ -244,7 +246,7 @@ class Subscription:
     async def _offsets_since(
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition], since_unix_ns: int
     ) -> Mapping[TopicPartition, int]:
-        """Offsets of the first records that were published then or later."""
+        """Return the offsets of the first records published then or later."""
         ends: Mapping[TopicPartition, int] = await consumer.end_offsets(new)
         found = await consumer.offsets_for_times(dict.fromkeys(new, since_unix_ns // 1_000_000))
         return {partition: at.offset if (at := found.get(partition)) else ends[partition] for partition in new}

@@ -1,7 +1,7 @@
-"""Transactions of one partition: records, and how far its work is, by a producer that is opened anew after a refusal.
+"""Transactions of one partition, which hold records and the progress of its work.
 
-The transactional id belongs to the partition, not to the member: whoever opens it fences whoever had it before, also
-one that does not know yet that it has lost it. Only then is read what has been committed.
+The transactional id belongs to the partition, not to the member. Opening it fences the former owner, even one that
+has not noticed the loss, and committed progress is read only then. After a refusal the producer is opened again.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ TOPIC_ERRORS = (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
-"""What is the fault of a topic, or of what is written to it, rather than of the broker."""
+"""Errors caused by a topic, or by what is written to it, rather than by the broker."""
 
 
 class Transactions:
-    """One at a time, for as long as nobody else opens those of the partition."""
+    """A sequence of transactions, possible for as long as nobody else opens the partition's transactional id."""
 
     def __init__(
         self,
@@ -61,22 +61,25 @@ class Transactions:
         self._held = AsyncExitStack()
         self._producer: AIOKafkaProducer
         self._there: set[str] = set()
-        """Topics of clients that this producer has found."""
+        """Clients' topics that this producer has found to exist."""
         self.committed: OffsetAndMetadata = NONE
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """From here on nobody else commits here, and `committed` is where to begin."""
+        """Fence other producers of the partition, and set `committed` to where work begins."""
         async with self._held:
             self.committed = await self._take()
             yield
 
     async def commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
-        """All of it, or nothing: raises TopicRefused when a client's topic does not take its records, TooLargeForTopic
-        where that is for the size of one."""
+        """Commit everything or nothing.
+
+        Raises TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
+        too large.
+        """
         raws = [item for item in produced if isinstance(item, Raw)]
         try:
-            # Before anything is sent: aiokafka refuses to send once a topic has failed while another was looked for.
+            # Checked before anything is sent: aiokafka refuses to send after one topic's look-up has failed.
             for topic in dict.fromkeys(raw.topic for raw in raws):
                 await self._need_topic(topic)
         except TOPIC_ERRORS as error:
@@ -86,14 +89,14 @@ class Transactions:
         await self._send_raw(raws)
         await self._producer.send_offsets_to_transaction({self._partition: offset}, self._group)
         for sent in own:
-            await sent  # aiokafka commits without a record that the broker has refused, and does not tell
+            await sent  # aiokafka would commit without a refused record and without an error
         await self._producer.commit_transaction()
         self.committed = offset
 
     async def _need_topic(self, name: str) -> None:
-        """Raises one of TOPIC_ERRORS when the broker has no such topic, and another KafkaError when none answers.
+        """Raise one of TOPIC_ERRORS if the topic does not exist, and another KafkaError if no broker answers.
 
-        Looked for before this producer names it for the first time, which could make it.
+        The check precedes the producer's first use of the name, which could create the topic.
         """
         if name not in self._there:
             if not await named_partitions(self._admin, name):
@@ -102,13 +105,13 @@ class Transactions:
         try:
             await self._producer.partitions_for(name)
         except UnknownTopicOrPartitionError:
-            # aiokafka says so too when no broker has answered. This raises then.
+            # aiokafka raises this as well if no broker has answered. In that case the next call raises.
             found = await self._producer.client.fetch_all_metadata()
             if found.partitions_for_topic(name) is None:
                 raise
 
     async def _send_raw(self, raws: Sequence[Raw]) -> None:
-        """All of them, or the transaction is no more: raises TopicRefused."""
+        """Send all records, or end the transaction and raise TopicRefused."""
         begun: set[str] = set()
         sent: list[asyncio.Future[object]] = []
         topic = ""
@@ -116,7 +119,7 @@ class Transactions:
             for raw in raws:
                 topic = raw.topic
                 sent.append(await self._send(raw))
-                if topic not in begun:  # its first record tells whether it may be written to
+                if topic not in begun:  # the first record shows whether the topic may be written to
                     begun.add(topic)
                     await sent[-1]
             for raw, acknowledged in zip(raws, sent, strict=True):
@@ -127,24 +130,26 @@ class Transactions:
             raise _refused(topic, error) from error
 
     async def _renew(self) -> None:
-        """End the transaction by opening a new producer; raises BrokerAway when another member has been at work here.
+        """End the transaction by opening a new producer. Raises BrokerAway if another member has worked here.
 
-        aiokafka's own abort will not do: the sequence numbers of refused records are lost to it, and a topic that may
-        not be written to makes it forget what else the transaction has.
+        aiokafka's own abort is not enough: it loses the sequence numbers of refused records, and a topic that may
+        not be written to makes it forget what else the transaction holds.
         """
         await self._held.aclose()
         if await self._take() != self.committed:
             raise BrokerAway(f"{self._partition} has gone on without this member")
 
     async def _take(self) -> OffsetAndMetadata:
-        """Open a producer, which ends what another one of the partition has open. What is committed from here on."""
+        """Open a producer, which ends open transactions of any other for the partition, and return the committed
+        offset.
+        """
         opening = open_transactions(self._bootstrap, self._client_id, f"{self._group}.{self._partition.partition}")
         self._there.clear()
         self._producer = await self._held.enter_async_context(opening)
         return (await committed_offsets(self._admin, self._group, [self._partition]))[self._partition]
 
     async def _send(self, item: Produced) -> "asyncio.Future[object]":
-        """Until it is on its way; its future tells whether the broker has it."""
+        """Send a record and return the future of the broker's confirmation."""
         if isinstance(item, Raw):
             sending = self._producer.send(item.topic, item.value, key=item.key)
         else:
@@ -152,7 +157,7 @@ class Transactions:
             headers = [(SCHEMA_HEADER, record.schema)]
             sending = self._producer.send(record.topic, record.value, key=record.key, headers=headers)
         sent: asyncio.Future[object] = await sending
-        sent.add_done_callback(_look_at)  # those after one that failed are not waited for
+        sent.add_done_callback(_look_at)  # sends after a failed one are never awaited
         return sent
 
 

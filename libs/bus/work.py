@@ -1,6 +1,6 @@
-"""The port to work that must be done once: partitions dealt out to members of a group, each worked on in transactions.
+"""The port to work that must be done once: partitions assigned to members of a group, processed in transactions.
 
-A separate port from `Bus`, whose publishing is allowed to lose and to repeat.
+It is separate from `Bus`, whose publishing may lose and repeat records.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -12,105 +12,107 @@ from google.protobuf.message import Message
 from libs.bus.port import Record
 from libs.contracts.topics import Topic
 
+# The default limit of a broker for the metadata beside an offset.
 MAX_NOTE_CHARS = 4096
-"""What a broker keeps beside an offset, by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A record for a topic that is a client's, and made by it: bytes as they are."""
+    """A record in the client's own format, for a topic of the client's."""
 
     topic: str
-    """Its whole name on the broker."""
+    """The full name of the topic on the broker."""
     key: bytes
     value: bytes
 
 
 Produced = tuple[Topic, Message] | Raw
-"""What a transaction can hold."""
+"""The records that a transaction can hold."""
 
 
 class Lane(Protocol):
-    """One partition of a topic of work, for as long as this member has it. Whoever had it before can commit no more."""
+    """One partition of a topic of work, while this member owns it. Its former owner can no longer commit."""
 
     @property
-    def partition(self) -> int:
-        """Its number."""
-        ...
+    def partition(self) -> int: ...
 
     @property
     def note(self) -> str:
-        """What was committed with the offset at which it begins."""
+        """The note committed with the offset at which the lane begins."""
         ...
 
     @property
     def end(self) -> int:
-        """Where it ended when it began: others may have worked on what is before that."""
+        """The end of the partition when the lane began. Others may have worked on the records before it."""
         ...
 
     @property
     def replayed(self) -> bool:
-        """Whether all has been read that was there when the lane began."""
+        """Whether everything that existed when the lane began has been read."""
         ...
 
     def batches(self) -> AsyncIterator[list[Record]]:
-        """Records from the committed offset on, as they come; an empty list when none came for a moment."""
+        """Yield records as they arrive, from the committed offset on. The list is empty if none came for a moment."""
         ...
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        """One transaction: these records, and that the next to be worked on is at `next_offset`, with a note.
+        """Commit these records, `next_offset` as the next to be worked on, and a note, in one transaction at a time.
 
-        Raises TopicRefused when a client's topic does not take its records, TooLargeForTopic where one of them is too
-        large for it: nothing is committed then, and the lane
-        can go on without them. Raises anything else when it cannot be known, or is not true, that it was committed: the
-        lane is then of no more use, and the next one begins where the broker says. One at a time.
+        Raises TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
+        too large for it. Nothing is committed in these cases, and the lane can continue without the records. Any
+        other error means that the transaction was not committed, or that this is unknown. The lane is then
+        unusable, and the next one begins at the offset that the broker reports.
         """
         ...
 
 
 Handle = Callable[[Lane], Coroutine[Any, Any, None]]
-"""Works on one lane until it is cancelled, which it is when the lane goes to another member."""
+"""Work on one lane until cancelled, which happens when another member takes over the lane."""
 
 
 class WorkBus(Protocol):
-    """Work over Kafka."""
+    """Publishing, reading and processing of records that must neither be lost nor repeated."""
 
     async def send(self, topic: Topic, value: Message) -> None:
-        """Publish, and wait until the broker has it; raises BrokerUnavailable."""
+        """Publish and wait for the broker's confirmation. Raises BrokerUnavailable."""
         ...
 
     async def ends(self, topic: Topic) -> list[int]:
-        """The offset after the last record of each partition; raises BrokerUnavailable."""
+        """Return the offset after the last record of each partition. Raises BrokerUnavailable."""
         ...
 
     async def trim(self, topic: Topic, before: Sequence[int]) -> None:
-        """Have the broker delete records below these offsets, by partition; raises BrokerUnavailable."""
+        """Delete the records below these offsets, by partition. Raises BrokerUnavailable."""
         ...
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
-        """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""
+        """Return where the group's lane of each partition begins, 0 if nothing was committed. Raises
+        BrokerUnavailable.
+        """
         ...
 
     def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:
-        """Committed records of all partitions, from `since` or else from the start, through outages.
+        """Yield committed records of all partitions, from `since` or else from the start, continuing through outages.
 
-        `on_replayed`: called once, when all has been read that was there at the beginning.
+        `on_replayed` is called once all records that existed at the beginning have been read.
         """
         ...
 
     def values(self, name: str) -> AsyncIterator[bytes]:
-        """Committed values of a client's topic, partition by partition, up to where it ended when this was asked.
+        """Yield committed values of a client's topic by partition, up to where it ended at the time of the call.
 
         Raises TopicNotFound, and BrokerUnavailable at any moment.
         """
         ...
 
     async def check_topic(self, name: str, *, param: str) -> None:
-        """Raises TopicNotFound, that names `param`, when there is no such topic; BrokerUnavailable. Makes none."""
+        """Raise TopicNotFound that names `param` if the topic does not exist, or BrokerUnavailable. Never creates
+        topics.
+        """
         ...
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Be a member of the group until cancelled: `handle` runs once for each partition it has, through outages."""
+        """Take part in the group until cancelled, through outages. `handle` runs once for each assigned partition."""
         ...

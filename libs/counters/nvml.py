@@ -1,4 +1,4 @@
-"""NVIDIA's counters by NVML (package nvidia-ml-py), with GPM's tensor and DRAM activity where the GPU has it."""
+"""NVIDIA's counters by NVML (package nvidia-ml-py), with GPM's tensor and DRAM activity if the GPU supports it."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -12,7 +12,7 @@ PERCENT: Final = 1e-2
 
 
 def open_nvml() -> "NvmlCounters | None":
-    """None where the package, the driver's library or any GPU is missing."""
+    """Open the counters; return None if the package, the driver's library or any GPU is missing."""
     try:
         library = import_module("pynvml")
     except ImportError:
@@ -29,7 +29,7 @@ def open_nvml() -> "NvmlCounters | None":
 
 
 class NvmlCounters:
-    """Implements the GpuCounters port over an initialised `library`, the module pynvml."""
+    """The GpuCounters port over an initialised `library`, the module pynvml."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -38,15 +38,13 @@ class NvmlCounters:
         found = (self._asked(library.nvmlDeviceGetHandleByIndex, index) for index in range(count))
         self.gpus = [_Gpu(index, device) for index, device in enumerate(found) if device is not None]
         self._gpm: dict[int, list[Any]] = {gpu.index: [] for gpu in self.gpus if self._has_gpm(gpu)}
-        """By GPU, the sample that the next one is compared with."""
+        """The previous sample of each GPU with GPM, to which the next one is compared."""
 
     def read(self) -> Sequence[GpuReading]:
-        """One reading of each GPU that answers."""
         readings = (self._read(gpu) for gpu in self.gpus)
         return [reading for reading in readings if reading is not None]
 
     def close(self) -> None:
-        """Free the samples and let go of the library."""
         if self._closed:
             return
         self._closed = True
@@ -80,7 +78,7 @@ class NvmlCounters:
         return bool(support and support.isSupportedDevice)
 
     def _activity(self, gpu: "_Gpu") -> tuple[float | None, float | None]:
-        """(tensor, DRAM) since the last call; unknown the first time."""
+        """Return the activity of (tensor cores, DRAM) since the last call, which is unknown on the first one."""
         nvml, samples = self._library, self._gpm.get(gpu.index)
         if samples is None:
             return None, None
@@ -108,7 +106,7 @@ class NvmlCounters:
         return _share(tensor), _share(dram)
 
     def _asked(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """What the library answers; None for what this GPU or driver does not support, or cannot tell now."""
+        """Call the library; return None for whatever this GPU or driver does not support or cannot report now."""
         try:
             return function(*arguments)
         except self._library.NVMLError:
@@ -120,7 +118,7 @@ def _share(metric: Any) -> float | None:
 
 
 class _Gpu:
-    """One GPU's handle."""
+    """The index and NVML handle of one GPU."""
 
     def __init__(self, index: int, device: Any) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""One sampler of hardware counters a host: the worker that holds a lock file; others stand by to take over."""
+"""The sampler of hardware counters, of which one per host is active: the worker that holds a lock file."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,10 @@ LOCK_NAME: Final = "fulcrum-gpu-counters.lock"
 
 
 class GpuSampler:
-    """Reads every second while it holds the lock; the kernel frees the lock of a process that dies.
+    """A sampler that reads the counters every second while it holds the lock.
 
-    Workers that do not see the same folder (containers) each sample: readings carry the GPU's own id.
+    The kernel frees the lock of a process that dies, and another worker takes over. Workers that do not share the
+    folder (containers) all sample, which readers can tell by the GPU's own id.
     """
 
     def __init__(
@@ -34,16 +35,16 @@ class GpuSampler:
 
     @property
     def fresh(self) -> bool:
-        """Whether there are readings that nobody took yet."""
+        """Whether there are readings that have not been taken."""
         return bool(self._fresh)
 
     def take(self) -> Sequence[GpuReading]:
-        """Readings that nobody took yet."""
+        """Return and clear the readings that have not been taken."""
         fresh, self._fresh = self._fresh, ()
         return fresh
 
     async def run(self) -> None:
-        """Sample until cancelled; returns at once where there is nothing to sample."""
+        """Sample until cancelled; return at once if the host has no counters."""
         counters = await asyncio.to_thread(self._open_counters)
         if counters is None:
             return

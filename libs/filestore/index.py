@@ -1,7 +1,7 @@
-"""Descriptions of a store's files in memory, by id and by tenant, so that a tenant's are found without those of others.
+"""An in-memory index of a store's file descriptions by id and by tenant, which makes listing one tenant cheap.
 
-An entry's mark changes with its file: an inode in a folder, an ETag in a bucket. Whoever looks at the store's names and
-marks reads only the descriptions that are new. Pure; a store guards it against its threads.
+The mark of an entry changes with its file: an inode in a folder, an ETag in a bucket. A store that lists names and
+marks reads only the descriptions that are new. The index is pure; the store protects it from concurrent threads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,26 +13,28 @@ Mark = TypeVar("Mark", int, str)
 
 
 class FileIndex(Generic[Mark]):
-    """What was read of each name."""
+    """The marks and descriptions read so far, by name."""
 
     def __init__(self) -> None:
         self._marks: dict[str, Mark] = {}
         self._infos: dict[str, FileInfo] = {}
         self._of: dict[str, dict[str, FileInfo]] = {}
         self._ordered: dict[str, list[FileInfo]] = {}
-        """The youngest first, of tenants that were asked for and have not changed since."""
+        """Files of each tenant, youngest first, cached until one of them changes."""
         self._bytes = 0
 
     def unread(self, marks: Mapping[str, Mark], tenant: str | None = None) -> list[str]:
-        """Forget names that are not among `marks`, and return those whose description is to be read. tenant: whose
-        `marks` are; None: all names of the store."""
+        """Drop names that are not in `marks`, and return those whose descriptions have to be read.
+
+        `marks` covers all names of the store, or those of one tenant if given.
+        """
         known = self._marks if tenant is None else self._of.get(tenant, {})
         for name in known.keys() - marks.keys():
             self.drop(name)
         return [name for name, mark in marks.items() if self._marks.get(name) != mark]
 
     def put(self, name: str, mark: Mark, info: FileInfo | None) -> None:
-        """Remember a description; None for a name under which there is none."""
+        """Store a description, or None for a name that has none."""
         self.drop(name)
         self._marks[name] = mark
         if info is not None:
@@ -42,7 +44,6 @@ class FileIndex(Generic[Mark]):
             self._bytes += info.bytes
 
     def drop(self, name: str) -> None:
-        """Forget a name."""
         self._marks.pop(name, None)
         info = self._infos.pop(name, None)
         if info is not None:
@@ -54,11 +55,10 @@ class FileIndex(Generic[Mark]):
                 del self._of[info.tenant]
 
     def infos(self) -> Iterable[FileInfo]:
-        """All files."""
         return self._infos.values()
 
     def of(self, tenant: str) -> list[FileInfo]:
-        """The files of one tenant, the youngest first."""
+        """Return the files of one tenant, youngest first."""
         if tenant not in self._of:
             return []
         if tenant not in self._ordered:
@@ -67,5 +67,4 @@ class FileIndex(Generic[Mark]):
 
     @property
     def stored(self) -> Stored:
-        """All files together."""
         return Stored(len(self._infos), self._bytes)

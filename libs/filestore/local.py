@@ -1,9 +1,10 @@
-"""Files in a local folder, which several processes of one host may share.
+"""A file store in a local folder, which several processes of one host may share.
 
-One folder a file, named by its id, moved to its place by one rename: content and what is known of it appear together,
-and both are on the disk by then. The folder of drafts says that the store is there. It is made once, when a process
-opens the store: where its disk has gone meanwhile, nothing counts as deleted, and nothing is written to what is below.
-Files are prompts and answers: they and their folders are for the user alone whose processes these are.
+Each file is a folder named by its id and moved into place by one rename. Content and description therefore appear
+together, and both are on disk by then. The drafts folder marks the store as present. It is created once, when a
+process opens the store. If the disk disappears later, nothing counts as deleted, and nothing is written to the
+mount point below. Files hold prompts and answers, so files and folders are accessible only to the user who runs the
+processes.
 """
 
 import asyncio
@@ -33,43 +34,44 @@ T = TypeVar("T")
 
 READ_BYTES = 256 * 1024
 STALE_DRAFT_S = 24 * 3600.0
-"""A draft this old has lost its process."""
+"""The age at which a draft counts as abandoned by its process."""
 SCAN_S = 60.0
-"""Between two looks at all names, which find what the journal does not tell: what a process that died, one of an older
-version or a person changed."""
+"""The interval between full scans.
+
+They find changes that are not in the journal: those of a process that died, of an older version, or of a person.
+"""
 MAX_JOURNAL_BYTES = 1024 * 1024
 NOTE_ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _CONTENT, _INFO, _DRAFTS = "content", "info.json", ".drafts"
 _JOURNAL = ".changes"
-"""Names of files that were kept or deleted, one a line, in a folder that several processes change."""
+"""A journal of ids that were added or deleted, one a line, appended to by several processes."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NONE = (FileNotFoundError, NotADirectoryError)
-"""What is no file, rather than one that cannot be read."""
+"""Errors that mean there is no file, as opposed to an unreadable one."""
 
 
 class LocalFiles:
-    """FileStore in `folder`, which may hold `max_bytes` in all."""
+    """A file store in `folder`, which may hold `max_bytes` in all."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = folder
         self._room = Room(max_bytes, self._measure)
         self._own: set[Path] = set()
-        """Drafts of this process."""
+        """Folders of the drafts that this process is writing."""
         self._index: FileIndex[int] = FileIndex()
         self._looking = threading.Lock()
         self._journal_read: tuple[int, int] | None = None
-        """The journal's inode, and up to where the index knows it; None: all names have to be looked at."""
+        """The journal's inode and the offset up to which the index is current; None requires a full scan."""
         self._scanned_s = 0.0
         self._unread: frozenset[str] = frozenset()
-        """Names whose description could not be read when that was looked at last."""
+        """Names whose description the latest scan could not read."""
         with suppress(OSError):  # each use of the store reports it
-            private_folder(folder, allowed=0o077)  # a volume's root is as its owner made it
+            private_folder(folder, allowed=0o077)  # a volume's root keeps its owner's permissions
             private_folder(folder / _DRAFTS, allowed=0o077)
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:
-        """A new file; what has not been kept when the context closes leaves nothing behind."""
         home, target = self._folder / _DRAFTS / uuid.uuid4().hex, self._home(file_id)
         self._own.add(home)
         try:
@@ -87,19 +89,17 @@ class LocalFiles:
             self._own.discard(home)
 
     async def need_room(self, more_bytes: int) -> None:
-        """Raises StoreFull where `more_bytes` do not fit now."""
         with _store_errors():
             await self._room.measure()
         self._room.check(more_bytes)
 
     async def info(self, file_id: str) -> FileInfo:
-        """What is known of a file."""
         home = self._home(file_id)
         with self._found(file_id):
             return await asyncio.to_thread(_read_info, home)
 
     async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Its bytes from `first_byte`, in parts of at most READ_BYTES."""
+        """Yield the content from `first_byte` on, in parts of at most READ_BYTES."""
         left, path = length, self._home(file_id) / _CONTENT
         with self._found(file_id):
             file = await asyncio.to_thread(_open, path, first_byte)
@@ -115,22 +115,18 @@ class LocalFiles:
             file.close()
 
     async def infos(self) -> list[FileInfo]:
-        """All of them, the youngest first."""
         with _store_errors():
             return youngest_first(await asyncio.to_thread(self._look, lambda index: list(index.infos()), whole=True))
 
     async def of(self, tenant: str) -> list[FileInfo]:
-        """Those of one tenant, the youngest first."""
         with _store_errors():
             return await asyncio.to_thread(self._look, lambda index: index.of(tenant))
 
     async def stored(self) -> Stored:
-        """How much all of them are."""
         with _store_errors():
             return await asyncio.to_thread(self._look, lambda index: index.stored)
 
     async def delete(self, file_id: str) -> None:
-        """Forget one."""
         home = self._home(file_id)
         with self._found(file_id):
             await asyncio.to_thread(_remove, home, self._folder / _DRAFTS / uuid.uuid4().hex)
@@ -143,7 +139,7 @@ class LocalFiles:
 
     @contextmanager
     def _found(self, file_id: str) -> Iterator[None]:
-        """Raises FileNotFound for a file that is not there, as long as the store is."""
+        """Raise FileNotFound for a missing file, provided that the store itself is there."""
         with _store_errors():
             try:
                 yield
@@ -152,8 +148,9 @@ class LocalFiles:
                 raise _not_found(file_id) from None
 
     def _look(self, read: Callable[[FileIndex[int]], T], *, whole: bool = False) -> T:
-        """Read from the index once it is up to date. whole: whether all names are looked at, rather than the journal
-        since the last time."""
+        """Bring the index up to date and read from it. `whole` forces a full scan instead of the journal's latest
+        lines.
+        """
         with self._looking:
             (self._folder / _DRAFTS).stat()
             journal = self._folder / _JOURNAL
@@ -164,7 +161,7 @@ class LocalFiles:
                 self._scan()
                 self._scanned_s = time.monotonic()
                 if size > MAX_JOURNAL_BYTES:
-                    journal.unlink(missing_ok=True)  # then every process looks at all names once
+                    journal.unlink(missing_ok=True)  # every process then scans all names once
             elif known[1] < size:
                 with journal.open("rb") as file:
                     names = os.pread(file.fileno(), size - known[1], known[1]).decode(errors="replace")
@@ -174,15 +171,15 @@ class LocalFiles:
             return read(self._index)
 
     def _note(self, file_id: str) -> None:
-        """Tell every process's index that a file has come or gone."""
+        """Append a file that was added or deleted to the journal, which every process's index follows."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
             for _ in range(NOTE_ATTEMPTS):
                 with os.fdopen(os.open(self._folder / _JOURNAL, flags, PRIVATE_FILE), "wb", buffering=0) as file:
                     file.write(f"{file_id}\n".encode())
-                    if os.fstat(file.fileno()).st_nlink:  # else it was begun anew meanwhile
+                    if os.fstat(file.fileno()).st_nlink:  # otherwise it was replaced in the meantime
                         return
-        except OSError as error:  # as on a full disk: the file is there all the same, and found within SCAN_S
+        except OSError as error:  # e.g. a full disk; the file exists all the same and is found within SCAN_S
             log.warning("a change of the file store could not be noted", file=file_id, error=str(error))
         self._journal_read = None
 
@@ -194,9 +191,9 @@ class LocalFiles:
                 self._index.put(name, home.stat().st_ino, _read_info(home))
 
     def _scan(self) -> None:
-        """Read the descriptions that are new. One that cannot be read takes no other with it."""
+        """Read the new descriptions. An unreadable one does not affect the others."""
         with os.scandir(self._folder) as entries:
-            # A kept file is a folder that was renamed into its place, so another one has another inode.
+            # A file is a folder renamed into place, so that a new one has a new inode.
             inodes = {entry.name: entry.inode() for entry in entries if entry.name[0] != "."}
         unread: set[str] = set()
         for name in self._index.unread(inodes):
@@ -215,7 +212,7 @@ class LocalFiles:
         return await asyncio.to_thread(self._used_bytes, frozenset(self._own))
 
     def _used_bytes(self, own: frozenset[Path]) -> int:
-        """By files, and by drafts that are not `own`; those that nobody writes any more are removed."""
+        """Return the bytes of files and of other processes' drafts, and remove abandoned drafts."""
         used = self._look(lambda index: index.stored.bytes)
         drafts = self._folder / _DRAFTS
         others = [home for home in drafts.iterdir() if home not in own]
@@ -246,12 +243,11 @@ class LocalDraft:
         self._max_bytes = max_bytes
         self._bytes = 0
         self.held_bytes = 0
-        """Of the store's room, beside what has been kept."""
+        """Bytes of the store's room that this draft occupies; 0 once it has been kept."""
         home.mkdir(mode=PRIVATE_FOLDER)
         self._file: BinaryIO = create_private(home / _CONTENT)
 
     async def write(self, part: bytes) -> None:
-        """Append; raises FileTooLarge or StoreFull."""
         self._bytes += len(part)
         if self._bytes > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
@@ -263,7 +259,6 @@ class LocalDraft:
     async def keep(
         self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
     ) -> FileInfo:
-        """It is whole: from now on others see it. Raises StoreFull."""
         self._target = self._home_of(file_id) if file_id else self._target
         now_ns = time.time_ns()
         ends_s = now_ns // 10**9 + expires_in_s if expires_in_s else 0
@@ -290,15 +285,15 @@ class LocalDraft:
         self._note(self._target.name)
 
     def discard(self) -> None:
-        """Remove what was not kept."""
-        with suppress(OSError):  # what a full disk did not take
+        """Remove the draft unless it has been kept."""
+        with suppress(OSError):  # buffered bytes that do not fit on a full disk
             self._file.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """The disk's errors in our words. A part may only reach it when the file is closed."""
+    """Map errors of the disk to typed ones. A full disk may be reported only when the file is closed."""
     try:
         yield
     except OSError as error:
@@ -308,7 +303,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _read_info(home: Path) -> FileInfo:
-    """Raises OSError, and StoreUnavailable for what was not written by a store."""
+    """Read a description. Raises OSError, and StoreUnavailable for a file that no store has written."""
     try:
         return msgspec.json.decode((home / _INFO).read_bytes(), type=FileInfo)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -316,7 +311,7 @@ def _read_info(home: Path) -> FileInfo:
 
 
 def _sync(file: BinaryIO) -> None:
-    """Write the file through to the disk, so that it survives a crash."""
+    """Flush the file to disk, so that it survives a crash."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -336,12 +331,12 @@ def _open(path: Path, first_byte: int) -> BinaryIO:
 
 
 def _remove(home: Path, aside: Path) -> None:
-    home.rename(aside)  # gone at once for all; its bytes follow
+    home.rename(aside)  # the file disappears at once, its bytes are freed later
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _extent(path: Path) -> tuple[int, int]:
-    """A file's inode and size; zeros where there is none."""
+    """Return a file's inode and size, or zeros if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""The port to where files of clients are kept: what they upload, and what is made for them.
+"""The port to the storage of clients' files, both uploaded and generated ones.
 
-A file is there whole or not at all, and never changes: what object stores with multipart uploads can do as well.
+A file appears whole or not at all, and never changes. Object stores with multipart uploads can guarantee this as
+well.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -11,82 +12,80 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file."""
-
     id: str
     name: str
-    """As its maker called it."""
     purpose: str
     bytes: int
     created_unix_s: int
     created_unix_ns: int = 0
-    """The same moment, finely enough to order what was made in one second; 0 in descriptions of older versions."""
+    """The time of creation with a resolution that orders files made in one second; 0 in descriptions of older
+    versions.
+    """
     tenant: str = ""
-    """Whose it is; empty in descriptions of older versions."""
+    """The owner of the file; empty in descriptions of older versions."""
     expires_unix_s: int = 0
-    """When its maker wants it deleted; 0: never."""
+    """When the file should be deleted; 0 for never."""
 
 
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
-    """One order for all who list, whoever else keeps files meanwhile."""
+    # One order for all listings, even while others add files.
     return sorted(infos, key=lambda info: (-info.created_unix_s, -info.created_unix_ns, info.id))
 
 
 class Stored(NamedTuple):
-    """How much is stored."""
+    """The number of files stored, and their total size."""
 
     files: int = 0
     bytes: int = 0
 
 
 class Draft(Protocol):
-    """A file that is being written."""
+    """A file that is being written and is not visible yet."""
 
     async def write(self, part: bytes) -> None:
-        """Append; raises FileTooLarge or StoreFull."""
+        """Append to the file. Raises FileTooLarge or StoreFull."""
         ...
 
     async def keep(
         self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
     ) -> FileInfo:
-        """It is whole: from now on others see it; raises StoreFull. One of the same id is replaced.
+        """Make the complete file visible to everybody, replacing one with the same id. Raises StoreFull.
 
-        `file_id`: its id, where that is another than the draft's. `tenant`: whose it is. `expires_in_s`: 0: never.
+        `file_id` is the file's id if it differs from the draft's, `tenant` is its owner, and an `expires_in_s` of 0
+        means never.
         """
         ...
 
 
 class FileStore(Protocol):
-    """Files by id. Raises FileNotFound for an id that it does not hold, StoreUnavailable while it does not answer."""
+    """Files by id. Methods raise FileNotFound for an unknown id, and StoreUnavailable while the store does not
+    respond.
+    """
 
     def draft(self, file_id: str, *, max_bytes: int) -> AbstractAsyncContextManager[Draft]:
-        """A new file; what has not been kept when the context closes leaves nothing behind."""
+        """Create a file. A draft that has not been kept when the context closes leaves nothing behind."""
         ...
 
     async def need_room(self, more_bytes: int) -> None:
-        """Raises StoreFull where `more_bytes` do not fit now."""
+        """Raise StoreFull if `more_bytes` do not fit now."""
         ...
 
-    async def info(self, file_id: str) -> FileInfo:
-        """What is known of a file."""
-        ...
+    async def info(self, file_id: str) -> FileInfo: ...
 
     def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Its bytes from `first_byte`, in parts of at most a megabyte."""
+        """Yield the content from `first_byte` on, in parts of at most a megabyte."""
         ...
 
     async def infos(self) -> list[FileInfo]:
-        """All of them, the youngest first."""
+        """Return the descriptions of all files, youngest first."""
         ...
 
     async def of(self, tenant: str) -> list[FileInfo]:
-        """Those of one tenant, the youngest first. Their number alone decides what it costs."""
+        """Return the descriptions of one tenant's files, youngest first. The cost depends only on their number."""
         ...
 
     async def stored(self) -> Stored:
-        """How much all of them are, a few seconds late at most."""
+        """Return the totals of the store, at most a few seconds old."""
         ...
 
-    async def delete(self, file_id: str) -> None:
-        """Forget one."""
-        ...
+    async def delete(self, file_id: str) -> None: ...

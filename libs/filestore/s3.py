@@ -1,12 +1,13 @@
-"""Files in a bucket of S3 or of a store that speaks its protocol, shared by gateways on any host.
+"""A file store in a bucket of S3 or of a compatible service, shared by gateways on any host.
 
-A file is two objects: its content, under a key of its own, and what is known of it, which names that key and is written
-last. So it is there whole or not at all, and a reader of one that is replaced reads the old content to its end or an
-error. What a process that died was uploading is for the bucket's own rule on incomplete uploads.
+A file consists of two objects: its content, under a key of its own, and its description, which names that key and
+is written last. The file therefore appears whole or not at all. A reader of a file that is being replaced reads the
+old content to its end or gets an error. Uploads of a process that died are left to the bucket's rule on incomplete
+uploads.
 
-A copy of what is known stands under the tenant's name, so that a tenant's files are listed without those of others. It
-is written before the original. Where a process died in between, or an older version wrote the file, listing all files
-mends the copies.
+A copy of each description is stored under the tenant's name, so that a tenant's files are listed without those of
+others. The copy is written before the original. If a process died in between, or an older version wrote the file,
+listing all files repairs the copies.
 """
 
 import asyncio
@@ -36,21 +37,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+# S3 requires parts of 5 MiB at least, and takes at most 10,000 of them.
 PART_BYTES = 8 * 1024 * 1024
-"""Of an upload; S3 wants 5 MiB at least, and takes 10,000 parts."""
 READ_BYTES = 256 * 1024
 MAX_READING = 16
-"""Descriptions that are fetched at once."""
+"""The most descriptions that are fetched concurrently."""
 MEASURE_S = 5.0
-"""Between two looks at how much all files are; what this process keeps meanwhile is known at once."""
+"""The interval between measurements of the store. Files kept by this process count at once."""
 ORPHAN_S = 3600.0
-"""A copy this old that has no original belongs to no file that is being kept."""
+"""The age at which a copy without an original is an orphan rather than part of a file being kept."""
 TIMEOUT_S = 20.0
 ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+# Without NoSuchUpload, after which a file has to be written again: the store has ended its upload, or a request to
+# complete it was repeated because the first reply was lost.
 _ABSENT = {"NoSuchKey", "404"}
-"""Not NoSuchUpload, which says that a file has to be written again: the store has ended its upload, or was asked twice
-to complete it because its first reply was lost."""
 _ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -60,11 +61,11 @@ class _Known(msgspec.Struct):
 
 
 class _Unreadable(StoreUnavailable):
-    """An object that was not written by a store."""
+    """An object in a description's place that no store has written."""
 
 
 class S3Files:
-    """FileStore in `bucket` under `prefix`, which may hold `max_bytes` in all. Made by `open_s3`."""
+    """A file store in `bucket` under `prefix`, which may hold `max_bytes` in all. Created by `open_s3`."""
 
     def __init__(
         self, client: "S3Client", bucket: str, prefix: str, *, max_bytes: int, measure_s: float = MEASURE_S
@@ -74,13 +75,12 @@ class S3Files:
         self._prefix = prefix
         self._room = Room(max_bytes, self._measure)
         self._index: FileIndex[str] = FileIndex()
-        """What was read of an object once need not be again, while its ETag stays."""
+        """The descriptions read so far, which stay valid while the ETag is the same."""
         self._measure_s = measure_s
         self._measured_s = -math.inf
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["S3Draft"]:
-        """A new file; what has not been kept when the context closes leaves nothing behind."""
         self.known_key(file_id)
         await self._room.measure()
         content_key = f"{self._prefix}content/{file_id}/{uuid.uuid4().hex}"
@@ -92,16 +92,14 @@ class S3Files:
             self._room.give(draft.held_bytes)
 
     async def need_room(self, more_bytes: int) -> None:
-        """Raises StoreFull where `more_bytes` do not fit now."""
         await self._room.measure()
         self._room.check(more_bytes)
 
     async def info(self, file_id: str) -> FileInfo:
-        """What is known of a file."""
         return (await self.known(file_id)).info
 
     async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Its bytes from `first_byte`, in parts of at most READ_BYTES."""
+        """Yield the content from `first_byte` on, in parts of at most READ_BYTES."""
         known = await self.known(file_id)
         end = known.info.bytes if length is None else min(first_byte + length, known.info.bytes)
         if first_byte >= end:
@@ -114,7 +112,6 @@ class S3Files:
                     yield part
 
     async def infos(self) -> list[FileInfo]:
-        """All of them, the youngest first."""
         began_s = time.monotonic()
         copies = {item["Key"]: item for item in await self._list("own/")}
         await self._read_new("info/")
@@ -123,20 +120,18 @@ class S3Files:
         return youngest_first(self._index.infos())
 
     async def of(self, tenant: str) -> list[FileInfo]:
-        """Those of one tenant, the youngest first."""
         if self._measured_s == -math.inf:
-            await self.infos()  # copies that are missing have to be mended once
+            await self.infos()  # missing copies have to be repaired once
         await self._read_new(self._own(tenant), tenant)
         return self._index.of(tenant)
 
     async def stored(self) -> Stored:
-        """How much all of them are, `measure_s` late at most."""
+        """Return the totals of the store, at most `measure_s` old."""
         if time.monotonic() - self._measured_s >= self._measure_s:
             await self.infos()
         return self._index.stored
 
     async def delete(self, file_id: str) -> None:
-        """Forget one."""
         known = await self.known(file_id)
         await self.remove(self.known_key(file_id))
         await self.remove(known.content_key)
@@ -152,7 +147,7 @@ class S3Files:
         return found
 
     async def _read_new(self, folder: str, tenant: str | None = None) -> None:
-        """Bring the index up to date with the descriptions in a folder, which is that of a tenant or of all."""
+        """Read the new descriptions in the folder of one tenant or of all files."""
         start = len(self._prefix + folder)
         etags = {item["Key"][start:].removesuffix(".json"): item["ETag"] for item in await self._list(folder)}
         at_once = asyncio.Semaphore(MAX_READING)
@@ -171,8 +166,10 @@ class S3Files:
         await asyncio.gather(*map(read, self._index.unread(etags, tenant)))
 
     async def _mend_copies(self, copies: "dict[str, ObjectTypeDef]") -> None:
-        """Write the tenants' copies that are missing, and remove old ones without an original. copies: those that were
-        there before the originals were listed."""
+        """Write missing tenants' copies, and remove old ones without an original.
+
+        `copies` were listed before the originals.
+        """
         at_once = asyncio.Semaphore(MAX_READING)
 
         async def copy(info: FileInfo) -> None:
@@ -195,16 +192,16 @@ class S3Files:
     # ------------------------------------------------------------ for drafts
 
     async def known(self, file_id: str) -> _Known:
-        """What is known of a file, and where its content is."""
+        """Return the file's description and the key of its content."""
         return await self._read_known(self.known_key(file_id), file_id)
 
     async def put(self, key: str, body: bytes) -> str:
-        """One object; its ETag."""
+        """Write one object and return its ETag."""
         with _typed_errors(key):
             return (await self._client.put_object(Bucket=self._bucket, Key=key, Body=body))["ETag"]
 
     async def describe(self, known: _Known) -> None:
-        """From now on the file is there for all."""
+        """Write the description, which makes the file visible to everybody."""
         body = msgspec.json.encode(known)
         await self.put(self._own_key(known.info), body)
         try:
@@ -216,17 +213,17 @@ class S3Files:
         self._index.put(known.info.id, etag, known.info)
 
     async def remove(self, key: str) -> None:
-        """One object, whether or not it is there."""
+        """Delete an object, whether or not it exists."""
         with _typed_errors(key):
             await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def begin(self, key: str) -> str:
-        """An upload in parts; its id."""
+        """Begin a multipart upload and return its id."""
         with _typed_errors(key):
             return (await self._client.create_multipart_upload(Bucket=self._bucket, Key=key))["UploadId"]
 
     async def part(self, key: str, upload_id: str, number: int, body: bytes) -> "CompletedPartTypeDef":
-        """One part, numbered from 1."""
+        """Upload one part; parts are numbered from 1."""
         with _typed_errors(key):
             done = await self._client.upload_part(
                 Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
@@ -234,19 +231,17 @@ class S3Files:
         return {"ETag": done["ETag"], "PartNumber": number}
 
     async def complete(self, key: str, upload_id: str, parts: "list[CompletedPartTypeDef]") -> None:
-        """The object is whole."""
         with _typed_errors(key):
             await self._client.complete_multipart_upload(
                 Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
 
     async def abandon(self, key: str, upload_id: str) -> None:
-        """There will be no such object."""
         with _typed_errors(key):
             await self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
 
     async def _measure(self) -> int:
-        """What others are uploading is not seen before it is kept."""
+        # Uploads of other processes count only once they have been kept.
         return (await self.stored()).bytes
 
     async def _read_known(self, key: str, file_id: str = "") -> _Known:
@@ -260,14 +255,14 @@ class S3Files:
             raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
 
     def known_key(self, file_id: str) -> str:
-        """The key of a file's description; raises FileNotFound for a malformed id."""
+        """Return the key of a file's description. Raises FileNotFound for a malformed id."""
         if not _ID.fullmatch(file_id):
             raise _not_found(file_id)
         return f"{self._prefix}info/{file_id}.json"
 
 
 class S3Draft:
-    """A file that is being uploaded, PART_BYTES of it in memory."""
+    """A file that is being uploaded, with up to PART_BYTES of it in memory."""
 
     def __init__(self, store: S3Files, file_id: str, content_key: str, room: Room, *, max_bytes: int) -> None:
         self._store = store
@@ -277,7 +272,7 @@ class S3Draft:
         self._room = room
         self._bytes = 0
         self.held_bytes = 0
-        """Of the store's room, beside what has been kept."""
+        """Bytes of the store's room that this draft occupies; 0 once it has been kept."""
         self._buffer = bytearray()
         self._upload_id = ""
         self._parts: list[CompletedPartTypeDef] = []
@@ -285,7 +280,6 @@ class S3Draft:
         self._kept = False
 
     async def write(self, part: bytes) -> None:
-        """Append; raises FileTooLarge or StoreFull."""
         self._bytes += len(part)
         if self._bytes > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
@@ -299,7 +293,6 @@ class S3Draft:
     async def keep(
         self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
     ) -> FileInfo:
-        """It is whole: from now on others see it. Raises StoreFull."""
         file_id = file_id or self._file_id
         self._store.known_key(file_id)
         await self._room.measure()
@@ -307,7 +300,7 @@ class S3Draft:
         if self._upload_id:
             if self._buffer:
                 await self._send(bytes(self._buffer))
-            self._written = True  # perhaps, whatever is replied
+            self._written = True  # the object may exist whatever the reply is
             await self._store.complete(self._content_key, self._upload_id, self._parts)
             self._upload_id = ""
         else:
@@ -328,7 +321,7 @@ class S3Draft:
         return info
 
     async def discard(self) -> None:
-        """Remove what was not kept."""
+        """Remove the upload unless it has been kept."""
         if self._kept:
             return
         if self._upload_id:
@@ -355,8 +348,11 @@ async def open_s3(
     secret_key: str = "",
     measure_s: float = MEASURE_S,
 ) -> AsyncIterator[S3Files]:
-    """A store in a bucket that is there. What is left empty is taken from where AWS's own clients take it. measure_s:
-    how late it may notice what other processes keep."""
+    """Open a store in an existing bucket.
+
+    Empty settings are taken from the sources of AWS's own clients. `measure_s` is the maximum delay before files
+    kept by other processes count.
+    """
     config = AioConfig(
         connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"max_attempts": ATTEMPTS, "mode": "standard"}
     )
@@ -374,7 +370,7 @@ async def open_s3(
 
 @contextmanager
 def _typed_errors(what: str) -> Iterator[None]:
-    """The store's errors in our words."""
+    """Map the client's errors to FileNotFound and StoreUnavailable."""
     try:
         yield
     except ClientError as error:

@@ -1,1 +1,1 @@
-"""The lab: traces replayed through the live system's decisions, on a cluster in virtual time. docs/lab.md says how."""
+"""The lab: traces replayed through the live system's decisions on a cluster in virtual time (see docs/lab.md)."""

@@ -1,4 +1,4 @@
-"""How far any schedule could get: the fluid bound, which knows the future and splits work without loss."""
+"""The fluid bound, an upper limit for any schedule: it knows the future and divides work without loss."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,17 +10,18 @@ from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.slack import largest_batch
 
 LARGEST_CHUNK_TOKENS: Final = 1 << 20
-"""A chunk so large that what each step costs beside its tokens counts for nothing."""
+"""A chunk so large that the fixed cost of each step becomes negligible."""
 
 
 def fluid_rate(experiment: Experiment, measure: Measure = "both") -> float:
-    """Times the trace's rate at which `WANTED` of what counts fills all workers, were the trace to go on as it is.
+    """Return the multiple of the trace's rate at which `WANTED` of the measured value keeps all workers busy.
 
-    Of requests, those that cost least; of work, that which costs least for what it counts. Prompts in one chunk,
-    nothing computed twice that any worker has had (an unbounded cache shared by all), decodes in the largest batches
-    that hold the TPOT, their reading of weights hidden behind prompts as far as the interference allows. Latency, KV
-    memory and transfers are left out, so no policy can do better for long. A trace that is short beside its answers
-    ends while much of it still decodes, and can be served at more.
+    The requests or the work that count are those which cost least for their value. The trace is taken to go on as
+    it is. Prompts are computed in one chunk, and nothing is computed twice that any worker has computed (an
+    unbounded cache shared by all). Decodes run in the largest batches that hold the TPOT, and their reading of
+    weights hides behind prompts as far as the interference allows. Latency, KV memory and transfers are left out,
+    so no policy can do better for long. A trace that is short beside its answers ends while much of it still
+    decodes, and can be served at a higher rate.
     """
     requests = experiment.trace.requests
     costs = list(_costs(experiment))
@@ -32,7 +33,7 @@ def fluid_rate(experiment: Experiment, measure: Measure = "both") -> float:
 
 
 def _least(costs: Sequence[float], values: Sequence[float]) -> float:
-    """Cost of `WANTED` of all value, begun with what costs least for its value; the last of it is taken in part."""
+    """Return the lowest cost of `WANTED` of the total value, taking the cheapest first and the last one in part."""
     left = WANTED * sum(values)
     total = 0.0
     for cost, value in sorted(zip(costs, values, strict=True), key=lambda each: each[0] / each[1]):
@@ -45,7 +46,7 @@ def _least(costs: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _costs(experiment: Experiment) -> Iterator[float]:
-    """GPU time of each request, in ns, where nothing hinders it."""
+    """Yield the unhindered GPU time of each request in ns."""
     speed, model = experiment.speed, experiment.step_time
     whole = Speed(model, LARGEST_CHUNK_TOKENS)
     seen: set[int] = set()
@@ -60,7 +61,7 @@ def _costs(experiment: Experiment) -> Iterator[float]:
         tokens = request.input_tokens
         cached = min(cached, tokens - 1)
         context = tokens + request.output_tokens / 2
-        rough = 1 << max(int(context).bit_length() - 1, 6)  # shorter than it is: batches as large as could be
+        rough = 1 << max(int(context).bit_length() - 1, 6)  # rounded down, for the largest possible batch
         if rough not in batches:
             found = largest_batch(speed.step_time, experiment.slo.tpot_ns, rough, experiment.max_sequences)
             batches[rough] = max(found, 1)

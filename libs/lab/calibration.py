@@ -1,4 +1,4 @@
-"""What the workers of a running suite have learned of themselves, as the hardware of an experiment."""
+"""Lab hardware derived from what the workers of a running suite have measured about themselves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from libs.perfmodel.profiles import Profile
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """One worker's."""
+    """What one worker has measured and published about itself."""
 
     worker_id: str
     engine: str
@@ -26,21 +26,21 @@ class Learned:
     block_tokens: int
     max_sequences: int
     kv_token_ns: float = 0.0
-    """To receive the KV of one token; 0: none came."""
+    """Time to receive the KV of one token; 0 if none was received."""
     round_trip_ms: float = 0.0
-    """To the worker and back; 0: not measured."""
+    """Network round trip to the worker; 0 if it was not measured."""
 
     @property
     def kind(self) -> tuple[str, str, str, int]:
-        """Workers of one kind take as long for equal steps."""
+        """The key of workers that take the same time for equal steps."""
         return self.engine, self.model, self.device, self.gpus
 
 
 def calibrated(name: str, workers: Sequence[Learned]) -> tuple[Hardware, tuple[str, ...]]:
-    """The hardware of workers of one kind, and notes on what of it is no measurement.
+    """Return the hardware of workers of one kind, and notes on the parts that were not measured.
 
-    Each kind of step is as the worker has it that has seen most of them: prefill workers know little of decode. Raises
-    InvalidRequest for none, and for several kinds.
+    Each kind of step is taken from the worker that has seen most of them, since prefill workers know little of
+    decode. Raises InvalidRequest without workers, and for workers of several kinds.
     """
     if not workers:
         raise InvalidRequest("no worker has published a learned step-time model")

@@ -1,7 +1,7 @@
-"""What a change of roles brought: the demand around it, through the cluster in virtual time with it and without it.
+"""The effect of a change of roles, found by running the demand around it in virtual time with and without the change.
 
-Roles stand still but for the change, so that the two runs differ by it alone. The runs begin `LEAD_S` before it, with
-an empty cluster: what had queued up earlier is missing in both.
+Roles stay fixed apart from the change, so that the two runs differ by nothing else. Both runs begin `LEAD_S` before
+it with an empty cluster, and so lack whatever had queued up earlier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from libs.lab.traces.request import Trace
 from libs.policy.roles import Role
 
 LEAD_S: Final = 10.0
-"""Demand before the change, that fills the cluster."""
+"""Seconds of demand before the change that fill the cluster."""
 AFTER_S: Final = 10.0
-"""Demand after it, by which the two are compared."""
+"""Seconds of demand after the change that are compared."""
 SAME: Final = 0.01
-"""Share by which TTFT has to differ: less says nothing."""
+"""The relative difference in TTFT below which two runs count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One worker's role."""
+    """The role and prompt budget of one worker."""
 
     role: Role
     budget_tokens: int = 0
@@ -35,25 +35,25 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What requests met that waited at the change, or came within `AFTER_S` of it."""
+    """Results of the requests that waited at the change, or arrived within `AFTER_S` of it."""
 
     requests: int
     good: float
-    """Share that was in time."""
+    """The share of requests that met their SLO."""
     ttft_ms: Mapping[str, float]
     tpot_ms: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """Two lives of one demand."""
+    """The results of the same demand without and with the change."""
 
     without: Lived
     with_it: Lived
 
     @property
     def useful(self) -> bool:
-        """Whether things are worse without it: fewer requests in time, or as many and a later first token."""
+        """Whether the change helped: more requests in time, or as many and an earlier first token."""
         if self.without.good != self.with_it.good:
             return self.without.good < self.with_it.good
         without, with_it = (each.ttft_ms.get("mean", 0.0) for each in (self.without, self.with_it))
@@ -63,8 +63,12 @@ class Counterfactual:
 def counterfactual(
     experiment: Experiment, standing: Sequence[Standing], changes: Mapping[int, Standing], at_s: float
 ) -> Counterfactual:
-    """`experiment`: with the whole demand, its trace beginning at 0 s. `standing`: each worker's role before the
-    change, at `at_s`; `changes`: roles by worker after it. Raises InvalidRequest where no request waited or came."""
+    """Compare the demand around a change of roles with and without it.
+
+    `experiment` holds the whole demand, in a trace that begins at 0 s. `standing` is each worker's role before the
+    change at `at_s`, and `changes` holds the new roles by worker. Raises InvalidRequest if no request waited at the
+    change or arrived after it.
+    """
     begin_s = max(at_s - LEAD_S, 0.0)
     around = replace(experiment, trace=_between(experiment.trace, begin_s, at_s + AFTER_S), workers=len(standing))
     moves = tuple(PlannedMove(at_s - begin_s, index, to.role, to.budget_tokens) for index, to in changes.items())
@@ -72,7 +76,7 @@ def counterfactual(
     policy = Policy("as it stood", lambda _: list(roles))
     after_ns = round((at_s - begin_s) * 1e9)
     without, with_it = (run(replace(around, moves=each), policy)[1].answers for each in ((), moves))
-    # Until the change the two are one: whoever had a first token by then it can neither help nor hurt.
+    # Both runs are identical up to the change, which cannot affect requests with an earlier first token.
     numbers = _open_at(without, after_ns)
     if not numbers:
         raise InvalidRequest("no request waited at the decision, and none came after it")
@@ -93,7 +97,7 @@ def _between(trace: Trace, begin_s: float, end_s: float) -> Trace:
 
 
 def _open_at(answers: Sequence[LabAnswer], after_ns: int) -> frozenset[int]:
-    """Numbers of requests that had no first token by then."""
+    """Return the numbers of the requests without a first token at that time."""
     return frozenset(
         each.request.number
         for each in answers

@@ -1,4 +1,4 @@
-"""One experiment: a trace, a cluster, a policy, what clients want; and what it comes to."""
+"""One experiment, made of a trace, a cluster, a policy and an SLO, and its report."""
 
 import gc
 import time
@@ -29,25 +29,25 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.saturation import knee_of
 
+# For traces without prefixes: fine enough for any prompt, coarse enough to be quick.
 DEFAULT_BLOCK_TOKENS: Final = 64
-"""Of traces without prefixes: fine enough for any prompt, coarse enough to be quick."""
 MOST_CHUNK_TOKENS: Final = 8192
 MAX_SEQUENCES: Final = 256
 LINK_GBPS: Final = 400.0
-"""For KV, of each GPU of a worker: one network card a GPU, as H100 and later nodes have them."""
+"""Bandwidth for KV per GPU of a worker, assuming one network card a GPU as H100 and later nodes have."""
 HOP_MS: Final = 1.0
-"""A message from gateway to worker or back, with what it waits at either end: measured on an idle suite."""
+"""One message between gateway and worker, including its waits at either end, as measured on an idle suite."""
 LOOKUP_MS: Final = 1.0
-"""From a request's arrival until the block index has said what of its prompt workers hold."""
+"""Time from a request's arrival until the block index has reported the cached prefixes."""
 PATIENCE: Final = WaitBounds(max_wait_ms=600_000, no_workers_wait_ms=30_000)
 COLLECT_AFTER_OBJECTS: Final = 200_000
+# The lab shows how late requests are rather than how many a gateway would refuse.
 MAX_WAITING: Final = 1_000_000
-"""The lab shows how late requests are rather than how many a gateway would refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """All that a run depends on."""
+    """Everything that the result of a run depends on."""
 
     trace: Trace
     hardware: Hardware
@@ -55,35 +55,32 @@ class Experiment:
     slo: SloSpec
     seed: int = 1
     interference: float | None = None
-    """In place of the profile's own."""
+    """A replacement for the interference of the profile."""
     link_gbps: float = LINK_GBPS
-    """Of each GPU."""
     hop_ms: float = HOP_MS
     lookup_ms: float = LOOKUP_MS
     max_sequences: int = MAX_SEQUENCES
     chunk_tokens: int = 0
-    """Prompt tokens of a step; 0: the smallest that saturates the device."""
+    """The most prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
     overtime_s: float = 600.0
-    """After the last arrival."""
+    """How long the run may continue after the last arrival."""
     warm_up_s: float = 0.0
-    """Requests that arrive in these first seconds are served and not scored."""
+    """Requests that arrive in these first seconds are served but not scored."""
     tail_s: float = 0.0
-    """Requests of these last seconds are not scored either: they keep the cluster busy while the scored ones finish."""
+    """Requests of these last seconds are not scored either. They keep the cluster busy while the scored ones finish."""
     closed_loop: bool = False
-    """Whether later turns of a session wait for the answer to the one before, and their think time."""
+    """Whether later turns of a session wait for the previous answer and the think time."""
     losses: Sequence[PlannedLoss] = ()
-    """Workers that die on the way."""
     moves: Sequence[PlannedMove] = ()
-    """Of roles, at given times."""
     refused: frozenset[int] = frozenset()
-    """Numbers of requests that are turned away as they arrive."""
+    """Numbers of the requests that are rejected on arrival."""
     wrong: Wrong = field(default_factory=Wrong)
-    """What the cluster takes to be otherwise than it is."""
+    """The errors injected into what the cluster believes about itself."""
     allowed_tokens: int = 0
-    """Output tokens that clients allow where the trace does not say; 0: as many as come, which is an oracle."""
+    """The output limit of clients where the trace has none; 0 for the exact length, which makes it an oracle."""
     stepwise: bool = False
     tenants: Tenancy | None = None
-    """Who share queue and places, with the live dispatcher; None: all requests are alike."""
+    """The tenants that share queue and decode places under the live dispatcher; None treats all requests alike."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -118,23 +115,23 @@ class Experiment:
 
     @property
     def step_time(self) -> StepTimeModel:
-        """Of each worker."""
+        """The step-time model shared by all workers."""
         model = self.hardware.profile.step_time
         return model if self.interference is None else replace(model, interference=self.interference)
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a KV block: the trace's where it has prefixes."""
+        """Tokens of a KV block, taken from the trace if it has prefixes."""
         return self.trace.block_tokens or DEFAULT_BLOCK_TOKENS
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks of one worker; 0 where the model does not fit."""
+        """KV blocks of one worker; 0 if the model does not fit."""
         found = self.hardware.profile
         return max(found.kv_memory_bytes // found.kv_bytes_per_token // self.block_tokens, 0)
 
     def most_output_tokens(self, request: TraceRequest) -> int:
-        """Output tokens that the client of a request allows, within what one worker's KV holds."""
+        """Return the output tokens that the request's client allows, bounded by one worker's KV memory."""
         allowed = request.max_output_tokens or min(
             self.allowed_tokens, self.kv_blocks * self.block_tokens - request.input_tokens
         )
@@ -142,23 +139,22 @@ class Experiment:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Of one worker."""
+        """Bandwidth of one worker, over all of its GPUs."""
         return self.link_gbps * self.hardware.profile.gpus * 1e9 / 8
 
     @property
     def speed(self) -> Speed:
-        """Of each worker."""
         chunk = self.chunk_tokens or _knee(self.step_time)
         kv_token_ns = self.hardware.profile.kv_bytes_per_token / self.link_bytes_per_s * 1e9
         return Speed(self.step_time, chunk, kv_token_ns, measured=True)
 
     @property
     def work(self) -> IdealWork:
-        """What requests would take without friction."""
+        """The work of requests in a cluster without friction."""
         return IdealWork(self.speed, self.slo.tpot_ns, self.max_sequences)
 
     def shape(self, policy: Policy) -> WorkerShape:
-        """Shape of each worker under a policy."""
+        """Return the shape of each worker under a policy."""
         found = self.hardware.profile
         return WorkerShape(
             model=found.name,
@@ -179,11 +175,9 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class LabReport:
-    """What a run comes to."""
-
     policy: str
     roles: str
-    """At first, e.g. "9:7"."""
+    """The split of roles at the start, e.g. "9:7"."""
     seed: int
     score: Score
     goodput_rps_per_gpu: float
@@ -195,7 +189,7 @@ class LabReport:
     events: int
 
     def as_json(self) -> dict[str, Any]:
-        """Flat, as `fulcrum lab run --json` prints it."""
+        """Return a flat record, as `fulcrum lab run --json` prints it."""
         found = asdict(self)
         return {"policy": found.pop("policy"), "seed": found.pop("seed"), **found.pop("score"), **found}
 
@@ -203,7 +197,7 @@ class LabReport:
 def run(
     experiment: Experiment, policy: Policy, on_progress: Callable[[int], None] = lambda ended: None
 ) -> tuple[LabReport, LabResult]:
-    """Raises BooksDoNotBalance where the simulation itself went wrong."""
+    """Run the experiment under a policy; raise BooksDoNotBalance if the simulation itself is inconsistent."""
     started = time.perf_counter()
     shape, work = experiment.shape(policy), experiment.work
     isolated: dict[int, int] = {}
@@ -265,7 +259,8 @@ def run(
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    """A run makes millions of small objects and hardly a circle of them: to look for circles is a twentieth of it."""
+    # A run makes millions of small objects but hardly any cycles. Searching for cycles would take a twentieth of
+    # its time.
     usual = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER_OBJECTS)
     try:
@@ -276,12 +271,14 @@ def _seldom_collecting() -> Iterator[None]:
 
 @cache
 def _knee(step_time: StepTimeModel) -> int:
-    """The prefill chunk that a worker would find at its start."""
+    """Return the prefill chunk that a worker would measure at its start."""
     return knee_of(step_time, MOST_CHUNK_TOKENS)[0]
 
 
 def _measured(experiment: Experiment, answers: Sequence[LabAnswer]) -> list[LabAnswer]:
-    """Between warm-up and tail; unlike the trace, what never arrived is not among the answers."""
+    """Return the answers between warm-up and tail. Requests that never arrived are in the trace but not among the
+    answers.
+    """
     requests = experiment.trace.requests
     first_ns = requests[0].arrival_ns + experiment.warm_up_s * 1e9
     last_ns = requests[-1].arrival_ns - experiment.tail_s * 1e9
@@ -289,7 +286,7 @@ def _measured(experiment: Experiment, answers: Sequence[LabAnswer]) -> list[LabA
 
 
 def _typical(experiment: Experiment) -> Slo:
-    """A request of mean lengths."""
+    """Return the SLO of a request of mean lengths."""
     requests = experiment.trace.requests
     mean = sum(each.input_tokens for each in requests) // len(requests)
     return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)

@@ -1,4 +1,4 @@
-"""Which step-time profile a model on a device has."""
+"""Lookup of step-time profiles by model and device."""
 
 import re
 from dataclasses import dataclass
@@ -11,22 +11,24 @@ _TP = re.compile(r"-tp(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A worker's kind."""
+    """A profile together with whatever was measured of a running suite."""
 
     profile: Profile
     mixed_measured: bool
-    """Whether what prompts and decodes cost together was measured; else `interference` is an assumption."""
+    """Whether the joint cost of prompts and decodes was measured; otherwise `interference` is an assumption."""
     chunk_tokens: int = 0
-    """Prompt tokens of a step; 0: the smallest that saturates the device."""
+    """The most prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
     hop_ms: float | None = None
     link_gbps: float | None = None
     max_sequences: int | None = None
-    """What was measured of a suite. None: nothing is known, the lab's own figure holds."""
+    """Measurements of a suite; None where the lab's own default applies."""
 
 
 def resolve(model: str, device: str, tp: int = 0) -> Hardware:
-    """The profile of a model on a device, `tp` GPUs wide (0: the only width there is). Raises InvalidRequest that lists
-    what there is."""
+    """Return the profile of a model on a device, `tp` GPUs wide (0 for the only width available).
+
+    Raises InvalidRequest, which lists the available profiles.
+    """
     wanted, on = _plain(model), _plain(device)
     pairs = _pairs()
     found = [name for name, parts in pairs.items() if (_plain(parts[0]), _plain(parts[1])) == (wanted, on)]
@@ -45,7 +47,7 @@ def resolve(model: str, device: str, tp: int = 0) -> Hardware:
 
 
 def by_name(name: str) -> Hardware:
-    """A profile by its own name; raises InvalidRequest that lists the nearest."""
+    """Return the profile with this name; raise InvalidRequest that lists the nearest ones."""
     try:
         found = profile(name)
     except StartupError as error:
@@ -54,7 +56,7 @@ def by_name(name: str) -> Hardware:
 
 
 def _pairs() -> dict[str, tuple[str, str, int]]:
-    """(model, device, GPUs) by profile name, of all that name a device."""
+    """Return (model, device, GPUs) by profile name, for all profiles that name a device."""
     found: dict[str, tuple[str, str, int]] = {}
     for name, entry in shipped_entries().items():
         device = str(entry["device"]).lower()

@@ -1,21 +1,21 @@
-"""The split of workers that would have been best, known only afterwards."""
+"""The split of workers that turns out best in hindsight."""
 
 from collections.abc import Callable
 
 from libs.lab.experiment import Experiment, LabReport
 
 Try = Callable[[int], LabReport]
-"""A run with that many prefill workers."""
+"""Run the experiment with the given number of prefill workers."""
 
 
 def merit(report: LabReport) -> tuple[float, float, float]:
-    """Larger is better: what holds for requests and for work alike, then requests, then a short TTFT."""
+    """Return a sort key, larger being better: the lesser of requests and work, then requests, then a short TTFT."""
     score = report.score
     return min(score.slo_attainment, score.work_attainment), score.slo_attainment, -score.ttft_s.get("p90", 0.0)
 
 
 def first_guess(experiment: Experiment) -> int:
-    """Prefill workers by their share of the work, at least one of each."""
+    """Return the number of prefill workers by their share of the work, leaving at least one worker on each side."""
     work, workers = experiment.work, experiment.workers
     prefill = sum(work.prompt_ns(each.input_tokens) for each in experiment.trace.requests)
     whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in experiment.trace.requests)
@@ -23,7 +23,7 @@ def first_guess(experiment: Experiment) -> int:
 
 
 def best_split(workers: int, guess: int, attempt: Try) -> LabReport:
-    """Uphill from the guess, one worker at a time, past one level step: merit has one top over splits, or nearly so."""
+    """Climb from the guess one worker at a time, past at most one step that does not improve."""
     tried: dict[int, LabReport] = {}
 
     def at(prefill: int) -> LabReport:

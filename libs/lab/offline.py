@@ -1,7 +1,8 @@
-"""The best schedule that a search finds which knows the trace beforehand: what a planner could still win.
+"""The best schedule that a search finds with knowledge of the trace: what a planner could still gain.
 
-Roles over time and who is refused are searched; order, binding and pacing are those of Fulcrum, live as in any run, and
-the lab itself says what a schedule is worth. It is a lower bound of the best schedule, as `fluid_rate` is an upper one.
+The search covers roles over time and the set of refused requests. Order, binding and pacing are Fulcrum's live
+code, and a run of the lab gives each schedule its value. The result is a lower bound of the best schedule, as
+`fluid_rate` is an upper one.
 """
 
 from collections.abc import Sequence
@@ -20,27 +21,28 @@ from libs.lab.search import WANTED, passes
 from libs.policy.roles import Role
 
 RUNS: Final = 40
-"""Schedules that are tried, each a run of the lab."""
+"""The number of schedules tried, each of which is one run of the lab."""
 SEGMENT_S: Final = 5.0
 MAX_SEGMENTS: Final = 24
 CONSTANT_SHARES: Final = (0.0, 0.25, 0.4, 0.5, 0.65, 0.8)
-"""Of workers in role prefill, to begin with."""
+"""The shares of workers in role prefill with which the search begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who does what when."""
+    """The roles of workers over time, and the requests that are refused."""
 
     prefill: tuple[int, ...]
-    """Workers in role prefill in each segment of the trace, equally long; the others are mixed. Empty: the live planner
-    moves them."""
+    """The number of prefill workers in each of the trace's equally long segments; the others are mixed. If empty, the
+    live planner moves workers.
+    """
     refused: frozenset[int] = frozenset()
-    """Numbers of requests that are turned away as they arrive."""
+    """Numbers of the requests that are rejected on arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A schedule and what came of it."""
+    """A schedule together with the report and answers of its run."""
 
     schedule: Schedule
     report: LabReport
@@ -48,11 +50,11 @@ class Tried:
 
 
 def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Tried:
-    """The best of `runs` schedules; one that keeps the SLO for `WANTED` of requests and work ends the search.
+    """Return the best of `runs` schedules, stopping early at one that keeps the SLO for `WANTED` of requests and work.
 
-    First the planner, constant splits, and roles by the work that the trace is known to bring; then one change after
-    the other to the best so far: a stretch of time with more or fewer prefill workers, or those refused that were in
-    vain. `start`: one that was good for another rate.
+    The search first tries the planner, constant splits, and roles by the work known to arrive. Then it changes the
+    best schedule one step at a time: a stretch with more or fewer prefill workers, or the refusal of requests
+    served in vain. `start` is a schedule that was good at another rate.
     """
     chance = np.random.default_rng(experiment.seed)
     best: Tried | None = None
@@ -89,7 +91,7 @@ def _segments(experiment: Experiment) -> int:
 
 
 def _by_work(experiment: Experiment, segments: int) -> tuple[int, ...]:
-    """Prefill workers by the share of prompts in the work that arrives in each segment."""
+    """Return the prefill workers of each segment, by the share of prompts in the work that arrives in it."""
     work, workers = experiment.work, experiment.workers
     prompts, whole = [0.0] * segments, [0.0] * segments
     for request in experiment.trace.requests:
@@ -108,7 +110,7 @@ def _try(experiment: Experiment, schedule: Schedule) -> Tried:
 
 
 def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[PlannedMove]:
-    """Moves of the workers that change sides, at the beginnings of segments; workers of low index prefill first."""
+    """Return the moves at the beginnings of segments. Workers with a low index prefill first."""
     moves, before = [], 0
     seconds, budget_tokens = experiment.trace.duration_ns / 1e9, experiment.speed.chunk_tokens
     for place, now in enumerate(prefill):
@@ -120,7 +122,7 @@ def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[PlannedMove
 
 
 def _changed(best: Tried, experiment: Experiment, chance: np.random.Generator) -> Schedule:
-    """A neighbour of the best so far."""
+    """Return a random neighbour of the best schedule so far."""
     schedule, segments = best.schedule, _segments(experiment)
     if chance.random() < 1 / 3:
         return replace(schedule, refused=_in_vain(best, experiment))
@@ -134,7 +136,7 @@ def _changed(best: Tried, experiment: Experiment, chance: np.random.Generator) -
 
 
 def _in_vain(best: Tried, experiment: Experiment) -> frozenset[int]:
-    """Requests that were not good, as many as may be lost, those first that took most work for it."""
+    """Return the requests that missed their SLO, costliest first, as far as `WANTED` allows losing them."""
     work = experiment.work
     ideal = {
         each.request.number: work.ns(each.request.input_tokens, each.request.output_tokens) for each in best.answers

@@ -1,4 +1,4 @@
-"""Policies by name: Fulcrum's own, and rivals."""
+"""Lookup of policies by name, both Fulcrum's own and rivals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,52 +13,58 @@ from libs.policy.queue.order import hopeless_from_ns
 from libs.policy.roles import Role
 
 GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"
-"""After a rival's name: with our decode guard; with our role moves, which restart nothing; with our order in each
-worker's queue of prompts; with our order, late binding, guard and moves, so that its split and its mover alone are its
-own."""
+"""Suffixes of a rival's name, each of which adds one of our parts.
+
+- guard: the decode guard.
+- moves: role moves that restart nothing.
+- order: our order in each worker's queue of prompts.
+- ours: order, late binding, guard and moves, so that only the split and the mover are the rival's.
+"""
 EXTRAS: Final = (GUARD, MOVES, ORDER, OURS)
 NO_ORDER, NO_GUARD = "-order", "-guard"
-"""After one of ours: without late-last order; without the decode guard and the slack budget."""
+"""Suffixes of our policies: without late-last order, and without the decode guard and the slack budget."""
 LACKS: Final = (NO_ORDER, NO_GUARD)
 STILL: Final = "fulcrum"
-"""With a split: roles stand still."""
+"""Fulcrum with fixed roles, given a split."""
 MIXED: Final = "fulcrum-mixed"
-"""All workers mixed, or with a split those that decode."""
+"""All workers mixed, or only the decode workers of a split."""
 FCFS: Final = "fulcrum-fcfs"
-"""With a split: roles stand still, and nobody is put before who came first, however late: what was before ADR 49."""
+"""Fixed roles and strict first come, first served, however late requests are: the behaviour before ADR 49."""
 AUTO: Final = "fulcrum-auto"
-"""The planner moves workers, from an even split or the one that is named."""
+"""The planner moves workers, starting from an even split or the named one."""
 OFFLINE: Final = "offline"
-"""The best schedule found by who knows the trace (libs/lab/offline.py)."""
+"""The best schedule of a search that knows the trace (libs/lab/offline.py)."""
 HINDSIGHT: Final = (STILL, "static", OFFLINE)
-"""Without a split: the best one in hindsight."""
+"""Policies that use the best split in hindsight if their name has none."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a cluster is run. Without a rival, the live dispatcher with its credits runs it."""
+    """The configuration of a cluster. Without a rival, the live dispatcher runs it with its credits."""
 
     name: str
     first_roles: Callable[[RivalSetting], list[tuple[Role, int]]]
     rival: Rival | None = None
     guard: bool = True
-    """Whether prompts and newcomers are held to the TPOT of what decodes."""
+    """Whether prompts and new sequences are limited to protect the TPOT of running decodes."""
     planned: bool = False
-    """Whether the live planner's decision moves roles and budgets."""
+    """Whether the live planner's decisions move roles and budgets."""
     ours: bool = False
-    """Whether the live dispatcher runs it though a rival's mover decides about roles."""
+    """Whether the live dispatcher runs although a rival's mover decides about roles."""
     late_last: bool = True
     """Whether requests that can no longer be in time wait behind those that can."""
     prompt_order: PromptOrder | None = None
-    """Of the prompts in a rival's workers; None: as they came."""
+    """The order of prompts in a rival's workers; None for first come, first served."""
     on_look: OnLook | None = None
-    """Called with each decision of the planner, where it is `planned`."""
+    """Called with each decision of the planner if the policy is `planned`."""
 
 
 def policy_named(name: str, workers: int) -> Policy:
-    """One with its split, e.g. fulcrum:9:7, static:9:7, arrow, aggregated:512, dynamo-load+ours. Raises InvalidRequest
-    that lists what there is."""
+    """Return the policy of a name such as fulcrum:9:7, static:9:7, arrow, aggregated:512 or dynamo-load+ours.
+
+    Raises InvalidRequest, which lists the available names.
+    """
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     bare, extras = bare_name(name)
@@ -90,7 +96,7 @@ def policy_named(name: str, workers: int) -> Policy:
 
 
 def _without(policy: Policy, name: str, lacking: list[str]) -> Policy:
-    """One of ours, for what a part of it is worth."""
+    """Return one of our policies with the named parts removed, to measure what they are worth."""
     if policy.rival is not None:
         raise InvalidRequest(
             f"{name!r}: {', '.join(LACKS)} are of Fulcrum's own policies; rivals have {', '.join(EXTRAS)}"
@@ -101,7 +107,7 @@ def _without(policy: Policy, name: str, lacking: list[str]) -> Policy:
 
 
 def bare_name(name: str) -> tuple[str, str]:
-    """(`dynamo-load:9:7`, `+moves+guard`) of `dynamo-load:9:7+moves+guard`."""
+    """Split a name: (`dynamo-load:9:7`, `+moves+guard`) for `dynamo-load:9:7+moves+guard`."""
     bare = name
     while extra := next((each for each in (*EXTRAS, *LACKS) if bare.endswith(each)), ""):
         bare = bare.removesuffix(extra)
@@ -109,18 +115,18 @@ def bare_name(name: str) -> tuple[str, str]:
 
 
 def with_split(name: str, prefill: int, decode: int) -> str:
-    """`static+guard` with a split is `static:9:7+guard`."""
+    """Insert a split: `static+guard` becomes `static:9:7+guard`."""
     bare, extras = bare_name(name)
     return f"{bare}:{prefill}:{decode}{extras}"
 
 
 def has_hindsight(name: str) -> bool:
-    """Whether its split is to be found by trying."""
+    """Return whether the policy's split has to be found by trying."""
     return bare_name(name)[0] in HINDSIGHT
 
 
 def split_of(text: str, workers: int) -> tuple[int, int]:
-    """`9:7` as (9, 7); raises InvalidRequest where that is not what there is."""
+    """Parse `9:7` as (9, 7); raise InvalidRequest if it does not match the number of workers."""
     parts = text.split(":")
     if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
         raise InvalidRequest(f"{text!r} is not a split such as 9:7, prefill before decode, at least one of each")
@@ -131,8 +137,11 @@ def split_of(text: str, workers: int) -> tuple[int, int]:
 
 
 def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool, late_last: bool = True) -> Policy:
-    """Live order, binding and pacing. `mixed`: decode workers compute prompts too, as far as the TPOT of what they
-    decode leaves time. Roles stand still where they are not `planned`."""
+    """Return a policy with live order, binding and pacing.
+
+    If `mixed`, decode workers compute prompts too, as far as the TPOT of their decodes leaves time. Unless
+    `planned`, roles are fixed.
+    """
 
     def roles(cluster: RivalSetting) -> list[tuple[Role, int]]:
         budget_tokens = cluster.speed.chunk_tokens if mixed else 0
@@ -149,9 +158,11 @@ def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
 
 
 def late_prompts_last(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list[tuple[float, ...]]:
-    """Fulcrum's own order of its gateways, in a worker's queue: what has begun, prompts that can be in time, those that
-    make room for them, late ones. The share that gateways leave to late ones (`LATE_SHARE`) is left out, to the
-    advantage of others."""
+    """Return the sort keys of Fulcrum's gateway order, applied to one worker's queue of prompts.
+
+    Prompts in progress come first, then those that can be in time, those that make room for them, and late ones.
+    The share that gateways reserve for late ones (`LATE_SHARE`) is left out, which favours the others.
+    """
     latest_ns = [hopeless_from_ns(prompt, prompt.left_ns) for prompt in prompts]
     late = [each <= turn.now_ns for each in latest_ns]
     aside: set[int] = set()

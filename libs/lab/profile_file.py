@@ -20,7 +20,7 @@ _OPTIONAL_STEP_TIMES: Final = ("prefill_floor_ns", "decode_matrix_ns")
 
 
 def profile_named(text: str) -> Hardware:
-    """A file where there is one of that name, else the shipped profile. Raises InvalidRequest."""
+    """Return the hardware of the file with this name, else the shipped profile. Raises InvalidRequest."""
     path = Path(text)
     if path.is_file():
         return read_profile(path)
@@ -30,7 +30,7 @@ def profile_named(text: str) -> Hardware:
 
 
 def write_profile(hardware: Hardware, path: Path, *, source: str, notes: Sequence[str] = ()) -> None:
-    """Write a file that `read_profile` makes equal hardware of. Raises InvalidRequest."""
+    """Write a file from which `read_profile` rebuilds equal hardware. Raises InvalidRequest."""
     profile = hardware.profile
     row = {
         **asdict(profile),
@@ -49,7 +49,7 @@ def write_profile(hardware: Hardware, path: Path, *, source: str, notes: Sequenc
 
 
 def read_profile(path: Path) -> Hardware:
-    """Raises InvalidRequest that names the key that is missing or wrong."""
+    """Read a profile file; raise InvalidRequest that names the missing or malformed key."""
     try:
         row = json.loads(path.read_bytes()[: MAX_FILE_BYTES + 1])
     except OSError as error:

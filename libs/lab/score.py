@@ -1,4 +1,4 @@
-"""Whether answers were good, and what a run comes to."""
+"""Scoring of answers against the SLO, and the totals of a run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,22 +11,24 @@ from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.slack import largest_batch
 
 MAX_LATE_SHARE: Final = 0.01
-"""Of a good answer's tokens, those after t_first + TPOT·k + 200 ms."""
+"""The share of tokens of a good answer that may come after t_first + TPOT·k + 200 ms."""
 QUANTILES: Final = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
 NEAR: Final = (0.8, 1.25)
-"""A predicted TTFT over the one that came is near between these."""
+"""The range of predicted over actual TTFT in which a prediction counts as close."""
 
 
 def is_good(answer: LabAnswer) -> bool:
-    """First token in time, and the pace kept: in the mean, and by nearly all tokens."""
+    """Return whether the first token was in time and the TPOT held, both on average and by nearly all tokens."""
     if answer.outcome is not LabOutcome.COMPLETED or answer.ttft_ns > answer.ttft_limit_ns:
         return False
     return answer.tpot_ns <= answer.tpot_limit_ns and answer.late <= MAX_LATE_SHARE * answer.tokens
 
 
 class IdealWork:
-    """GPU time that a request would take in a cluster without friction: its prompt by itself, and its share of decode
-    steps over the largest batch that holds its TPOT."""
+    """The GPU time of requests in a cluster without friction.
+
+    It is the prompt's own, plus a share of decode steps over the largest batch that holds the TPOT.
+    """
 
     def __init__(self, speed: Speed, tpot_ns: int, max_sequences: int) -> None:
         self._speed = speed
@@ -35,11 +37,11 @@ class IdealWork:
         self._batches: dict[int, int] = {}
 
     def prompt_ns(self, tokens: int) -> float:
-        """Computing a prompt alone on an idle worker, nothing cached."""
+        """Return the time of computing a prompt alone on an idle worker without cached blocks."""
         return self._speed.prompt_ns(tokens, tokens * tokens)
 
     def ns(self, input_tokens: int, output_tokens: int) -> float:
-        """Ideal time of the whole request."""
+        """Return the ideal time of the whole request."""
         model = self._speed.step_time
         context = input_tokens + output_tokens / 2
         batch = self._batch(int(context))
@@ -56,7 +58,7 @@ class IdealWork:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What comes out for the requests that count: all, or those after the warm-up."""
+    """The totals over the requests that count: all of them, or those after the warm-up."""
 
     requests: int
     completed: int
@@ -65,21 +67,21 @@ class Score:
     unfinished: int
     good: int
     slo_attainment: float
-    """Share of requests that were good."""
+    """The share of requests that were good."""
     work_attainment: float
-    """Share of ideal GPU time in requests that were good."""
+    """The share of ideal GPU time that went into good requests."""
     by_class: dict[str, float]
-    """Share that was good, of each class."""
+    """The share of good requests in each service class."""
     ttft_s: dict[str, float]
     tpot_s: dict[str, float]
     ttft_prediction: dict[str, float]
-    """TTFT as predicted when a request was bound, over that which it came to: quantiles, and `within`, the share that
-    lies between 0.8 and 1.25; `covered_p50` and so on, the share that came by what was to hold for 50 %. Empty where
-    nothing is predicted."""
+    """TTFT predicted at binding over the actual one: quantiles, and `within`, the share between 0.8 and 1.25.
+    `covered_p50` and its siblings are the shares of TTFTs below the bound predicted for that chance. Empty without
+    predictions.
+    """
 
 
 def score(answers: Sequence[LabAnswer], work: IdealWork) -> Score:
-    """Score these answers."""
     good = [is_good(answer) for answer in answers]
     ideal = [work.ns(answer.request.input_tokens, answer.request.output_tokens) for answer in answers]
     outcomes = [answer.outcome for answer in answers]
@@ -117,7 +119,7 @@ def _prediction(answers: Sequence[LabAnswer]) -> dict[str, float]:
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
-    """Mean and quantiles; empty of no values."""
+    """Return mean and quantiles; empty without values."""
     ordered = sorted(values)
     if not ordered:
         return {}

@@ -1,4 +1,4 @@
-"""The highest rate that keeps the SLO, and the fewest workers that do."""
+"""The highest rate that keeps the SLO, and the fewest workers that keep it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,39 +9,39 @@ from typing import Final, Literal
 from libs.lab.experiment import LabReport
 
 STEP: Final = 1.05
-"""Between neighbouring rates."""
+"""The ratio of one rate to the next lower one."""
 LEAP: Final = 4
-"""Steps at a time while the edge is far."""
+"""Steps taken at once while the edge is far."""
 WANTED: Final = 0.9
-"""Share of requests, and of work, that has to be good."""
+"""The share of requests, and of work, that has to be good."""
+# The share of each class that has to be good, so that no class is given up for the others.
 CLASS_FLOOR: Final = 0.5
-"""Share of each class of requests that has to be good, so that none is given up for the others."""
 MAX_STEPS: Final = 120
-"""Up or down from the first rate: a factor of 350."""
+"""Steps up or down from the first rate at most, which is a factor of 350."""
 _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 """One-sided 95 % quantiles of Student's t by degrees of freedom (0: one seed, no interval)."""
 
 Measure = Literal["both", "requests", "work"]
-"""What has to be good at a rate: requests, work, or each of them."""
+"""Which share has to be good at a rate: that of requests, of work, or both."""
 
 AtRate = Callable[[float], Sequence[LabReport]]
-"""A run for each seed at a multiple of the trace's rate."""
+"""Run each seed at a multiple of the trace's rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where the edge is."""
+    """The edge found by a search over rates."""
 
     rate_scale: float
-    """The largest that passes; 0: none did."""
+    """The largest rate that passes; 0 if none did."""
     reports: Sequence[LabReport]
-    """There."""
+    """The reports of the runs at that rate."""
     tried: dict[float, float]
-    """Rate scale: the lower bound of what was good there."""
+    """The lower bound of the good share by rate scale."""
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """Lower bound of the mean, at 95 %; the value itself where there is only one."""
+    """Return the lower bound of the mean at 95 %, or the value itself if there is only one."""
     if len(values) < 2:
         return values[0]
     quantile = _T95[min(len(values) - 1, len(_T95) - 1)]
@@ -49,7 +49,7 @@ def lower_bound(values: Sequence[float]) -> float:
 
 
 def passes(reports: Sequence[LabReport], measure: Measure = "both") -> float:
-    """The lower bound of what was good, of requests or of work, whichever is less; 0 where a class is starved."""
+    """Return the lower bound of the measured good share; 0 if a class of requests is starved."""
     if any(min(each.score.by_class.values(), default=1.0) < CLASS_FLOOR for each in reports):
         return 0.0
     requests = lower_bound([each.score.slo_attainment for each in reports])
@@ -58,9 +58,9 @@ def passes(reports: Sequence[LabReport], measure: Measure = "both") -> float:
 
 
 def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = False, measure: Measure = "both") -> Found:
-    """Up from a rate that passes, in leaps, then one step at a time from the last leap that passed.
+    """Climb in leaps from a rate that passes, then step by step from the last leap that passed.
 
-    `every_step`: no leaps, so that the first step that fails is the edge, whatever lies beyond it.
+    With `every_step` there are no leaps, so that the first step that fails is the edge, whatever lies beyond it.
     """
     runs: dict[int, Sequence[LabReport]] = {}
     bounds: dict[float, float] = {}
@@ -86,7 +86,10 @@ def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = Fals
 
 
 def fewest_workers(attempt: Callable[[int], LabReport], least: int, most: int) -> tuple[int, LabReport] | None:
-    """By halving, as more workers never do worse or nearly so; None where not even `most` do."""
+    """Bisect for the fewest workers that keep the SLO; return None if not even `most` do.
+
+    More workers never do worse, or nearly never.
+    """
     best: tuple[int, LabReport] | None = None
     low, high = least, most
     while low <= high:

@@ -1,4 +1,4 @@
-"""What clients want, as a person writes it: `ttft=max(2s,3x),tpot=50ms`."""
+"""The SLO of clients in its written form: `ttft=max(2s,3x),tpot=50ms`."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _UNITS_NS: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|x)")
 
 IsolatedNs = Callable[[TraceRequest], float]
-"""What a request's prompt takes on an idle worker."""
+"""Return the time that a request's prompt takes on an idle worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class _Amount:
 
 @dataclass(frozen=True, slots=True)
 class SloSpec:
-    """TTFT by its parts, joined by max or min; TPOT."""
+    """A TTFT limit as the max or min of several amounts, and a TPOT limit."""
 
     text: str
     ttft: tuple[_Amount, ...]
     largest: bool
-    """Whether the largest of the parts counts, else the smallest."""
+    """Whether the largest of the amounts counts, or the smallest."""
     tpot_ns: int
 
     def ttft_limit_ns(self, isolated_ns: float) -> int:
-        """TTFT limit of a request whose prompt takes that long by itself."""
+        """Return the TTFT limit of a request whose prompt takes `isolated_ns` on an idle worker."""
         return round((max if self.largest else min)(each.ns(isolated_ns) for each in self.ttft))
 
 
 def parse_slo(text: str) -> SloSpec:
-    """Raises InvalidRequest that says how it is written."""
+    """Parse an SLO; raise InvalidRequest that shows the expected form."""
     parts = dict(_part(part, text) for part in re.split(r",(?![^(]*\))", text.replace(" ", "")))
     if set(parts) != {"ttft", "tpot"}:
         raise _unreadable(text, "it needs ttft and tpot, each once")

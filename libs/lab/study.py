@@ -1,4 +1,6 @@
-"""Many experiments: policies by name over one trace, with hindsight where a name asks for it, on several cores."""
+"""Series of experiments: policies by name over one trace on several cores, with the best split in hindsight on
+request.
+"""
 
 import logging
 import signal
@@ -19,17 +21,19 @@ from libs.lab.search import WANTED, Found, Measure, fewest_workers, highest_rate
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
 
 MOST_WORKERS: Final = 4
-"""Times the workers that were asked for: `fewest` looks no further."""
+"""The largest cluster that `fewest` tries, as a multiple of the requested workers."""
 
 
 Result = TypeVar("Result")
 Note = Callable[[str], None]
-"""A line of progress."""
+"""A callback that receives a line of progress."""
 
 
 def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> LabReport:
-    """One policy; `fulcrum` and `static` by the split that was best in hindsight, sought from `guess` prefill workers
-    (0: from their share of the work)."""
+    """Run one policy. `fulcrum` and `static` without a split use the best one in hindsight.
+
+    The search for it starts at `guess` prefill workers (0 for their share of the work).
+    """
     workers = experiment.workers
     if name == OFFLINE:
         return best_offline(experiment).report
@@ -42,7 +46,8 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None,
         note(f"{split}: {report.score.slo_attainment:.1%} of requests good")
         return report
 
-    policy_named(with_split(name, 1, max(workers - 1, 1)), workers)  # whether there is anything to try
+    # Raises InvalidRequest if the name cannot have a split.
+    policy_named(with_split(name, 1, max(workers - 1, 1)), workers)
     return best_split(workers, guess or first_guess(experiment), attempt)
 
 
@@ -56,7 +61,7 @@ def _counter(experiment: Experiment, name: str, note: Note) -> Callable[[int], N
 
 
 def scaled(experiment: Experiment, factor: float, method: ScaleMethod) -> Experiment:
-    """The experiment at `factor` times the rate of its trace."""
+    """Return the experiment at `factor` times the rate of its trace."""
     if factor == 1:
         return experiment
     return replace(experiment, trace=scale_rate(experiment.trace, factor, method, experiment.seed))
@@ -72,8 +77,10 @@ def search_named(
     start: float = 1.0,
     every_step: bool = False,
 ) -> Found:
-    """The highest rate at which a policy keeps the SLO, sought from `start` times the trace's. Each seed draws another
-    superposition; compression has one."""
+    """Find the highest rate at which a policy keeps the SLO, starting at `start` times the trace's rate.
+
+    Each seed draws another superposition; compression has only one.
+    """
     return search_measures(
         experiment, name, method, seeds, note, measures=("both",), start=start, every_step=every_step
     )["both"]
@@ -90,7 +97,7 @@ def search_measures(
     start: float = 1.0,
     every_step: bool = False,
 ) -> dict[Measure, Found]:
-    """As `search_named`, by each of these measures; runs at a rate serve all of them."""
+    """Search as `search_named` does by each of these measures, which share the runs at each rate."""
 
     guess = 0
     known: Schedule | None = None
@@ -118,7 +125,9 @@ def search_measures(
 
 
 def fewest_named(experiment: Experiment, name: str) -> int | None:
-    """The fewest workers with which a policy, its split re-chosen where it has one, keeps the SLO."""
+    """Return the fewest workers with which a policy keeps the SLO. Its split, if it has one, is chosen again at each
+    size.
+    """
 
     def attempt(workers: int) -> LabReport:
         return run_named(replace(experiment, workers=workers), _without_split(name))
@@ -128,26 +137,26 @@ def fewest_named(experiment: Experiment, name: str) -> int | None:
 
 
 def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, int | None]]:
-    """(policy, workers that it needs) as they come."""
+    """Yield (policy, workers needed) as results arrive."""
     return _side_by_side(fewest_named, experiment, names, jobs)
 
 
 def _without_split(name: str) -> str:
-    """What stands for a policy in a cluster of another size: a split named for this one fits no other."""
+    """Return the policy's name for a cluster of another size, where a split for this one does not fit."""
     bare, extras = bare_name(name)
     kind, *numbers = bare.split(":")
     return kind + extras if len(numbers) > 1 else name
 
 
 def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, LabReport]]:
-    """(policy, report) as they come. A caller that stops iterating ends the runs that are left."""
+    """Yield (policy, report) as results arrive. A caller that stops iterating ends the remaining runs."""
     return _side_by_side(run_named, experiment, names, jobs)
 
 
 def _side_by_side(
     call: Callable[[Experiment, str], Result], experiment: Experiment, names: Sequence[str], jobs: int
 ) -> Iterator[tuple[str, Result]]:
-    # Not by fork: what reads traces may have started threads.
+    # Do not fork, since reading traces may have started threads.
     pool = ProcessPoolExecutor(
         max(min(jobs, len(names)), 1), mp_context=get_context("spawn"), initializer=_start, initargs=(experiment,)
     )
@@ -156,19 +165,19 @@ def _side_by_side(
         for future in as_completed(asked):
             yield asked[future], future.result()
     finally:
-        for child in active_children():  # a run takes seconds to minutes: nobody waits for one that nobody wants
+        for child in active_children():  # a run takes up to minutes and its result is no longer needed
             child.kill()
         pool.shutdown(cancel_futures=True)
 
 
 _shared: Experiment | None = None
-"""Of a process that runs what others ask for: sent once, as traces are large."""
+"""The experiment of this pool process, sent once because traces are large."""
 
 
 def _start(experiment: Experiment) -> None:
     global _shared  # noqa: PLW0603 (a process of a pool has nowhere else)
     _shared = experiment
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     quiet()
 
 
@@ -178,5 +187,5 @@ def _call(call: Callable[[Experiment, str], Result], name: str) -> Result:
 
 
 def quiet() -> None:
-    """Let the dispatcher's log be silent: its lines would be about a million requests of a simulation."""
+    # The dispatcher's log lines would be about a million requests of a simulation.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

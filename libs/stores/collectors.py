@@ -1,4 +1,4 @@
-"""Counters of the worker registry and the KV index for Prometheus, read at each scrape."""
+"""Prometheus collectors for the worker registry and the KV index, read at each scrape."""
 
 from collections.abc import Iterator
 
@@ -12,26 +12,24 @@ from libs.stores.registry.port import Registry
 
 
 class RegistryCollector(Collector):
-    """Entries of the registry that were skipped."""
+    """A collector of the registry entries that were skipped."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """From `Registry.stats`."""
         stats = self._registry.stats()
         yield CounterMetricFamily(names.REGISTRY_SKIPPED_TOTAL, "Different entries that are no worker.", stats.skipped)
         yield GaugeMetricFamily(names.REGISTRY_UNUSABLE, "Entries of the last list that are no worker.", stats.unusable)
 
 
 class KvIndexCollector(Collector):
-    """Look-ups, and what the store did not answer or take."""
+    """A collector of look-ups, and of calls that the store failed to answer or accept."""
 
     def __init__(self, index: KvIndex) -> None:
         self._index = index
 
     def collect(self) -> Iterator[Metric]:
-        """From `KvIndex.stats`."""
         stats = self._index.stats()
         yield CounterMetricFamily(names.KV_INDEX_LOOKUPS_TOTAL, "Round trips for prefixes.", stats.lookups)
         yield CounterMetricFamily(

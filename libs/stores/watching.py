@@ -1,4 +1,4 @@
-"""Values of a Redis store as they change: read again at every pushed change, and at least once a period."""
+"""Watching values in Redis, which are read again at every pushed change and at least once a period."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,7 +19,7 @@ SUBSCRIBE_TIMEOUT_S: Final = 1.5
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 MAX_COALESCED_CHANGES: Final = 1_000
-"""Pushed changes that one value may answer."""
+"""The most pushed changes that are combined into one value."""
 
 T = TypeVar("T")
 
@@ -33,9 +33,9 @@ async def watch_channel(
     down: type[Exception],
     away: str,
 ) -> AsyncGenerator[T, None]:
-    """What `read` gives now, then after every change pushed on `channel` and at least every `poll_ms`.
+    """Yield the result of `read` now, after every change pushed on `channel`, and at least every `poll_ms`.
 
-    Outages are waited out: `read` raises `down`, and the first failure of each is logged as `away`.
+    Continues through outages, in which `read` raises `down`. The first failure of each is logged as `away`.
     """
     backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
     while True:
@@ -55,7 +55,7 @@ async def watch_channel(
 async def _watch_once(
     redis: Redis, channel: str, read: Callable[[], Awaitable[T]], poll_ms: int, down: type[Exception]
 ) -> AsyncGenerator[T, None]:
-    """Values over one connection, until it fails with `down`."""
+    """Yield values over one connection until it fails with `down`."""
     changes = redis.pubsub()
     try:
         # Confirmed before the first value is read, so that no change falls between the two.
@@ -71,13 +71,13 @@ async def _watch_once(
 async def _subscribe(changes: PubSub, channel: str) -> None:
     await changes.subscribe(channel)
     while await changes.get_message(timeout=SUBSCRIBE_TIMEOUT_S) is None:
-        pass  # `in_time` ends it
+        pass  # bounded by `in_time`
 
 
 async def _wait_for_change(changes: PubSub, timeout_s: float, down: type[Exception]) -> None:
-    """Return at a pushed change (all that came together count as one) or after `timeout_s`.
+    """Return after a pushed change or `timeout_s`. Changes that arrive together count as one.
 
-    A subscription that redis-py renewed on a new connection counts as a change: there may have been some in between.
+    A subscription that redis-py renewed on a new connection counts as a change, since some may have been missed.
     """
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     try:
@@ -92,9 +92,8 @@ async def _wait_for_change(changes: PubSub, timeout_s: float, down: type[Excepti
 
 
 def _stop_if_cancelled() -> None:
-    """Take up a cancellation that was lost: asyncio.timeout, under every read of redis-py, turns one that was asked for
-    just before it was entered, and falls together with its own end, into its TimeoutError.
-    """
+    # Restores a lost cancellation. asyncio.timeout, used in every read of redis-py, swallows one that was requested
+    # just before it was entered and coincides with its own expiry, and raises TimeoutError instead.
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -1,1 +1,1 @@
-"""The actuator over a Kubernetes cluster: a Deployment of workers on standby, scaled as the planner wishes."""
+"""The actuator for a Kubernetes cluster, which scales a Deployment of standby workers as the planner requests."""

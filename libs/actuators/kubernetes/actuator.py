@@ -1,7 +1,7 @@
-"""The actuator over a Kubernetes cluster: started workers are the pods of one Deployment, named after them.
+"""The actuator for a Kubernetes cluster, whose workers are the pods of one Deployment and named after them.
 
-The number goes to the Deployment's scale subresource; who goes first, to its pods' deletion costs. Its ReplicaSet, the
-scheduler and the node autoscaler do the rest.
+It writes the number of workers to the Deployment's scale subresource, and the order of removal to the pods'
+deletion costs. The ReplicaSet, the scheduler and the node autoscaler do the rest.
 """
 
 import asyncio
@@ -19,24 +19,27 @@ from libs.runtime.tasks import TaskOwner
 log = structlog.get_logger()
 
 CONFLICTS: Final = 3
-"""Times that a number is written again because somebody else wrote one meanwhile."""
+"""The number of attempts to write the scale when others write it concurrently."""
 ORDER_S: Final = 20.0
-"""How long pods that start may hold up others that are to go first."""
+"""How long starting pods may delay the removal of others that are to go first."""
 PURSUED_S: Final = 60.0
-"""A wish that is not the cluster's by then is given up: whoever wished it asks again."""
+"""The time after which an unfulfilled request is dropped; the planner repeats what it still needs."""
 PACE_S: Final = 0.1
 LOOK_AGAIN_S: Final = 1.0
+# A scale written by somebody else is not lowered for this long, since a person who scales by hand has a reason.
 BY_HAND_S: Final = 600.0
-"""Time for which a number that somebody else wrote is not lowered: a person who scales by hand has a reason."""
 SHOWN_AT_ONCE: Final = 8
-"""Roles that one call writes at most; the next one goes on."""
+"""The most role labels written by one call; the next call continues."""
 
 SAID_AT_ONCE: Final = 5
-"""Pods that are named in an event, and have one of their own, at most."""
+"""The most pods that are named in an event and get an event of their own."""
 
 
 class KubernetesActuator:
-    """`deployment`: NAMESPACE/NAME; `kubeconfig`: a file, empty: the account of the pod that this runs in."""
+    """An actuator for one Deployment, given as NAMESPACE/NAME.
+
+    `kubeconfig` is a file; if empty, the service account of this pod is used.
+    """
 
     kind = "kubernetes"
 
@@ -52,22 +55,22 @@ class KubernetesActuator:
         self._wished_s = 0.0
         self._by_hand_s = by_hand_s
         self._replicas: int | None = None
-        """As it was read or written last."""
+        """The scale as last read or written."""
         self._held = 0
-        """What somebody else wrote last, until `_held_until_s`."""
+        """The scale that somebody else wrote, which holds until `_held_until_s`."""
         self._held_until_s = 0.0
         self._shown: dict[str, str] = {}
-        """Roles that were written, of workers that there still are."""
+        """Role labels written so far, of workers that still exist."""
         self._lock = asyncio.Lock()
 
     async def look(self) -> Started:
-        """As the watch has it."""
+        """Return the workers as last seen by the watch."""
         pool, pods = await self._known()
         waiting = frozenset(pod.name for pod in pods if not pod.started and not pod.ending)
         return Started(tuple(pod.name for pod in oldest_first(pods)), self._most, pool.model, waiting)
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
-        """Asks the API server now; what has to wait for pods is asked for as they change."""
+        """Take the first step at once. Steps that depend on pods follow in the background as pods change."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._held_until_s and count < self._held:
             return
@@ -76,7 +79,7 @@ class KubernetesActuator:
             self._pursuing = self._tasks.spawn("pursue a wish", self._pursue())
 
     async def show(self, roles: Mapping[str, str]) -> None:
-        """Labels of the pods that are named like them; each is written once it has changed."""
+        """Label the pods of these workers, writing only what has changed."""
         self._shown = {name: role for name, role in self._shown.items() if name in roles}
         changed = [name for name, role in roles.items() if self._shown.get(name) != role]
         for name in changed[:SHOWN_AT_ONCE]:
@@ -84,7 +87,6 @@ class KubernetesActuator:
             self._shown[name] = roles[name]
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._tasks.close()
         await self._api.close()
 
@@ -106,7 +108,7 @@ class KubernetesActuator:
             log.warning("a wish is given up until it is asked for again", error=str(error))
 
     async def _advance(self) -> bool:
-        """Take the next step; whether the wish is the cluster's now."""
+        """Take the next step and return whether the request has been fulfilled."""
         async with self._lock:
             for _ in range(CONFLICTS):
                 pool, pods = await self._known()
@@ -123,7 +125,7 @@ class KubernetesActuator:
                     case SetCosts(costs):
                         for name, cost in costs.items():
                             await self._api.set_cost(name, cost)
-                        return False  # a ReplicaSet's controller sees them about when our own watch does
+                        return False  # the ReplicaSet's controller sees them at about the same time as the watch
                     case SetReplicas(count):
                         try:
                             await self._api.set_scale(count, version)
@@ -135,7 +137,7 @@ class KubernetesActuator:
             raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")
 
     async def _is_held(self, pool: DeploymentPool, replicas: int) -> bool:
-        """Whether somebody else wants at least that number for now, and the wish is for fewer."""
+        """Return whether somebody else's scale holds for now and the request would lower it."""
         known, self._replicas = self._replicas, replicas
         if known is not None and replicas > known:
             self._held, self._held_until_s = replicas, asyncio.get_running_loop().time() + self._by_hand_s

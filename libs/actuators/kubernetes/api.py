@@ -1,4 +1,4 @@
-"""Calls of a Kubernetes API server, each within a bound; whatever fails is ActuatorDown."""
+"""Calls of a Kubernetes API server, each with a timeout. Every failure is an ActuatorDown."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from libs.actuators.kubernetes.steps import Pod
 from libs.actuators.port import ActuatorDown
 
 CALL_S: Final = 2.0
+# The timeout for listing all pods: a thousand are megabytes, and only the watch waits for them.
 LIST_S: Final = 10.0
-"""Of all pods: a thousand are megabytes, and nobody waits for them but the watch."""
 WATCH_S: Final = 60
-"""A watch ends by itself after so long and is opened again."""
+"""The time after which a watch ends by itself and is opened again."""
+# A server that has not ended the watch by then counts as unreachable.
 SILENCE_S: Final = WATCH_S + 5.0
-"""A server that has not ended it by then is away."""
 MAX_PODS: Final = 4096
 ROLE: Final = "fulcrum.dev/role"
-"""Label of pods that says what their worker does now, whatever their pool is."""
+"""The pod label with the worker's current role, which is independent of its pool."""
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 MODEL: Final = "FULCRUM_WORKER_MODEL"
 ENDED: Final = ("Succeeded", "Failed")
@@ -119,39 +119,42 @@ class _Scale(_Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPool:
-    """What does not change of a Deployment while it runs."""
+    """The properties of a Deployment that do not change while it runs."""
 
     uid: str
     model: str
     selector: str
-    """Of its pods."""
+    """The label selector of the Deployment's pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a watch tells of a pod; or of none, where the server only says how far a watch has come."""
+    """A watch event about a pod, or about none if the server only reports the watch's progress."""
 
     version: str
-    """To go on from."""
+    """The resource version from which a watch can continue."""
     name: str = ""
     pod: Pod | None = None
-    """What it has become; None once it has ended."""
+    """The pod's new state; None once it has ended."""
 
 
 class ApiRefusal(ActuatorDown):
-    """The server has answered, and not as was asked."""
+    """A response of the server that refuses the call."""
 
 
 class ScaledMeanwhile(ApiRefusal):
-    """Somebody else has scaled it meanwhile."""
+    """A conflict, because somebody else has scaled the Deployment in the meantime."""
 
 
 class TooOld(ApiRefusal):
-    """The server no longer keeps the changes since a version: pods have to be listed again."""
+    """A version whose changes the server no longer keeps; the pods have to be listed again."""
 
 
 class KubeApi:
-    """Calls about one Deployment. `kubeconfig`: a file; empty: the account of the pod that this runs in."""
+    """The calls about one Deployment and its pods.
+
+    `kubeconfig` is a file; if empty, the service account of this pod is used. Every method raises ActuatorDown.
+    """
 
     def __init__(self, namespace: str, name: str, kubeconfig: str) -> None:
         self._namespace = namespace
@@ -160,7 +163,6 @@ class KubeApi:
         self._client: client.ApiClient | None = None
 
     async def pool(self) -> DeploymentPool:
-        """The Deployment. Raises ActuatorDown, as all here."""
         apps = client.AppsV1Api(await self._connected())
         found = await self._call(
             lambda: apps.read_namespaced_deployment(self._name, self._namespace, **_RAW), _Deployment
@@ -172,7 +174,7 @@ class KubeApi:
         return DeploymentPool(found.metadata.uid, variables.get(MODEL, ""), selector)
 
     async def pods(self, selector: str) -> tuple[dict[str, Pod], str]:
-        """Those that have not ended, by name, and the version to watch from."""
+        """Return the pods that have not ended, by name, and the version to watch from."""
         core = client.CoreV1Api(await self._connected())
         found = await self._call(
             lambda: core.list_namespaced_pod(
@@ -188,8 +190,10 @@ class KubeApi:
         return pods, found.metadata.resource_version
 
     async def changes(self, selector: str, version: str) -> AsyncIterator[Change]:
-        """What has changed since `version`. Ends after WATCH_S, and goes on from the last change's version. Raises
-        TooOld where the server no longer knows that."""
+        """Yield changes since `version` for up to WATCH_S. A later call can continue from the last change's version.
+
+        Raises TooOld if the server no longer keeps the changes since that version.
+        """
         core = client.CoreV1Api(await self._connected())
         with _failures():
             response = await core.list_namespaced_pod(
@@ -205,7 +209,7 @@ class KubeApi:
                 response.close()
 
     async def scale(self) -> tuple[int, str]:
-        """Its wished number of pods, and the version of that."""
+        """Return the requested number of pods, and the resource version of that number."""
         apps = client.AppsV1Api(await self._connected())
         found = await self._call(
             lambda: apps.read_namespaced_deployment_scale(self._name, self._namespace, **_RAW), _Scale
@@ -213,7 +217,7 @@ class KubeApi:
         return found.spec.replicas, found.metadata.resource_version
 
     async def set_scale(self, count: int, version: str) -> None:
-        """Wish for this many pods. Raises Conflict where it is no longer of that version."""
+        """Request this many pods. Raises ScaledMeanwhile if the scale no longer has that version."""
         apps = client.AppsV1Api(await self._connected())
         body = {
             "metadata": {"name": self._name, "namespace": self._namespace, "resourceVersion": version},
@@ -224,20 +228,18 @@ class KubeApi:
         )
 
     async def set_cost(self, pod: str, cost: int) -> None:
-        """Set the cost of a pod's deletion; 0 removes it. A pod that is gone costs nothing."""
+        """Set the deletion cost of a pod; 0 removes it. A pod that no longer exists is ignored."""
         await self._patch(pod, {"annotations": {COST: str(cost) if cost else None}})
 
     async def set_role(self, pod: str, role: str) -> None:
-        """Its label."""
         await self._patch(pod, {"labels": {ROLE: role}})
 
     async def say(self, pool: DeploymentPool, reason: str, message: str) -> None:
-        """An event on the Deployment, which `kubectl describe` shows."""
+        """Write an event on the Deployment, which `kubectl describe` shows."""
         of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": self._name, "uid": pool.uid}
         await self._say(of, reason, message)
 
     async def say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
-        """An event on a pod."""
         await self._say({"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}, reason, message)
 
     async def _say(self, of: dict[str, str], reason: str, message: str) -> None:
@@ -251,7 +253,6 @@ class KubeApi:
         await self._call(lambda: core.create_namespaced_event(self._namespace, body, **_RAW), dict)
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         connected, self._client = self._client, None
         if connected is not None:
             await connected.close()
@@ -275,13 +276,13 @@ class KubeApi:
         return self._client
 
     async def _call(self, call: Callable[[], Awaitable[Any]], answer: type[T], *, gone: bool = False) -> T:
-        """`gone`: whether an object that is not there is answered by an empty one."""
+        """Call the server and decode the response. If `gone`, a missing object is returned as an empty one."""
         with _failures():
             response = await call()
             body = await response.read()
             if gone and response.status == HTTPStatus.NOT_FOUND:
                 body = b'{"metadata": {}}'
-            elif response.status >= HTTPStatus.BAD_REQUEST:  # the client looks only at answers that it reads itself
+            elif response.status >= HTTPStatus.BAD_REQUEST:  # the client checks only responses that it reads itself
                 raise ApiException(status=response.status, reason=_said(body) or response.reason)
             return msgspec.json.decode(body, type=answer)
 
@@ -290,7 +291,7 @@ _RAW: Final[dict[str, Any]] = {"_preload_content": False, "_request_timeout": CA
 
 
 class _failures:  # noqa: N801 - reads as a statement
-    """Turns what goes wrong into ActuatorDown, Conflict or TooOld."""
+    """A context that turns failures into ActuatorDown, ScaledMeanwhile or TooOld."""
 
     def __enter__(self) -> None: ...
 
@@ -310,7 +311,7 @@ class _failures:  # noqa: N801 - reads as a statement
 
 
 def _said(body: bytes) -> str:
-    """The message of an answer that refuses, if it has one."""
+    """Return the message of a refusing response, or an empty string."""
     try:
         return str(msgspec.json.decode(body)["message"])[:300]
     except (msgspec.MsgspecError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""From a wished number of workers to the next call of the API server, by what is seen of a Deployment. Pure.
+"""The next call of the API server on the way to a requested number of workers, given a Deployment's state. Pure.
 
-A ReplicaSet deletes pods that have not started first, then those of the least deletion cost. A wish that names others
-therefore takes several steps: costs, the wait until they are seen, the number.
+A ReplicaSet first deletes pods that have not started, then those of the lowest deletion cost. A request that names
+others therefore takes several steps: set the costs, wait until they are visible, set the number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,22 @@ from libs.actuators.port import to_end
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A worker's pod that has not ended."""
+    """The pod of a worker, which has not ended."""
 
     name: str
     created: str
-    """RFC 3339, of whole seconds."""
+    """The time of creation in RFC 3339, with a resolution of a second."""
     ending: bool
     started: int
-    """How far it has come: 0 without a node, 1 on one, 2 running, 3 ready. A ReplicaSet ends the least first."""
+    """The progress of its start: 0 without a node, 1 on one, 2 running, 3 ready. A ReplicaSet ends the lowest first."""
     cost: int
-    """Its deletion cost, 0 without one."""
+    """The deletion cost; 0 for a pod without one."""
     uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the port's `have` asks for."""
+    """The arguments of the latest call of the port's `have`."""
 
     count: int
     first_to_end: tuple[str, ...] = ()
@@ -35,41 +35,43 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class SetCosts:
-    """Have these deletion costs, by pod."""
+    """A step that sets deletion costs, by pod name."""
 
     costs: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SetReplicas:
-    """Have this many pods."""
+    """A step that scales the Deployment to this number."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again when a pod has changed."""
+    """A step that waits for a pod to change."""
 
 
 Step = SetCosts | SetReplicas | Wait | None
-"""None: the wish is the cluster's by now."""
+"""The next step, or None once the request has been fulfilled."""
 
 
 def oldest_first(pods: Sequence[Pod]) -> list[Pod]:
-    """In the order of their creation."""
     return sorted(pods, key=lambda pod: (pod.created, pod.name))
 
 
 def next_step(pods: Sequence[Pod], replicas: int, wish: Wish, *, most: int, in_order: bool = True) -> Step:
-    """What to ask for next. `replicas`: as the Deployment has it now; `in_order`: whether pods that were not named may
-    hold up those that were, until they have started and go no sooner."""
+    """Return the next step.
+
+    `replicas` is the Deployment's present scale. `in_order` is whether unnamed pods that are still starting may
+    delay the removal of the named ones. A ReplicaSet would end those first.
+    """
     count = min(wish.count, most)
     staying = [pod for pod in oldest_first(pods) if not pod.ending]
     if count == replicas:
         return None
     if count > replicas:
-        # What ends still holds its GPUs: the ReplicaSet may not have begun with some of it.
+        # Ending pods still hold their GPUs, and the ReplicaSet may not have begun to end some of them.
         ending = len(pods) - len(staying) + max(len(staying) - replicas, 0)
         target = min(count, most - ending)
         return SetReplicas(target) if target > replicas else Wait()

@@ -1,4 +1,4 @@
-"""A Deployment's pods as a watch keeps them: one list, then changes, so that looking costs no call."""
+"""A Deployment's pods, kept current by a watch: one list, then changes, so that reading them costs no call."""
 
 import asyncio
 from typing import Final
@@ -16,20 +16,20 @@ LONGEST_PAUSE_S: Final = 8.0
 
 
 class PodView:
-    """Follows pods while `run` runs."""
+    """The state of a Deployment's pods, which is current while `run` runs."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self.pods: dict[str, Pod] = {}
-        """As last seen; at most MAX_PODS at each list."""
+        """The pods as last seen, at most MAX_PODS at each list."""
         self._pool: DeploymentPool | None = None
         self._failed = ""
         self._changed = asyncio.Event()
         self.lists = 0
-        """Times that all pods were read."""
+        """The number of times that all pods were listed."""
 
     async def known(self) -> tuple[DeploymentPool, list[Pod]]:
-        """The Deployment and its pods. Raises ActuatorDown while they cannot be followed."""
+        """Return the Deployment and its pods. Raises ActuatorDown while they cannot be watched."""
         if self._pool is None and not self._failed:
             await self.change(CALL_S)
         if self._pool is None or self._failed:
@@ -37,7 +37,7 @@ class PodView:
         return self._pool, list(self.pods.values())
 
     async def change(self, timeout_s: float) -> None:
-        """Returns after the next change, or so long."""
+        """Wait for the next change, but no longer than `timeout_s`."""
         self._changed.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -46,8 +46,11 @@ class PodView:
             return
 
     async def run(self) -> None:
-        """Until cancelled. While the server is away it is asked again and again, less and less often. A watch that ends
-        goes on from the last version that it showed; pods are listed again only where the server no longer knows it."""
+        """Watch until cancelled.
+
+        While the server is unreachable, retry at growing intervals. A watch that ends continues from its last
+        version; pods are listed again only if the server no longer keeps the changes since then.
+        """
         pause_s, version = FIRST_PAUSE_S, ""
         while True:
             try:
@@ -65,10 +68,8 @@ class PodView:
                 version = ""
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
-                if isinstance(
-                    error, ApiRefusal
-                ):  # a server that was put back to an older state knows no version of ours
-                    version = ""
+                if isinstance(error, ApiRefusal):
+                    version = ""  # a server restored to an older state does not have our version
                 if not self._failed:
                     log.warning("a Deployment's pods cannot be followed: asked again", error=str(error))
                 self._failed = str(error)

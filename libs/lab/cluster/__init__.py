@@ -1,1 +1,1 @@
-"""A cluster in virtual time: the engine core, dispatcher and policies that run live, driven by events."""
+"""A cluster in virtual time: the live engine core, dispatcher and policies, driven by events."""

@@ -1,4 +1,4 @@
-"""What became of each request: times, tokens, and whether its tokens came in time."""
+"""The record of each request: times, tokens, and lateness of its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,24 +13,22 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.traces.request import TraceRequest
 
 GRACE_NS: Final = 200_000_000
-"""A token is late when it comes so long after t_first + TPOT·k, or later."""
+"""A token counts as late from this long after t_first + TPOT·k."""
 
 
 class LabOutcome(Enum):
-    """How a request ended."""
-
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """Refused, or it waited for longer than the gateway's patience."""
+    """The request was refused, or waited longer than the gateway allows."""
     ABORTED = "aborted"
-    """It had begun."""
+    """The request failed after it had begun."""
     UNFINISHED = "unfinished"
-    """The run ended before it did."""
+    """The run ended before the request did."""
 
 
 @dataclass(eq=False, slots=True)
 class LabAnswer:
-    """One request's, as its client sees it. Implements the dispatcher's `Sink`."""
+    """The answer to one request as its client sees it. Implements the dispatcher's `Sink`."""
 
     request: TraceRequest
     time: VirtualTime
@@ -38,31 +36,30 @@ class LabAnswer:
     ttft_limit_ns: int
     tpot_limit_ns: int
     most_output_tokens: int = 0
-    """That its client allows, and all that the cluster knows of its length."""
+    """The output limit of the client, which is all that the cluster knows about the length."""
     first_ps: int = 0
     last_ps: int = 0
     tokens: int = 0
     late: int = 0
-    """Tokens that came too late."""
+    """The number of tokens that came too late."""
     outcome: LabOutcome = LabOutcome.UNFINISHED
     predicted_ttft_ns: int = 0
-    """As the gateway expected when it bound the request; 0: it never did, or a policy named the worker."""
+    """The gateway's prediction at binding; 0 if it never bound the request, or if a policy chose the worker."""
     likely_ttft_ns: tuple[int, ...] = ()
-    """TTFT that it would stay below with the chances of `libs.policy.ratios.LEVELS`, as of then."""
+    """Predicted upper bounds of the TTFT for the chances in `libs.policy.ratios.LEVELS`, made at binding."""
     cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""
-    """Where it was last; empty where it never was."""
+    """The worker that decoded the request last; empty if none did."""
     on_end: Callable[[], None] | None = None
-    """Called once it has ended, however it did."""
+    """Called once the request has ended in any way."""
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
-        """One has come."""
         self.at(self.time.now_ps)
         return False
 
     def at(self, now_ps: int) -> None:
-        """One has come at that time."""
+        """Record a token that arrived at `now_ps`."""
         if not self.tokens:
             self.first_ps = now_ps
         elif now_ps >= self._due_ps(self.tokens):
@@ -71,9 +68,9 @@ class LabAnswer:
         self.last_ps = now_ps
 
     def coasted(self, coast: Coast, steps: int, delay_ps: int) -> None:
-        """Enter `steps` tokens, each of which came `delay_ps` after its step ended.
+        """Record `steps` tokens, each arriving `delay_ps` after the end of its step.
 
-        How late a token is grows ever faster along a coast, as its steps grow: late ones are at its ends.
+        Lateness is convex over a coast, since its steps grow. The late tokens therefore are at its ends.
         """
         due_ps = self._due_ps(self.tokens) - delay_ps
         each_ps = self.tpot_limit_ns * PS_PER_NS
@@ -88,17 +85,15 @@ class LabAnswer:
         self.last_ps = coast.end_ps(steps) + delay_ps
 
     def _due_ps(self, place: int) -> int:
-        """When the token is due at that place after the first."""
+        """Return when the token with this index after the first is due."""
         return self.first_ps + (self.tpot_limit_ns * place + GRACE_NS) * PS_PER_NS
 
     def finish(self, reason: ApiFinishReason) -> None:
-        """All have come."""
         self.outcome = LabOutcome.COMPLETED
         if self.on_end is not None:
             self.on_end()
 
     def fail(self, error: FulcrumError) -> None:
-        """No more will come."""
         self.outcome = LabOutcome.ABORTED if self.tokens else LabOutcome.REJECTED
         if self.on_end is not None:
             self.on_end()
@@ -107,18 +102,18 @@ class LabAnswer:
 
     @property
     def ttft_ns(self) -> int:
-        """Arrival to first token; 0 where none came."""
+        """Time from arrival to first token; 0 if no token came."""
         return (self.first_ps - self.arrival_ps) // PS_PER_NS if self.tokens else 0
 
     @property
     def tpot_ns(self) -> float:
-        """Mean time per token after the first; 0 with a single one."""
+        """Mean time per token after the first; 0 for a single token."""
         return (self.last_ps - self.first_ps) / PS_PER_NS / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
 def _count_at_ends(late: Callable[[int], bool], coast: Coast, each_ps: int, steps: int) -> int:
-    """Late steps of 1..steps, where how late one is is convex in its number."""
-    # The least late step is where a step takes as long as the limit allows.
+    """Return the number of late steps in 1..steps, where lateness is convex in the step's number."""
+    # Lateness is lowest where a step takes exactly as long as the limit allows.
     slack = each_ps - coast.first_ps
     turn = min(max(slack // coast.growth_ps + 1, 1), steps) if coast.growth_ps else (steps if slack > 0 else 1)
     if late(turn):

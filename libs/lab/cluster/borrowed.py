@@ -1,7 +1,7 @@
-"""A rival's decisions about roles over our gateway: its mover, our order, late binding, guard and moves.
+"""A rival's decisions about roles over our gateway, with our order, late binding, guard and moves.
 
-It shows what a rival's policy is worth apart from its mechanism. Prompts that wait in our gateway would wait at workers
-in the rival's own system, so its mover sees each prefill worker with an even share of them.
+This shows what a rival's policy is worth apart from its mechanism. Prompts that wait in our gateway would wait at
+workers in the rival's own system, so its mover sees an even share of them at each prefill worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from libs.lab.cluster.worker import LabWorker
 from libs.lab.rivals.port import RivalMover, SeenCluster, SeenWorker, Slo
 from libs.policy.roles import Role
 
+# Cached prefixes matter only to a rival's router, and here our gateway binds.
 NO_KEYS: Final[list[bytes]] = []
-"""Cached prefixes are for a rival's router, and ours binds here."""
 
 
 class BorrowedMover:
-    """Looks as often as the rival does, and moves workers as we do."""
+    """A driver that consults the rival's mover at the rival's interval and carries out its moves as role changes."""
 
     def __init__(
         self,
@@ -30,26 +30,23 @@ class BorrowedMover:
         slo: Slo,
         waiting: Callable[[], tuple[int, int]],
     ) -> None:
-        """`waiting`: (prompts, their tokens) in the gateway; `slo`: of a typical request."""
+        """`waiting` returns (prompts, their tokens) in the gateway, and `slo` is that of a typical request."""
         self._workers = workers
         self._time = time
         self._mover = mover
         self._waiting = waiting
         self._watch = Watch(workers, time, slo, keep_steps=mover.wants_steps)
         self._before_token: dict[int, LabAnswer] = {}
-        """By request number: those that the watch has no first token of."""
+        """Requests by number whose first token the watch has not recorded."""
 
     def start(self) -> None:
-        """Look at the cluster at intervals."""
         self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
 
     def arrived(self, answer: LabAnswer) -> None:
-        """A request has come."""
         self._watch.came(answer, NO_KEYS)
         self._before_token[answer.request.number] = answer
 
     def ended(self, answer: LabAnswer) -> None:
-        """A request has ended."""
         if self._before_token.pop(answer.request.number, None) is not None and answer.tokens:
             self._watch.first_token(answer)
         self._watch.ended(answer)

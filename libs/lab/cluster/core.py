@@ -1,4 +1,4 @@
-"""The engine core over counted sequences, which can let many decode steps pass at once."""
+"""The engine core over counted sequences, which can pass many decode steps at once."""
 
 from typing import Final, NamedTuple, cast
 
@@ -18,20 +18,20 @@ MIN_COAST_STEPS: Final = 2
 
 
 class DecodeSteps(NamedTuple):
-    """Steps that only decode."""
+    """A run of steps that only decode."""
 
     sequences: list[CountedSequence]
     steps: int
-    """That may pass at once."""
+    """The number of steps that may pass at once."""
 
 
 class LabCore(Core):
-    """`Core`, and steps between which nothing is decided; and prompts in the order that a rival has them in."""
+    """An engine core that can skip over steps without decisions, and order prompts as a rival does."""
 
     def __init__(
         self, config: EngineConfig, capabilities: Capabilities, identity: EngineIdentity, *, handles: RandomBytes
     ) -> None:
-        """`handles`: names of handles, each another one."""
+        """`handles` supplies the unique names of KV handles."""
         super().__init__(
             config, capabilities, frozenset(), identity, random_bytes=handles, new_sequence=CountedSequence
         )
@@ -41,11 +41,11 @@ class LabCore(Core):
         self._prompts_wait = False
 
     def order_prompts(self, order: PromptOrder, speed: Speed) -> None:
-        """Sort prompts by this from now on. `speed`: what computing them takes."""
+        """Sort prompts by this order from now on. `speed` predicts the time of computing them."""
         self._order, self._speed = order, speed
 
     def admit(self, now_ns: int) -> None:
-        """As `Core.admit`, the first in order first."""
+        """Admit as `Core.admit` does, in the configured order of prompts."""
         if self._order is not None and len(self._sequences.at(Stage.QUEUED_PROMPT)) > 1:
             admitted_ns = sum(each.left_ns for each in self._queued(Stage.PREFILL))
             pace = self._done.per_ns(now_ns)
@@ -85,7 +85,7 @@ class LabCore(Core):
         return found
 
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
-        """As `Core.begin`; where prompts are put in order, what is done of them while others wait is their pace."""
+        """Begin a step as `Core.begin` does. With ordered prompts, their pace counts work done while others wait."""
         if self._order is not None and batch.work.prefill_tokens:
             roster = self._sequences
             waits = len(roster.at(Stage.QUEUED_PROMPT)) + len(roster.at(Stage.PREFILL)) > 1
@@ -99,16 +99,16 @@ class LabCore(Core):
         return super().begin(batch, now_ns)
 
     def cached_tokens(self, keys: list[bytes]) -> int:
-        """Tokens of a prompt's start whose KV is here."""
+        """Return the tokens at the prompt's start whose KV is cached here."""
         return len(self._pool.match(keys)) * self._capabilities.block_size_tokens
 
     @property
     def fetching(self) -> int:
-        """Sequences that await their KV, or the token sampled where it was computed."""
+        """Sequences that await their KV, or the token sampled where their prompt was computed."""
         return len(self._sequences.at(Stage.FETCHING))
 
     def decoding_load(self) -> EngineLoad | None:
-        """As `load`, where nothing waits and no prompt is computed; None elsewhere."""
+        """Return the load if nothing waits and no prompt is being computed, else None."""
         roster = self._sequences
         if roster.waiting or roster.at(Stage.PREFILL):
             return None
@@ -121,26 +121,26 @@ class LabCore(Core):
         )
 
     def queued_decodes(self) -> tuple[int, int]:
-        """(sequences, tokens) that came with KV and have no room for it yet."""
+        """Return (sequences, tokens) that arrived with KV but have no room for it yet."""
         queued = self._sequences.at(Stage.QUEUED_TRANSFER)
         return len(queued), sum(sequence.length for sequence in queued)
 
     def plan_or_coast(self, now_ns: int) -> Batch | DecodeSteps | None:
-        """As `plan`; where the next step and more only decode, what decodes and how many steps may pass at once."""
+        """Plan as `Core.plan` does. If the next steps only decode, return them together instead."""
         decodes, prompts = self._ready(now_ns)
         if not prompts and len(decodes) == len(self._sequences.at(Stage.DECODE)):
             steps = self._coasting_steps(decodes)  # type: ignore[arg-type]
             if steps >= MIN_COAST_STEPS:
-                self._pace.prompt_tokens(decodes, (), now_ns)  # which sees that no prompt stands
+                self._pace.prompt_tokens(decodes, (), now_ns)  # reset the pace, since no prompt waits
                 return DecodeSteps(decodes, steps)  # type: ignore[arg-type]
         return self._compose(decodes, prompts, now_ns)
 
     def plan_decoding(self, decoding: list[CountedSequence], now_ns: int) -> Batch | None:
-        """As `plan` did when these began to decode, whatever has become ready since."""
+        """Plan the step that was due when these sequences began to decode, ignoring what has become ready since."""
         return self._compose(decoding, [], now_ns)  # type: ignore[arg-type]
 
     def _coasting_steps(self, decoding: list[CountedSequence]) -> int:
-        """Decode steps that can pass in which nothing is decided, no sequence ends and none lacks a block."""
+        """Return how many decode steps can pass without a decision, an ending sequence, or a missing block."""
         roster = self._sequences
         if not decoding or roster.waiting:
             return 0
@@ -152,13 +152,13 @@ class LabCore(Core):
                 return 0
             left = sequence.ends_at - sequence.length - 1
             most = min(most, left)
-        if most > each:  # only then it matters what room each has
+        if most > each:  # otherwise the space of each sequence does not matter
             room = min(sequence.room_tokens - sequence.length for sequence in decoding)
             most = max(each, min(most, room))
         return most
 
     def coast(self, decoding: list[CountedSequence], steps: int) -> None:
-        """Enter `steps` of those steps."""
+        """Apply `steps` decode steps that pass at once."""
         block_size, pool = self._capabilities.block_size_tokens, self._pool
         for sequence in decoding:
             sequence.coast(steps)
@@ -169,7 +169,7 @@ class LabCore(Core):
             sequence.register_full_blocks(pool)
 
     def free_blocks_after(self, decoding: list[CountedSequence], steps: int) -> int:
-        """Free blocks after `steps` of those steps."""
+        """Return the blocks that remain free after `steps` such steps."""
         block_size = self._capabilities.block_size_tokens
         grown = 0
         for sequence in decoding:
@@ -180,11 +180,11 @@ class LabCore(Core):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that could be given out now."""
+        """The number of blocks that could be allocated now."""
         return self._pool.available
 
     def stepping(self, going_on: bool, now_ns: int) -> None:
-        """Steps that pass at once begin or end now."""
+        """Record that steps which pass at once begin or end now."""
         self._kv_wait.stepping(going_on, now_ns)
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""What steps and transfers take, in whole picoseconds, so that a sum of many steps is exact in one formula."""
+"""Durations of steps and transfers in integer picoseconds, so that one formula sums many steps exactly."""
 
 from dataclasses import dataclass
 from math import isqrt
@@ -7,27 +7,26 @@ from typing import Final
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork
 
 _PS: Final = 1_000
-"""In a nanosecond."""
+"""Picoseconds in a nanosecond, for conversions of step times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coast:
-    """Decode steps in a row over the same sequences, each of which reads one token more than the one before."""
+    """Consecutive decode steps over the same sequences, each of which reads one token more than the one before."""
 
     start_ps: int
     first_ps: int
-    """The first step."""
     growth_ps: int
-    """By how much each step is longer than the one before."""
+    """The increase in duration from each step to the next."""
 
     def end_ps(self, steps: int) -> int:
-        """When that many steps have passed."""
+        """Return when the given number of steps have passed."""
         return self.start_ps + steps * self.first_ps + self.growth_ps * (steps * (steps - 1) // 2)
 
     def steps_by(self, time_ps: int) -> int:
-        """Steps that have ended by then.
+        """Return the number of steps that have ended by then.
 
-        The largest k with g·k² + (2f − g)·k ≤ 2·t, all of them integers.
+        This is the largest k with g·k² + (2f − g)·k ≤ 2·t in integers.
         """
         passed = time_ps - self.start_ps
         if passed <= 0:
@@ -44,7 +43,7 @@ class Coast:
 
 
 class StepCost:
-    """A step-time model whose decode steps are integers."""
+    """A step-time model whose decode steps take an integer number of picoseconds."""
 
     def __init__(self, model: StepTimeModel) -> None:
         self.model = model
@@ -54,16 +53,16 @@ class StepCost:
         self._kv_token_ps = round(model.decode_kv_token_ns * _PS)
 
     def step_ps(self, work: StepWork) -> int:
-        """One step, at least a picosecond."""
+        """Return the duration of one step, at least a picosecond."""
         if work.prefill_tokens:
             return max(round(self.model.step_ns(work) * _PS), 1)
         return self.decode_ps(work.decode_sequences, work.decode_kv_tokens)
 
     def decode_ps(self, sequences: int, kv_tokens: int) -> int:
-        """A step that only decodes, at least a picosecond."""
+        """Return the duration of a step that only decodes, at least a picosecond."""
         fixed_ps = self._fixed_ps + (self._matrix_ps if sequences >= MATRIX_ROWS else 0)
         return max(fixed_ps + sequences * self._sequence_ps + kv_tokens * self._kv_token_ps, 1)
 
     def coast(self, start_ps: int, sequences: int, kv_tokens: int) -> Coast:
-        """Steps over the same sequences from now on."""
+        """Return the decode steps over the same sequences from `start_ps` on."""
         return Coast(start_ps, self.decode_ps(sequences, kv_tokens), sequences * self._kv_token_ps)

@@ -1,4 +1,4 @@
-"""What goes between the gateway and a worker, in records in place of protobuf."""
+"""Messages between gateway and workers, as records instead of protobuf."""
 
 from dataclasses import dataclass, field
 
@@ -14,11 +14,11 @@ from libs.policy.speed import Speed
 
 @dataclass(slots=True)
 class ToWorker:
-    """All that a gateway has for a worker at one moment."""
+    """Everything that a gateway sends a worker at one moment."""
 
     submits: list[CountedRequest] = field(default_factory=list)
     proceeds: list[tuple[int, int]] = field(default_factory=list)
-    """(sequence id, tokens sampled where its prompt was computed)."""
+    """Pairs of sequence id and the tokens sampled where its prompt was computed."""
     hand_overs: list[int] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     demand: QueuedDemand | None = None
@@ -30,34 +30,33 @@ class ToWorker:
 
 @dataclass(slots=True)
 class ToGateway:
-    """All that a worker has for the gateway at one moment."""
+    """Everything that a worker sends the gateway at one moment."""
 
     load: EngineLoad
     submits_taken: int
     tokens: list[int]
-    """Sequence ids, one for each token."""
+    """One sequence id for each new token."""
     happened: list[Happened]
     credit: tuple[int, int, int, int] | None
     """(prefill grant, prefill recall, decode grant, decode recall)."""
     assignment: Assignment | None
-    """Where it is another one."""
+    """The new assignment, if it has changed."""
     speed: Speed | None
-    """Where it is another one."""
+    """The new speed, if it has changed."""
 
 
 @dataclass(slots=True)
 class Coasted:
-    """Decode steps that have passed at once."""
+    """Decode steps that have passed at once, as reported to the gateway."""
 
     sequences: list[int]
     coast: Coast
     steps: int
     load: EngineLoad
-    """After the last of them."""
     submits_taken: int
     speed: Speed | None
-    """Where it is another one: then these steps are a single one."""
+    """The new speed, if it has changed; `steps` is 1 in that case."""
 
 
 PHASES = {EnginePhase.PREFILL: 1, EnginePhase.DECODE: 2, EnginePhase.BOTH: 3}
-"""As in `libs.policy.roles`."""
+"""Numbers of the phases as in `libs.policy.roles`."""

@@ -1,4 +1,4 @@
-"""The gateway of the lab: the live dispatcher over links in virtual time, fed by a trace."""
+"""The lab's gateway: the live dispatcher over links in virtual time, fed by a trace."""
 
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SUSPECTED_S = 60.0
 
 
 class _Context(NamedTuple):
-    """What the dispatcher reads of a request's context."""
+    """The parts of a request's context that the dispatcher reads."""
 
     ttft_deadline_unix_ns: int
     tenant: str
@@ -39,15 +39,15 @@ class _Context(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A rival's mover in our planner's place."""
+    """A rival's mover that replaces our planner."""
 
     mover: RivalMover
     slo: Slo
-    """Of a typical request."""
+    """The latency targets of a request of mean lengths."""
 
 
 class LabGateway:
-    """Admits what arrives, and has the dispatcher do the rest."""
+    """A gateway that submits arriving requests to the live dispatcher."""
 
     def __init__(
         self,
@@ -66,11 +66,13 @@ class LabGateway:
         on_look: OnLook | None = None,
         tenants: Tenancy | None = None,
     ) -> None:
-        """`tpot_ns`: what requests want. `planned`: whether a planner assigns roles, which else stand still, or move as
-        a rival would have them. `on_look`: called with each of its decisions.
-        `late_last`: whether the dispatcher knows by when they want their first token.
-        `lookup_ns`: from a request's arrival until the block index has answered, where there is a choice of workers.
-        `tenants`: who share queue and places; None: nobody is held back for another."""
+        """- `tpot_ns`: the requests' target.
+        - `planned`: whether a planner assigns roles. Otherwise they are fixed, or follow a rival's mover.
+        - `on_look`: called with each of the planner's decisions.
+        - `late_last`: whether the dispatcher knows the deadlines of first tokens.
+        - `lookup_ns`: the delay of the block index, which applies where there is a choice of workers.
+        - `tenants`: the tenants that share queue and decode places; None for no sharing.
+        """
         self._tpot_ns = tpot_ns
         self._late_last = late_last
         self._wrong = wrong or Wrong()
@@ -93,7 +95,7 @@ class LabGateway:
         self._by_worker = {link.worker.index: link for link in self._links.links}
         self.ended = 0
         self.handed_over = 0
-        """Sequences that went on elsewhere with their KV."""
+        """The number of sequences that moved to another worker with their KV."""
         dispatcher = self.dispatcher
         self.planner = (
             LabPlanner(
@@ -113,7 +115,7 @@ class LabGateway:
         )
 
     def start(self) -> None:
-        """Watch how long things wait."""
+        """Start to enforce the bounds on waiting."""
         self.dispatcher.watch_time()
         if self.planner is not None:
             self.planner.start()
@@ -121,7 +123,6 @@ class LabGateway:
             self._borrowed.start()
 
     def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
-        """A request has come."""
         arrived_ns = self._time.now_ns()
         if self._borrowed is not None:
             self._borrowed.arrived(answer)
@@ -134,14 +135,15 @@ class LabGateway:
                 answer.fail(error)
                 self.ended += 1
 
-        looked_up = answer.request.input_tokens >= self._workers[0].shape.block_tokens  # or there is no block to find
+        # Shorter prompts have no full block to find.
+        looked_up = answer.request.input_tokens >= self._workers[0].shape.block_tokens
         if self._lookup_ps and looked_up and self._has_choice():
             self._time.in_ps(self._lookup_ps, submit)
         else:
             submit()
 
     def _has_choice(self) -> bool:
-        """Whether more than one worker computes prompts, or more than one decodes: else nothing is looked up."""
+        """Whether there is a choice of prefill or of decode workers; without one the index is not consulted."""
         roles = [link.assignment for link in self._links.links if link.serving]
         prompts = sum(serves(role, Phase.PREFILL) or serves(role, Phase.BOTH) for role in roles)
         return prompts > 1 or sum(serves(role, Phase.DECODE) for role in roles) > 1
@@ -171,7 +173,7 @@ class LabGateway:
         )
 
     def _cached(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """Prompt tokens whose KV each worker holds, by the block index."""
+        """Return the prompt tokens whose KV each worker holds according to the block index."""
         if not keys:
             return {}
         every = list(keys)
@@ -179,12 +181,12 @@ class LabGateway:
         return {worker_id: tokens for worker_id, tokens in found if tokens}
 
     def _held(self) -> tuple[int, int]:
-        """Requests that wait for a place to decode alone, and tokens of their prompts."""
+        """Return the requests that wait only for a place to decode, and their prompt tokens."""
         queues = self.dispatcher.queues()
         return sum(each.decode_requests for each in queues), sum(each.decode_prompt_tokens for each in queues)
 
     def _waiting(self) -> tuple[int, int]:
-        """(prompts, their tokens) that wait here and can still be in time."""
+        """Return (prompts, their tokens) that wait in the gateway and can still be in time."""
         return self.dispatcher.waiting, self.dispatcher.hopeful_tokens
 
     def _false_hint(self, request: TraceRequest) -> dict[str, int]:
@@ -213,16 +215,15 @@ class LabGateway:
 
     @property
     def heeds_tokens(self) -> bool:
-        """While choices are on trial: a few tokens acquit one, and others that wait for it may go then."""
+        """Whether choices are on trial: a few tokens clear one, and others that wait for it may then proceed."""
         return bool(self.dispatcher.suspects)
 
     def deliver(self, worker: LabWorker, frame: ToGateway) -> None:
-        """A frame has come."""
         if (link := self._by_worker.get(worker.index)) is not None:
             link.take(frame)
 
     def lost(self, worker: LabWorker) -> None:
-        """Its stream broke, and its address does not answer."""
+        """Handle a worker whose stream broke and whose address does not answer."""
         link = self._by_worker.pop(worker.index)
         self._links.remove(link)
         link.broken()
@@ -233,12 +234,12 @@ class LabGateway:
                 other.step_singly()
 
     def returned(self, worker: LabWorker) -> None:
-        """A link to it waits for its first frame."""
+        """Open a link to the worker, which then waits for its first frame."""
         link = self._by_worker[worker.index] = LabLink(worker, self.dispatcher, self._time, self._tpot_ns)
         self._links.add(link)
 
     def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
-        """Tokens have come, as many for each of these sequences."""
+        """Record the same number of tokens for each of these sequences."""
         link = self._by_worker.get(worker.index)
         if link is None:
             return

@@ -1,4 +1,4 @@
-"""The dispatcher's links to workers in virtual time: what a gRPC stream does live, in records."""
+"""The dispatcher's links to workers in virtual time, with records in place of gRPC streams."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,18 +32,17 @@ _SPEED: Final = WorkerNews(False, True, None, ())
 
 @dataclass(eq=False, slots=True)
 class TracedGeneration(Generation):
-    """A choice whose tokens are counted."""
+    """A choice whose tokens are only counted."""
 
     output_tokens: int = 1
     keys: Sequence[bytes] = ()
-    """Of its prompt's full blocks."""
     first_token_due_ns: int = 0
     tpot_target_ns: int = 0
 
 
 @dataclass(slots=True)
 class _Described:
-    """A worker as it has described itself."""
+    """The parts of a worker's frames that describe it, as last received."""
 
     id: str
     assignment: Assignment
@@ -51,7 +50,7 @@ class _Described:
 
 
 class LabLink:
-    """One worker's; implements `libs.dispatch.ports.Link`."""
+    """The link to one worker. Implements `libs.dispatch.ports.Link`."""
 
     def __init__(self, worker: LabWorker, listener: LinkListener, time: VirtualTime, tpot_ns: int) -> None:
         self.id = worker.id
@@ -66,7 +65,7 @@ class LabLink:
         self._described = _Described(worker.id, Assignment(worker.shape.model, Role.STANDBY, 0, 0), worker.capabilities)
         self._connected = False
         self._prompts: dict[int, bool] = {}
-        """Sequences whose prompt is computed for another worker, and whether each is a batch line."""
+        """Sequences whose prompt is computed for another worker, with whether each is a batch line."""
         self._demand = QueuedDemand()
         self._next = ToWorker()
         self._due = False
@@ -76,32 +75,30 @@ class LabLink:
 
     @property
     def model(self) -> str:
-        """What it is assigned to; empty before it has said so."""
+        """The assigned model; empty before the worker has described itself."""
         return self._described.assignment.model if self._connected else ""
 
     @property
     def serving(self) -> bool:
-        """Whether the worker takes work."""
         return self._connected
 
     @property
     def assignment(self) -> Assignment:
-        """What it has said that it does."""
+        """The assignment that the worker last reported."""
         return self._described.assignment
 
     def partner(self) -> Partner | None:
-        """As sequences that are to decode there see it."""
+        """Return the worker as the KV destination of sequences that will decode there."""
         if not self._connected:
             return None
         takes = serves(self._described.assignment, Phase.DECODE)
         return Partner(takes, self.worker.shape.kv_kind, streams_kv=True)
 
     def quiet(self, sequence_id: int) -> bool:
-        """Nobody dies unseen here."""
+        # Workers of the lab never die unnoticed.
         return False
 
     def view(self) -> WorkerView:
-        """For binding."""
         reported = self.worker.reported_load(self._time.now_ps - self._hop_ps)
         if reported is not None:
             self.outlook.on_load_report(*reported, self._time.now_ns())
@@ -120,7 +117,7 @@ class LabLink:
     # ------------------------------------------------------------ what goes into the next frame
 
     def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
-        """Send work there, as `libs.dispatch.ports.Link` says."""
+        """Send work to the worker as specified in `libs.dispatch.ports.Link`."""
         generation = cast(TracedGeneration, work)
         sequence_id, phase = attempt.sequence_id, attempt.phase
         if phase is Phase.PREFILL:
@@ -136,17 +133,17 @@ class LabLink:
         self._changed()
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """The prompt of a streamed sequence is computed, and `token_ids` were sampled there."""
+        """Forward the tokens sampled where the prompt of a streamed sequence was computed."""
         self._next.proceeds.append((sequence_id, len(token_ids)))
         self._changed()
 
     def hand_over(self, sequence_id: int) -> None:
-        """Let it hand a running sequence over."""
+        """Order the hand-over of a running sequence."""
         self._next.hand_overs.append(sequence_id)
         self._changed()
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
-        """Listen to a sequence no more."""
+        """Stop following a sequence, ending it at the worker if `abort`."""
         self._prompts.pop(sequence_id, None)
         self.outlook.ended(sequence_id)
         self._view = None
@@ -155,20 +152,18 @@ class LabLink:
             self._changed()
 
     def reserve(self, prompt_tokens: int) -> None:
-        """Set a decode credit aside."""
         self.decode.reserve()
         self.outlook.reserved(prompt_tokens)
         self._view = None
 
     def release(self, prompt_tokens: int) -> None:
-        """It is not needed."""
         self.outlook.reserved(prompt_tokens, -1)
         self.decode.release()
         self._view = None
         self._return_credits()
 
     def set_demand(self, demand: QueuedDemand) -> None:
-        """Send the worker what waits: at once where that changes who gets credits, else with the next frame."""
+        """Send the size of the queue: at once if it changes who gets credits, else with the next frame."""
         if demand == self._demand or not self._connected:
             return
         sent, self._demand = self._demand, demand
@@ -200,18 +195,17 @@ class LabLink:
         self._time.at_ps(self._time.now_ps + self._hop_ps, lambda: self._arrive(frame))
 
     def _arrive(self, frame: ToWorker) -> None:
-        """Another incarnation never hears of what its predecessor was sent."""
+        # A frame sent to an earlier incarnation never reaches its successor.
         if self.worker.incarnation == self.key[1]:
             self.worker.receive(frame)
 
     def broken(self) -> None:
-        """Its worker is lost."""
         self._connected = False
 
     # ------------------------------------------------------------ what comes
 
     def take(self, frame: ToGateway) -> None:
-        """A frame of the worker's has come."""
+        """Apply the news of a frame to credits, load and assignment."""
         self._view = None
         if frame.assignment is not None:
             self._described.assignment = frame.assignment
@@ -221,7 +215,7 @@ class LabLink:
             prefill_grant, prefill_recall, decode_grant, decode_recall = frame.credit
             self.prefill.recall(prefill_recall)
             self.decode.recall(decode_recall)
-            self._return_credits()  # before the grant of the same frame, which is not what is asked back
+            self._return_credits()  # before the grant of the same frame, which must not be returned
             self.prefill.grant(prefill_grant)
             self.decode.grant(decode_grant)
         if frame.speed is not None:
@@ -235,7 +229,7 @@ class LabLink:
         self._listener.received(self, news)
 
     def coasted(self, coasted: Coasted) -> None:
-        """Steps have passed at once: their tokens are counted by the gateway, this is the load after them."""
+        """Apply the load after steps that passed at once; the gateway counts their tokens."""
         self._view = None
         if coasted.speed is not None:
             self.outlook.speed = coasted.speed
@@ -244,7 +238,7 @@ class LabLink:
 
 
 class LabLinks:
-    """All workers; implements `libs.dispatch.ports.Links`."""
+    """The links to all workers. Implements `libs.dispatch.ports.Links`."""
 
     quiet: frozenset[str] = frozenset()
 
@@ -253,33 +247,30 @@ class LabLinks:
         self._by_id: dict[str, LabLink] = {}
 
     def add(self, link: LabLink) -> None:
-        """One more worker."""
         self._links[link.key] = link
         self._by_id[link.id] = link
 
     def remove(self, link: LabLink) -> None:
-        """Its worker is lost."""
         del self._links[link.key], self._by_id[link.id]
 
     @property
     def links(self) -> Iterable[LabLink]:
-        """All of them."""
         return self._links.values()
 
     def link(self, key: WorkerKey) -> LabLink | None:
-        """One of them."""
         return self._links.get(key)
 
     def serving(self) -> Mapping[str, LabLink]:
-        """Those that take work, by id."""
+        """Return the links that accept work, by worker id."""
         return {link.id: link for link in self._links.values() if link.serving}
 
     def views(self) -> list[WorkerView]:
-        """The same for binding."""
+        """Return the state of the serving workers for binding."""
         return [link.view() for link in self._links.values() if link.serving]
 
     def drop_gone(self) -> None:
-        """Those that are lost have gone already."""
+        # Links of lost workers are removed at once.
+        ...
 
 
 def _request(generation: TracedGeneration, attempt: Attempt, blocks: Blocks | None) -> CountedRequest:

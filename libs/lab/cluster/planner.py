@@ -1,4 +1,4 @@
-"""The planner of the lab: the live decision about roles, over the reports of workers and gateway, with live delays."""
+"""The lab's planner: the live decision about roles from the reports of workers and gateway, with live delays."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from libs.policy.roles import Role
 
 PERIOD_NS: Final = 100_000_000
 TOLD_LATER_NS: Final = 100_000_000
-"""From what is so at a worker until what was decided from it is there: telemetry, the decision, the call."""
+"""The delay from a change at a worker until a decision based on it takes effect: telemetry, the decision, the call."""
 WINDOW: Final = 10
-"""Periods over which what was computed is averaged."""
+"""The number of periods over which computed work is averaged."""
 OnLook = Callable[[int, Workload, RolePlan], None]
-"""Takes the time in ns, the work that was seen, and what was decided."""
+"""Handle a decision, given the time in ns, the observed work, and the plan."""
 
 
 class LabPlanner:
-    """Decides every period."""
+    """A planner that decides in every period."""
 
     def __init__(
         self,
@@ -36,13 +36,15 @@ class LabPlanner:
         later_ns: int = 0,
         on_look: OnLook | None = None,
     ) -> None:
-        """`waiting_tokens`: of prompts in the gateway that can still be in time. `held`: requests there that wait for a
-        place to decode, and tokens of their prompts. `later_ns`: by which what is seen is older than usual. `on_look`:
-        called with each decision."""
+        """- `waiting_tokens`: tokens of the prompts in the gateway that can still be in time.
+        - `held`: requests that wait there for a place to decode, and their prompt tokens.
+        - `later_ns`: additional age of the observed state.
+        - `on_look`: called with each decision.
+        """
         self._on_look = on_look
         self._later_ns = later_ns
         self._asked: dict[str, RoleOrder] = {}
-        """By worker, what it was asked to take and does not show yet, as the live planner remembers it."""
+        """Orders by worker that its state does not show yet, as the live planner tracks them."""
         self._evidence = MoveEvidence().aged(later_ns)
         shape = workers[0].shape
         self._workers = workers
@@ -57,7 +59,6 @@ class LabPlanner:
         self._computed_ns: deque[float] = deque(maxlen=WINDOW)
 
     def start(self) -> None:
-        """Look every period from now on."""
         for worker in self._workers:
             worker.keep_recent_steps()
         self._look()

@@ -1,7 +1,7 @@
-"""A gateway as rivals have it: each request goes to a worker at its arrival, and queues there.
+"""A gateway as rivals have it, which sends each request to a worker's queue on arrival.
 
-What their routers and movers decide is in `libs/lab/rivals`. A request is a hop on its way to the router, which sees
-queues as they are then. KV is pulled once a prompt is computed.
+The decisions of routers and movers are in `libs/lab/rivals`. A request takes one hop to the router, which sees the
+queues at that time. KV is pulled once a prompt is computed.
 """
 
 from collections.abc import Sequence
@@ -23,31 +23,31 @@ from libs.lab.rivals.port import Move, MoveCost, RivalMover, RivalRouter, SeenRe
 from libs.policy.roles import Role
 
 MAX_ATTEMPTS: Final = 64
-"""Of one request, at workers that had another role by then or were lost."""
+"""The most attempts of one request at workers that had changed roles or were lost."""
 _CHAIN_ROOT: Final = b"lab"
 
 
 @dataclass(eq=False, slots=True)
 class _Pushed:
-    """A request on its way."""
+    """A request in progress and the workers involved in it."""
 
     answer: LabAnswer
     keys: Sequence[bytes]
     tpot_target_ns: int
     seen: SeenRequest
     worker: int = -1
-    """Where it is."""
+    """The index of the worker that has the request."""
     sequence_id: int = 0
     source: tuple[int, int] | None = None
-    """(worker, sequence id) that holds the blocks of its computed prompt."""
+    """(worker, sequence id) that holds the blocks of the computed prompt."""
     handle: KvHandle | None = None
     attempts: int = 0
     bound: int = -1
-    """Where it is to decode, if that was chosen at its arrival."""
+    """The decode worker, if it was chosen on arrival."""
 
 
 class PushGateway:
-    """Carries out what a rival decides."""
+    """A gateway that carries out a rival's decisions."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PushGateway:
         slo: Slo,
         binds_at_arrival: bool = False,
     ) -> None:
-        """`slo`: of a typical request, for the mover. `binds_at_arrival`: as `Rival` has it."""
+        """`slo` is that of a typical request, for the mover. `binds_at_arrival` is as in `Rival`."""
         self._binds_at_arrival = binds_at_arrival
         self._workers = workers
         self._router = router
@@ -71,21 +71,19 @@ class PushGateway:
         self._on: dict[tuple[int, int], _Pushed] = {}
         self._ids = 0
         self._stranded: list[_Pushed] = []
-        """No worker takes them now."""
+        """Requests that no worker accepts at present."""
         self._hop_ps = workers[0].shape.hop_ns * PS_PER_NS
         self.ended = 0
         self.handed_over = 0
 
     def start(self) -> None:
-        """Look at the cluster at intervals."""
+        """Start to consult the mover at its interval."""
         if self._mover is not None:
             self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
 
     # ------------------------------------------------------------ requests
 
     def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
-        """A request has come."""
-
         def route() -> None:
             seen = self._watch.came(answer, list(keys))
             self._prompt(_Pushed(answer, keys, tpot_target_ns, seen))
@@ -93,7 +91,7 @@ class PushGateway:
         self._time.at_ps(self._time.now_ps + self._hop_ps, route)
 
     def _prompt(self, pushed: _Pushed) -> None:
-        """To a worker that computes its prompt, with what was generated so far."""
+        """Send the request, with the tokens generated so far, to a worker that computes its prompt."""
         pushed.source = pushed.handle = None
         self._unbind(pushed)
         views = self._watch.workers()
@@ -120,7 +118,7 @@ class PushGateway:
         self._submit(pushed, index, EnginePhase.DECODE)
 
     def _unbind(self, pushed: _Pushed) -> None:
-        """It is at its decode worker, or will decode elsewhere."""
+        """Cancel the binding of a request that has reached its decode worker or will decode elsewhere."""
         if pushed.bound >= 0:
             self._watch.bound(pushed.bound, pushed.seen.input_tokens, times=-1)
             pushed.bound = -1
@@ -159,7 +157,6 @@ class PushGateway:
     heeds_tokens: Final = False
 
     def deliver(self, worker: LabWorker, frame: ToGateway) -> None:
-        """A frame has come."""
         for sequence_id in frame.tokens:
             pushed = self._on.get((worker.index, sequence_id))
             if pushed is not None:
@@ -176,7 +173,7 @@ class PushGateway:
         self._release(pushed, but=pushed.sequence_id)
 
     def _release(self, pushed: _Pushed, but: int = 0) -> None:
-        """The blocks at its prompt's worker are not needed any more."""
+        """Release the blocks at the worker that computed the prompt."""
         if pushed.source is not None and pushed.source[1] != but:
             index, sequence_id = pushed.source
             pushed.source = None
@@ -218,7 +215,7 @@ class PushGateway:
         self.ended += 1
 
     def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
-        """Tokens have come, as many for each of these sequences."""
+        """Record the same number of tokens for each of these sequences."""
         for sequence_id in coasted.sequences:
             pushed = self._on.get((worker.index, sequence_id))
             if pushed is not None:
@@ -242,19 +239,19 @@ class PushGateway:
             worker.restart(move.role, move.budget_tokens, self._cost.start_ns)
             for pushed in there:
                 self._again(pushed)
-            # Blocks that waited there are gone: who was to pull them finds out by itself.
+            # Blocks that waited there are gone, which their readers find out by themselves.
         else:
             worker.set_role(move.role, move.budget_tokens)
         self._time.at_ps(self._time.now_ps + self._cost.start_ns * PS_PER_NS, self._retry)
 
     def _take_back(self, worker: LabWorker) -> list[_Pushed]:
-        """What is on a worker, which will not be heard of there any more."""
+        """Return and forget all requests of a worker that will not report on them any more."""
         there = [pushed for (index, _), pushed in self._on.items() if index == worker.index]
         self._on = {key: pushed for key, pushed in self._on.items() if key[0] != worker.index}
         return there
 
     def lost(self, worker: LabWorker) -> None:
-        """What was there begins again elsewhere."""
+        """Restart the requests of a lost worker elsewhere."""
         for pushed in self._take_back(worker):
             self._again(pushed)
 
@@ -272,5 +269,5 @@ class PushGateway:
 
 
 def _decodes(view: SeenWorker) -> bool:
-    """Whether sequences may be sent there to decode."""
+    """Return whether sequences may be sent to the worker to decode."""
     return view.ready and view.role is Role.MIXED

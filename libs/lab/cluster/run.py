@@ -1,4 +1,4 @@
-"""One run: a trace through a cluster, from its first arrival until the last request has ended."""
+"""One run of a trace through a cluster, from the first arrival until the last request has ended."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,30 +17,30 @@ from libs.lab.cluster.wrong import Wrong
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Assignment, Role
 
+# Time from the cluster's start to the trace's first moment, in which links connect and credits are granted.
 SETTLE_NS: Final = 100_000_000
-"""From the start of the cluster to the trace's first moment: links are up, credits handed out."""
 FIRST_EPOCH: Final = 1
 
 
 class BooksDoNotBalance(Exception):
-    """The simulation has lost or made up something: its figures are worth nothing."""
+    """An inconsistency in the simulation, which makes its figures worthless."""
 
 
 class PlannedLoss(NamedTuple):
-    """A worker that dies with all that it holds."""
+    """The death of a worker, with the loss of everything it holds."""
 
     at_s: float
-    """From the trace's start."""
+    """Seconds from the start of the trace."""
     worker: int
     back_after_s: float
-    """Until it is started again, empty, in the role that it had."""
+    """Seconds until the worker is started again, empty and in its former role."""
 
 
 class PlannedMove(NamedTuple):
-    """A worker that takes another role at its time, whatever a planner thinks of it."""
+    """A change of a worker's role at a fixed time, regardless of any planner."""
 
     at_s: float
-    """From the trace's start."""
+    """Seconds from the start of the trace."""
     worker: int
     role: Role
     budget_tokens: int
@@ -48,32 +48,33 @@ class PlannedMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LabSetup:
-    """A cluster, and what its clients want."""
+    """A cluster together with its clients' behaviour."""
 
     shape: WorkerShape
     roles: Sequence[tuple[Role, int]]
-    """(role, budget) of each worker at first."""
+    """The initial role and budget of each worker."""
     ttft_limit_ns: Callable[[TraceRequest], int]
     tpot_limit_ns: int
     overtime_ns: int = 0
-    """After the last arrival the run goes on for so long at most; 0: until all have ended."""
+    """The longest time that the run continues after the last arrival; 0 for no limit."""
     most_output_tokens: Callable[[TraceRequest], int] = lambda request: max(
         request.max_output_tokens, request.output_tokens
     )
-    """That a client allows."""
+    """Return the output limit of the request's client."""
     closed_loop: bool = False
-    """Whether a later turn of a session comes its think time after the turn before has ended, instead of when it came
-    in the trace. It comes also where that turn failed: its client goes on with what it has."""
+    """Whether a later turn of a session arrives its think time after the previous one has ended, instead of at its
+    time in the trace. This holds after a failed turn too, since its client continues with what it has.
+    """
     losses: Sequence[PlannedLoss] = ()
     moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()
-    """Numbers of requests that are turned away as they arrive."""
+    """Numbers of the requests that are rejected on arrival."""
     wrong: Wrong = field(default_factory=Wrong)
 
 
 @dataclass(slots=True)
 class LabResult:
-    """What a run brought."""
+    """The answers and the counters of a run."""
 
     answers: list[LabAnswer]
     spent: list[Spent]
@@ -85,40 +86,32 @@ class LabResult:
 
 
 class RequestTaker(Protocol):
-    """Where requests arrive."""
+    """The gateway of a run, at which requests arrive."""
 
     ended: int
-    """Requests that have."""
+    """The number of requests that have ended."""
     handed_over: int
-    """Sequences that went on elsewhere with their KV."""
+    """The number of sequences that moved to another worker with their KV."""
 
     @property
     def heeds_tokens(self) -> bool:
-        """Whether steps are to pass one by one."""
+        """Whether steps have to pass one by one."""
         ...
 
     def start(self) -> None:
-        """The cluster stands."""
+        """Begin to operate, with the whole cluster in place."""
         ...
 
-    def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
-        """A request has come."""
-        ...
+    def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None: ...
 
-    def deliver(self, worker: LabWorker, frame: ToGateway) -> None:
-        """A worker's frame has come."""
-        ...
+    def deliver(self, worker: LabWorker, frame: ToGateway) -> None: ...
 
-    def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
-        """A worker's tokens have come."""
-        ...
+    def coasted(self, worker: LabWorker, coasted: Coasted) -> None: ...
 
-    def lost(self, worker: LabWorker) -> None:
-        """A worker is dead."""
-        ...
+    def lost(self, worker: LabWorker) -> None: ...
 
     def returned(self, worker: LabWorker) -> None:
-        """It was started again."""
+        """Handle the restart of a worker that was lost."""
         ...
 
 
@@ -126,7 +119,7 @@ MakeGateway = Callable[[Sequence[LabWorker], VirtualTime], RequestTaker]
 
 
 class Run:
-    """A trace on a cluster."""
+    """The execution of a trace on a cluster."""
 
     def __init__(self, trace: Trace, setup: LabSetup, make_gateway: MakeGateway) -> None:
         self._trace = trace
@@ -148,11 +141,11 @@ class Run:
         self._next_turns = _next_turns(trace) if setup.closed_loop else {}
         later = set(self._next_turns.values())
         self._in_time = [place for place in range(len(trace.requests)) if place not in later]
-        """Requests that arrive when they did in the trace."""
+        """Indices of the requests that arrive at their time in the trace."""
         self._stop_ps = 0
 
     def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> LabResult:
-        """Until all have ended, or the overtime is over. Raises BooksDoNotBalance."""
+        """Run until all requests have ended or the overtime is over. Raises BooksDoNotBalance."""
         peers = {worker.id: worker for worker in self.workers}
         for worker in self.workers:
             worker.start(self.gateway, peers)
@@ -184,7 +177,7 @@ class Run:
         self.time.at_ps(at_ps, lambda: worker.down or worker.set_role(move.role, move.budget_tokens))
 
     def _arrive_at(self, index: int) -> None:
-        """Have the next one come of those that arrive as in the trace."""
+        """Schedule the next of the requests that arrive at their time in the trace."""
         if index < len(self._in_time):
             place = self._in_time[index]
             at_ps = START_PS + (SETTLE_NS + self._trace.requests[place].arrival_ns) * PS_PER_NS
@@ -210,7 +203,7 @@ class Run:
             self._arrive_at(next_index)
 
     def _answered(self, turn: int) -> None:
-        """The client thinks, and takes its next turn."""
+        """Schedule the client's next turn after its think time."""
         at_ps = self.time.now_ps + self._trace.requests[turn].think_ns * PS_PER_NS
         self.time.at_ps(at_ps, lambda: self._arrive(turn))
         if self._stop_ps:
@@ -221,13 +214,13 @@ class Run:
             self._stop_ps = max(self._stop_ps, arrival_ps + self._setup.overtime_ns * PS_PER_NS)
 
     def _settle_worker_books(self) -> None:
-        """Let steps that run end, so that all time is accounted for."""
+        """Account for all time of the workers, letting steps in progress end."""
         self.time.run(lambda: any(worker.busy for worker in self.workers) if not self._stop_ps else False)
         for worker in self.workers:
             worker.close_books()
 
     def _never_came(self) -> Iterator[LabAnswer]:
-        """Turns that still waited for the one before as the run ended."""
+        """Yield answers for the turns that still waited for an earlier one at the end of the run."""
         arrived = {answer.request.number for answer in self.answers} if self._next_turns else set()
         for place in self._next_turns.values():
             request, setup = self._trace.requests[place], self._setup
@@ -249,27 +242,27 @@ class Run:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """Place of the turn that follows, by place."""
+    """Return the index of each turn's successor by index."""
     sessions: dict[int, list[int]] = {}
     for place, request in enumerate(trace.requests):
         if request.session:
             sessions.setdefault(request.session, []).append(place)
     found: dict[int, int] = {}
     for places in sessions.values():
-        places.sort(key=lambda place: trace.requests[place].turn)  # where arrivals are out of order
+        places.sort(key=lambda place: trace.requests[place].turn)  # arrivals may be out of order
         found.update(pairwise(places))
     return found
 
 
 class _Keys:
-    """Block keys of prompts, each made once."""
+    """A cache of block keys, each of which is made once."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._known: dict[int, bytes] = {}
 
     def of(self, request: TraceRequest) -> Sequence[bytes]:
-        """Of its full blocks."""
+        """Return the keys of the prompt's full blocks."""
         if not request.hash_ids:
             return ()
         known = self._known
@@ -284,7 +277,7 @@ class _Keys:
 
 
 def check(result: LabResult) -> None:
-    """Raises BooksDoNotBalance, naming what does not add up."""
+    """Raise BooksDoNotBalance that names the inconsistency, if there is one."""
     for answer in result.answers:
         if answer.outcome is LabOutcome.COMPLETED and answer.tokens != answer.request.output_tokens:
             raise BooksDoNotBalance(

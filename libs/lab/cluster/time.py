@@ -1,4 +1,4 @@
-"""Virtual time: events in order, in picoseconds, with the clock and the scheduler that the dispatcher runs on."""
+"""Virtual time in picoseconds: ordered events, and the clock and scheduler that the dispatcher runs on."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,44 +8,42 @@ from typing import Final
 from libs.runtime.scheduler import Call
 
 PS_PER_NS: Final = 1_000
+# One second, because policies take a time of 0 to mean "not yet".
 START_PS: Final = 10**12
-"""One second: policies take a time of 0 for "not yet"."""
 _EVENT, _SOON = 0, 1
 
 
 class VirtualTime:
-    """Implements `Clock` and `Scheduler`. Events at one moment run in the order in which they were scheduled."""
+    """A clock and scheduler in virtual time. Events at one moment run in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now_ps = START_PS
         self.events = 0
-        """Run so far."""
+        """The number of events run so far."""
         self._heap: list[tuple[int, int, int, Callable[[], object]]] = []
         self._numbers = count()
 
     def now_ns(self) -> int:
-        """Whole nanoseconds."""
         return self.now_ps // PS_PER_NS
 
     def soon(self, call: Call) -> None:
-        """After all other events of this moment."""
+        """Call after all other events of this moment."""
         heappush(self._heap, (self.now_ps, _SOON, next(self._numbers), call))
 
     def at(self, unix_ns: int, call: Call) -> None:
-        """At that time, or now if it has passed."""
+        """Call at that time, or now if it has passed."""
         self.at_ps(unix_ns * PS_PER_NS, call)
 
     def at_ps(self, time_ps: int, call: Callable[[], object]) -> None:
-        """The same in picoseconds."""
+        """Call at that time in picoseconds, or now if it has passed."""
         at_ps = time_ps if time_ps > self.now_ps else self.now_ps
         heappush(self._heap, (at_ps, _EVENT, next(self._numbers), call))
 
     def in_ps(self, delay_ps: int, call: Callable[[], object]) -> None:
-        """Call after that delay."""
         heappush(self._heap, (self.now_ps + delay_ps, _EVENT, next(self._numbers), call))
 
     def run(self, going_on: Callable[[], bool]) -> None:
-        """Run events while there are any and `going_on` says so."""
+        """Run events until none are left or `going_on` returns False."""
         heap = self._heap
         while heap and going_on():
             self.now_ps, _, _, call = heappop(heap)

@@ -1,4 +1,4 @@
-"""What a rival's router and mover see: workers now, requests since the mover last looked."""
+"""The inputs of a rival's router and mover: the workers' state, and requests since the mover's last decision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Counted:
-    """Since the mover last looked."""
+    """Sums over the requests since the mover's last decision."""
 
     inputs: _Sum
     outputs: _Sum
@@ -35,7 +35,7 @@ class _Counted:
 
 
 class Watch:
-    """Follows requests; makes views of workers when asked."""
+    """A recorder of requests that builds views of workers on demand."""
 
     def __init__(self, workers: Sequence[LabWorker], time: VirtualTime, slo: Slo, *, keep_steps: bool) -> None:
         self._workers = workers
@@ -45,13 +45,13 @@ class Watch:
         self._counted = _Counted(_Sum(), _Sum(), _Sum(), _Sum())
         self._keep_steps = keep_steps
         self._bound: dict[int, tuple[int, int]] = {}
-        """By worker, (sequences, tokens) that will decode there and whose prompt is computed elsewhere now."""
+        """(sequences, tokens) by worker that will decode there while their prompts are being computed elsewhere."""
         if keep_steps:
             for worker in workers:
                 worker.keep_recent_steps()
 
     def came(self, answer: LabAnswer, keys: list[bytes]) -> SeenRequest:
-        """A request, as its router sees it."""
+        """Record an arrival and return the request as its router sees it."""
         request = answer.request
         self._counted.inputs.add(request.input_tokens)
         cached = [worker.core.cached_tokens(keys) for worker in self._workers] if keys else [0] * len(self._workers)
@@ -59,23 +59,23 @@ class Watch:
         return SeenRequest(request.number, request.input_tokens, round(self._outputs.mean), slo, cached)
 
     def bound(self, index: int, tokens: int, *, times: int = 1) -> None:
-        """A request of this many tokens is to decode there; `times` -1: it is there, or will not come."""
+        """Add a request of this many tokens that will decode there. `times` is -1 once it has arrived or been
+        diverted.
+        """
         sequences, all_tokens = self._bound.get(index, (0, 0))
         self._bound[index] = sequences + times, all_tokens + times * tokens
 
     def first_token(self, answer: LabAnswer) -> None:
-        """Its first token has come."""
         self._counted.ttft_ns.add(answer.ttft_ns)
 
     def ended(self, answer: LabAnswer) -> None:
-        """It has."""
         self._outputs.add(answer.tokens)
         self._counted.outputs.add(answer.tokens)
         if answer.tokens > 1:
             self._counted.tpot_ns.add(answer.tpot_ns)
 
     def seen(self) -> SeenCluster:
-        """For the mover, which has looked by this."""
+        """Return the mover's view of the cluster, and begin a new interval."""
         counted, self._counted = self._counted, _Counted(_Sum(), _Sum(), _Sum(), _Sum())
         interval = Interval(
             arrived=counted.inputs.count,
@@ -88,7 +88,7 @@ class Watch:
         return SeenCluster(self._time.now_ns(), self.workers(with_steps=self._keep_steps), interval, self._slo)
 
     def workers(self, *, with_steps: bool = False) -> list[SeenWorker]:
-        """All of them."""
+        """Return a view of every worker, with its recent steps on request."""
         return [self._view(worker, with_steps=with_steps) for worker in self._workers]
 
     def _view(self, worker: LabWorker, *, with_steps: bool) -> SeenWorker:
@@ -120,10 +120,10 @@ class Watch:
 
 
 def load_now(worker: LabWorker, time: VirtualTime) -> EngineLoad:
-    """Depths now, also while its steps pass at once."""
+    """Return the current queue depths, including while steps pass at once."""
     return worker.coasted_load(time.now_ps) or worker.load()
 
 
 def held_tokens(worker: LabWorker, load: EngineLoad) -> int:
-    """Tokens that a worker of such a load has given room to."""
+    """Return the tokens that a worker with this load has allocated blocks for."""
     return max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens

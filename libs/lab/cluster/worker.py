@@ -1,7 +1,8 @@
-"""A worker in virtual time: the engine core, with credits, roles and moves as `libs/worker` has them.
+"""A worker in virtual time: the engine core, with credits, roles and moves as in `libs/worker`.
 
-Modelled: step times, queues, blocks, prefix reuse, preemption, KV transfers, network hops, role moves that drain, death
-of workers. Not modelled: variance between equal steps, the host's own CPU time, failures of the network.
+It models step times, queues, blocks, prefix reuse, preemption, KV transfers, network hops, role moves that drain,
+and the death of workers. It does not model variance between equal steps, the host's own CPU time, or network
+failures.
 """
 
 from dataclasses import replace
@@ -31,32 +32,32 @@ from libs.policy.worker.transfers import TransferSpeed
 
 
 class WorkerListener(Protocol):
-    """Who hears of a worker."""
+    """The callbacks of a worker to its gateway."""
 
     @property
     def heeds_tokens(self) -> bool:
-        """Whether it may decide something at any token now: steps then pass one by one."""
+        """Whether any token may trigger a decision now, in which case steps pass one by one."""
         ...
 
     def deliver(self, worker: "LabWorker", frame: ToGateway) -> None:
-        """A frame has come, a hop after it was sent."""
+        """Handle a frame, which arrives one hop after it was sent."""
         ...
 
     def coasted(self, worker: "LabWorker", coasted: Coasted) -> None:
-        """Tokens of many steps have come, the last of them now."""
+        """Handle the tokens of many steps, the last of which arrive now."""
         ...
 
     def lost(self, worker: "LabWorker") -> None:
-        """It is dead, a hop ago, with all that it had."""
+        """Handle the death of a worker one hop ago, with the loss of everything it held."""
         ...
 
     def returned(self, worker: "LabWorker") -> None:
-        """It was started again, as another incarnation that knows nothing."""
+        """Handle the restart of a worker as a new incarnation without any state."""
         ...
 
 
 class LabWorker:
-    """One engine of the cluster. Other parts call its public methods at the moment of the event."""
+    """One worker of the cluster. Other parts call its public methods at the moment of the event."""
 
     def __init__(
         self, index: int, shape: WorkerShape, assignment: Assignment, time: VirtualTime, cost: StepCost
@@ -92,7 +93,7 @@ class LabWorker:
         self._beat = Beat(time, self._device, self._send_load)
 
     def start(self, gateway: WorkerListener, peers: dict[str, "LabWorker"]) -> None:
-        """Join the cluster."""
+        """Connect the worker to the gateway and the other workers."""
         self._gateway = gateway
         self._device.start(self)
         self._fetching.start(self, {worker_id: peer._fetching for worker_id, peer in peers.items()})
@@ -117,32 +118,28 @@ class LabWorker:
 
     @property
     def core(self) -> LabCore:
-        """Its engine core now."""
+        """The current engine core, which is replaced on a restart."""
         return self._device.core
 
     @property
     def assignment(self) -> Assignment:
-        """What it does now."""
         return self._duties.assignment
 
     @property
     def credits(self) -> Credits:
-        """What it has given out."""
         return self._duties.credits
 
     @property
     def down(self) -> bool:
-        """Whether it is dead."""
         return self._down
 
     @property
     def submits_taken(self) -> int:
-        """Of the gateway's."""
+        """The number of submits received from the gateway."""
         return self._submits
 
     @property
     def ready(self) -> bool:
-        """Whether it takes new work."""
         return not self._duties.draining
 
     @property
@@ -152,27 +149,25 @@ class LabWorker:
 
     @property
     def prompts_here(self) -> int:
-        """Prompts queued or being computed."""
+        """The number of prompts queued or being computed."""
         return sum(hosted.awaits_prompt for hosted in self._duties.hosted.values())
 
     def keep_recent_steps(self) -> None:
-        """For `take_recent_steps`, from now on."""
         self._device.recent_steps = []
 
     def take_recent_steps(self) -> list[tuple[StepWork, int]]:
-        """(work, duration_ns) of steps since the last call. Steps at once are one of them."""
+        """Return (work, duration_ns) of each step since the last call. Steps that passed at once count as one."""
         return self._device.take_recent_steps()
 
     def load(self) -> EngineLoad:
-        """Depths now."""
         return self.core.load()
 
     def coasted_load(self, before_ps: int) -> EngineLoad | None:
-        """As `Device.coasted_load`."""
+        """Return the load within a coast, as `Device.coasted_load` does."""
         return self._device.coasted_load(before_ps)
 
     def reported_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
-        """(depths, submits taken) after steps that passed at once; None where frames carried them."""
+        """Return (load, submits taken) after steps that passed at once; None if frames carried them."""
         if (passed := self._device.passed_load(before_ps)) is not None:
             return passed
         load = self._device.coasted_load(before_ps)
@@ -181,7 +176,6 @@ class LabWorker:
     # ------------------------------------------------------------ what the gateway sends
 
     def receive(self, frame: ToWorker) -> None:
-        """A frame has come."""
         if self._down:
             return
         hosted, core = self._duties.hosted, self.core
@@ -209,24 +203,24 @@ class LabWorker:
             self.core.release(opaque, now_ns)
 
     def step_singly(self) -> None:
-        """The gateway heeds tokens from now on."""
+        """Switch to single steps, because the gateway now reacts to tokens."""
         if self._device.coasting:
             self.enter()
 
     # ------------------------------------------------------------ roles and life
 
     def set_role(self, role: Role, budget_tokens: int = 0) -> bool:
-        """Take another role; whether it was taken. What runs moves elsewhere or ends here."""
+        """Change the role and return whether the change was accepted. Running sequences move elsewhere or end here."""
         if (taken := self._duties.taken(role, budget_tokens)) is None:
             return False
         self.enter()
-        self.counts.moves += taken.role != self.assignment.role  # a budget alone is no move
+        self.counts.moves += taken.role != self.assignment.role  # a change of the budget alone is not a move
         self._duties.take(taken)
         self.leave()
         return True
 
     def restart(self, role: Role, budget_tokens: int, start_ns: int) -> None:
-        """Give up all that is here, and come back with another role and an empty cache after so long."""
+        """Drop everything, and return with another role and an empty cache after `start_ns`."""
         readers = self._fetching.readers()
         self._give_up()
         self.counts.moves += 1
@@ -245,9 +239,9 @@ class LabWorker:
         self.leave()
 
     def die(self, back_after_ns: int) -> None:
-        """Lose all that is here, with what was learned; started again after so long, in the role that it had.
+        """Lose everything, including what was learned, and restart in the same role after `back_after_ns`.
 
-        Its time until then is idle. One that is dead already stays so for as long as it was to be.
+        The time until then counts as idle. A worker that is already dead keeps its original restart time.
         """
         if self._down:
             return
@@ -258,7 +252,7 @@ class LabWorker:
         self._down = self._duties.draining = True
         self._forget_all()
         self._device.rest = Rest.IDLE
-        for reader, stream in readers:  # or they have it all by then
+        for reader, stream in readers:  # some readers may have everything by then
             self._time.in_ps(hop_ps, partial(reader.lost, stream))
         self._time.in_ps(hop_ps, partial(self._gateway.lost, self))
         self._time.in_ps(max(back_after_ns * PS_PER_NS, hop_ps), self._come_back)
@@ -273,14 +267,14 @@ class LabWorker:
         self._gateway.returned(self)
 
     def _give_up(self) -> None:
-        """All sequences and the cache; a step that runs has spent its time for nothing."""
+        """Drop all sequences and the cache. The time of a step in progress is lost."""
         self._device.give_up()
         self._fetching.give_up()
         self._duties.give_up()
         self._device.core = self._new_core()
 
     def _forget_all(self) -> None:
-        """What a process knows beside its engine."""
+        """Reset the state of the process outside its engine."""
         self.speed = Speed(self.shape.step_time, self.shape.chunk_tokens, measured=True)
         self._submits = 0
         self._expiry_due_ns = 0
@@ -290,20 +284,20 @@ class LabWorker:
         self._device.recent = RecentDecodes()
 
     def close_books(self) -> None:
-        """Account for all time up to now, that of a step that runs included."""
+        """Account for all time up to now, including that of a step in progress."""
         self._device.close_books()
 
     # ------------------------------------------------------------ what happens here
 
     def enter(self, *, touched: bool = False) -> None:
-        """Something happens here: time up to now is accounted for, and steps that pass at once are cut at this one.
+        """Begin an event: account for the time up to now, and cut off steps that pass at once.
 
-        `touched`: it concerns sequences that may decode.
+        `touched` is whether the event concerns sequences that may be decoding.
         """
         self._device.account(touched=touched)
 
     def leave(self) -> None:
-        """It has happened: act on what the core decided."""
+        """End an event by acting on the core's decisions."""
         device = self._device
         while True:
             if device.free:
@@ -319,22 +313,22 @@ class LabWorker:
             self._watch_leases()
 
     def may_coast(self) -> bool:
-        """Whether many steps may pass at once now: the end of the next one reports a new speed."""
+        """Return whether many steps may pass at once. The next step passes singly if its end reports a new speed."""
         assert self._gateway is not None
         return not (self.shape.stepwise or self._outbox.speed or self._gateway.heeds_tokens)
 
     def stepped(self, report: StepReport) -> None:
-        """A step has ended, and the device is free."""
+        """Handle the end of a single step."""
         self._pass_on(report)
         self._fetching.tell_readers()
         self.leave()
 
     def coast_ended(self) -> None:
-        """The last of many steps at once ends now, and the device is free."""
+        """Handle the end of the last of many steps that pass at once."""
         self.leave()
 
     def coasted(self, decoding: list[CountedSequence], coast: Coast, steps: int) -> None:
-        """Many steps have passed at once: the gateway hears of them a hop after the last one."""
+        """Report many steps that have passed at once. The gateway receives them a hop after the last one."""
         gateway, box, hosted = self._gateway, self._outbox, self._duties.hosted
         assert gateway is not None
         ids = [sequence.request.sequence_id for sequence in decoding]
@@ -348,23 +342,22 @@ class LabWorker:
         self._time.at_ps(end_ps + self.shape.hop_ps, lambda: gateway.coasted(self, coasted))
 
     def received_at(self, transfers: TransferSpeed) -> None:
-        """A sequence's blocks have come at that speed."""
+        """Record the transfer speed after the blocks of a sequence have arrived."""
         if transfers.differs(self.speed.kv_token_ns):
             self.speed = replace(self.speed, kv_token_ns=transfers.token_ns)
             self._outbox.speed = True
 
     def was_read(self, opaque: bytes) -> None:
-        """A reader has all blocks of a handle, which is let go."""
+        """Handle a handle whose blocks have all been read, and which is released."""
         self._duties.taken_over(opaque, self._time.now_ns())
 
     def _send_load(self) -> None:
-        """A sign of life."""
         if not self._down:
             self._outbox.load = True
             self._flush()
 
     def _watch_leases(self) -> None:
-        """While nothing else happens here, the end of a lease may give room."""
+        # The end of a lease may free room while nothing else happens here.
         expiry_ns = self.core.offers.next_expiry_ns
         if expiry_ns is None or expiry_ns == self._expiry_due_ns or not self.core.load().waiting:
             return
@@ -383,7 +376,7 @@ class LabWorker:
             self._duties.came(event.outputs, self._time.now_ns())
 
     def _flush(self) -> bool:
-        """Send the gateway the news, which arrives a hop from now; whether there was any."""
+        """Send pending changes to the gateway, arriving a hop from now; return whether there were any."""
         box, duties, gateway = self._outbox, self._duties, self._gateway
         has_credit = duties.has_credit()
         if not (has_credit or box.due):

@@ -1,1 +1,1 @@
-"""Many models on few GPUs: logs of their use, and what a reservation would have been worth."""
+"""Many models on few GPUs: logs of their use, and the value of reservations and of rules for keeping models loaded."""

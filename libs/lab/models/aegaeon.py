@@ -1,6 +1,7 @@
-"""Aegaeon's recipe (SOSP 2025): models of 6 to 14 billion parameters, each asked seldom, with ShareGPT's lengths.
+"""The workload of Aegaeon (SOSP 2025): models of 6 to 14 billion parameters, each requested rarely, with ShareGPT
+lengths.
 
-Step times are those that were measured on H800s (docs/profiles.md).
+Step times were measured on H800s (docs/profiles.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +23,16 @@ KINDS: Final[Mapping[str, float]] = {
     "yi1.5-9b-h800": 17.7e9,
     "qwen1.5-14b-h800": 28.3e9,
 }
-"""Profiles and bytes of weights, two a parameter; models are of these kinds in turn."""
+"""Bytes of weights (two a parameter) by profile; models are of these kinds in turn."""
 INPUT_TOKENS, INPUT_SIGMA = 700.0, 1.2
 OUTPUT_TOKENS, OUTPUT_SIGMA = 300.0, 0.6
-"""Means and widths of log-normal lengths: the means are those of Aegaeon's own logs."""
+"""Means and sigmas of log-normal lengths, with the means of Aegaeon's own logs."""
 MOST_TOKENS: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True)
 class AegaeonModel:
-    """One of the catalogue."""
+    """A model of the catalogue with its size and step times."""
 
     name: str
     weights_bytes: float
@@ -41,22 +42,22 @@ class AegaeonModel:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """One request, and what came of it."""
+    """A request with its progress so far."""
 
     t_s: float
     model: str
     input_tokens: int
     output_tokens: int
     done_tokens: int = 0
-    """Answered when it last began to run."""
+    """Output tokens it had when it last began to run."""
     waits_since_s: float = 0.0
     first_s: float = 0.0
-    """0: no token came."""
+    """Time of the first token; 0 if there is none yet."""
     end_s: float = 0.0
 
     @property
     def is_good(self) -> bool:
-        """Whether it was answered within both limits."""
+        """Whether the answer was complete within the limits of TTFT and TPOT."""
         if not self.end_s:
             return False
         tpot_s = (self.end_s - self.first_s) / max(self.output_tokens - 1, 1)
@@ -64,7 +65,7 @@ class ServedRequest:
 
 
 def models_of(number: int) -> dict[str, AegaeonModel]:
-    """`number` models, of each kind in turn."""
+    """Return `number` models, cycling through the kinds."""
     found = {}
     for place, (kind, weights) in zip(range(number), _turns(), strict=False):
         known = profile(kind)
@@ -78,7 +79,7 @@ def _turns() -> Sequence[tuple[str, float]]:
 
 
 def requests_of(models: Mapping[str, AegaeonModel], rate: float, seconds: float, seed: int) -> list[ServedRequest]:
-    """Poisson arrivals at `rate` requests a second to each model, in order."""
+    """Draw Poisson arrivals at `rate` requests a second to each model, sorted by time."""
     found = []
     for place, name in enumerate(models):
         rng = np.random.default_rng([seed, place])
@@ -98,6 +99,6 @@ def _lengths(rng: np.random.Generator, mean: float, sigma: float, number: int) -
 
 
 def good_share(requests: Sequence[ServedRequest], from_s: float) -> float:
-    """Share of requests in time, of those that came from then on."""
+    """Return the share of good requests among those that arrived from `from_s` on."""
     counted = [each for each in requests if each.t_s >= from_s]
     return sum(each.is_good for each in counted) / max(len(counted), 1)

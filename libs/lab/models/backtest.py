@@ -1,4 +1,4 @@
-"""A log replayed under the forecaster, window by window, and what its reservations would have been worth."""
+"""Replay of a usage log under the forecaster, window by window, and the score of its reservations."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow
 
 
 def seen_by_window(log: UsageLog, use: Use) -> Iterator[SeenWindow]:
-    """Each window in turn. Models are numbered as they first come, so that none is known before."""
+    """Yield each window in turn. Models are numbered by first arrival, so that none is known in advance."""
     first = np.full(len(log.models), np.inf)
     np.minimum.at(first, log.model, log.t_s)
     order = np.argsort(first, kind="stable")
@@ -47,27 +47,25 @@ def seen_by_window(log: UsageLog, use: Use) -> Iterator[SeenWindow]:
 
 
 WARMUP: Final = 1 / 3
-"""Share of the windows that are learned from and not scored."""
+"""The share of windows that are learned from but not scored."""
 LEAST_WINDOWS: Final = 12
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestSettings:
-    """How a backtest is run."""
-
     window_s: float = 60.0
     confidence: float = 0.99
     period_s: float = 3600.0
-    """A planning period: over it the reservation in hindsight is constant, and so is the held one."""
+    """The planning period, over which the reservations in hindsight and the held ones are constant."""
     warmup: float = WARMUP
     independent: bool = True
-    """Also without a common factor and calibration, which takes as long again."""
+    """Whether to replay once more without a common factor and calibration, which doubles the time."""
 
 
 @dataclass(slots=True)
 class ForecastSeries:
-    """What was forecast of each window, as far as the replay came."""
+    """The forecasts of each window that has been replayed so far."""
 
     reserved_gpus: list[float] = field(default_factory=list)
     held_gpus: list[float] = field(default_factory=list)
@@ -82,24 +80,22 @@ class ForecastSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backtest:
-    """What came of it."""
-
     log: UsageLog
     settings: BacktestSettings
     use: Use
     series: ForecastSeries
     warmup: int
-    """Windows that are not scored."""
+    """The number of leading windows that are not scored."""
     done: int
-    """Windows that were replayed; fewer than there are where it was interrupted."""
+    """The number of windows replayed, which is less than all of them after an interrupt."""
     hindsight_gpus: Floats
-    """Of each scored window."""
+    """The reservation in hindsight of each scored window."""
     scores: list[ReserveScore]
-    """The forecast first."""
+    """One score per policy, beginning with the forecast."""
     interrupted: bool
 
     def as_json(self) -> dict[str, Any]:
-        """One record; `baselines` has the others."""
+        """Return one record, in which `baselines` holds the scores of the other policies."""
         scored = slice(self.warmup, self.done)
         ours, series = self.scores[0], self.series
         return {
@@ -142,7 +138,7 @@ def _record(score: ReserveScore) -> dict[str, Any]:
 
 
 def backtest(log: UsageLog, settings: BacktestSettings, progress: Progress = lambda line: None) -> Backtest:
-    """Replay it all. Ctrl-C ends the replay, and what was done until then is scored. Raises InvalidRequest."""
+    """Replay the whole log. Ctrl-C ends the replay and scores the windows done so far. Raises InvalidRequest."""
     count = int(log.end_s / settings.window_s)
     if count < LEAST_WINDOWS:
         raise InvalidRequest(
@@ -171,12 +167,12 @@ def backtest(log: UsageLog, settings: BacktestSettings, progress: Progress = lam
 
 
 def per_period(settings: BacktestSettings) -> int:
-    """Windows of a planning period."""
+    """Return the number of windows in a planning period."""
     return max(round(settings.period_s / settings.window_s), 1)
 
 
 def replay(log: UsageLog, use: Use, settings: BacktestSettings, series: ForecastSeries) -> Iterator[int]:
-    """Forecast and learn each window in turn, into `series`; yields the number of windows that are done."""
+    """Forecast each window into `series`, then learn from it; yield the number of windows done."""
     ours = ReserveForecaster(settings.window_s, settings.confidence)
     plain = ReserveForecaster(settings.window_s, settings.confidence, common=False, calibrated=False)
     holder = Holder(settings.confidence, per_period(settings))

@@ -1,4 +1,4 @@
-"""What a reservation is held against: a fixed Poisson rate a model, keep-alives, and one GPU a model."""
+"""Baselines for reservations: a fixed Poisson rate per model, keep-alives, and one GPU per model."""
 
 import numpy as np
 
@@ -10,8 +10,11 @@ KEEP_ALIVES_S = (60.0, 300.0)
 
 
 def fixed_poisson(log: UsageLog, use: Use, warmup: int, confidence: float) -> Floats:
-    """Aegaeon's arithmetic: each model is active for 1 − exp(−λT) of the time, all independently, with rates and
-    runs as they were in the first `warmup` windows. One number for all windows."""
+    """Reserve by Aegaeon's arithmetic, one number for all windows.
+
+    Each model is active for 1 − exp(−λT) of the time, independently of the others. Rates and run times are those of
+    the first `warmup` windows.
+    """
     until_s = warmup * use.window_s
     known = log.t_s < until_s
     if not known.any():
@@ -26,8 +29,10 @@ def fixed_poisson(log: UsageLog, use: Use, warmup: int, confidence: float) -> Fl
 
 
 def keep_alive(log: UsageLog, use: Use, hold_s: float) -> tuple[Floats, Floats]:
-    """GPUs of models that are there as each window begins, and those that are paid for in it on average: a model comes
-    when it is asked and stays for `hold_s` after its last request."""
+    """Return the GPUs of loaded models at the start of each window, and the mean number held during it.
+
+    A model is loaded when it is requested and stays for `hold_s` after its last request.
+    """
     begin_s, end_s, model = spells(log, hold_s)
     edges: Floats = np.arange(len(use), dtype=np.float64) * use.window_s
     size = log.gpus[model]
@@ -35,13 +40,13 @@ def keep_alive(log: UsageLog, use: Use, hold_s: float) -> tuple[Floats, Floats]:
 
 
 def one_a_model(log: UsageLog, use: Use) -> Floats:
-    """GPUs of every model that has ever been asked as each window begins."""
+    """Return the GPUs of every model requested before each window begins."""
     first = np.full(len(log.models), np.inf)
     np.minimum.at(first, log.model, log.t_s)
     return _until(first, log.gpus, np.arange(len(use), dtype=np.float64) * use.window_s)
 
 
 def _until(at_s: Floats, size: Floats, edges: Floats) -> Floats:
-    """The sum of sizes whose time is before or at each edge."""
+    """Return the sum of sizes whose time is at or before each edge."""
     order = np.argsort(at_s)
     return np.asarray(np.append(0.0, np.cumsum(size[order]))[np.searchsorted(at_s[order], edges, side="right")])

@@ -1,7 +1,9 @@
-"""Many models on a few GPUs in virtual time: steps of workers that share a GPU, loads over its link, and who is served.
+"""Many models on a few GPUs in virtual time: steps of workers that share a GPU, loads over its link, and request
+queues.
 
-A GPU is cut into workers, each with memory of its own; their engine steps take turns. A load takes the bytes over the
-GPU's link, one load at a time, and a fixed rest, while the neighbours go on. Weights lie in host memory.
+A GPU is divided into workers, each with memory of its own, whose engine steps take turns. A load transfers the
+weights over the GPU's link, one load at a time, and then takes a fixed time, while the neighbours continue. Weights
+lie in host memory.
 """
 
 import heapq
@@ -15,64 +17,62 @@ from libs.lab.models.aegaeon import AegaeonModel, ServedRequest
 from libs.policy.step_time import StepWork
 
 MOST_PREFILL_TOKENS: Final = 4_096
-"""Of one step."""
+"""The most prompt tokens in one step."""
 NEVER_S: Final = 1e9
 AFTER_S: Final = 60.0
-"""What is not served so long after the last arrival counts as never served."""
+"""Requests not served this long after the last arrival count as never served."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """What bringing a model up costs."""
-
     bytes_per_s: float
     fixed_s: float
 
     def load_s(self, model: AegaeonModel) -> float:
-        """With the link to itself."""
+        """Return the time of a load that has the link to itself."""
         return model.weights_bytes / self.bytes_per_s + self.fixed_s
 
 
 @dataclass(slots=True)
 class LabPlace:
-    """One worker."""
+    """A worker on a part of a GPU."""
 
     number: int
     gpu: int
     memory_bytes: float
     model: AegaeonModel | None = None
-    """That it holds or loads."""
+    """The model that the worker holds or is loading."""
     since_s: float = 0.0
     ready_s: float = 0.0
-    """While it loads: when it serves; 0: it does not load."""
+    """When a load that is in progress ends; 0 if none is."""
     goal: AegaeonModel | None = None
-    """While its last answers end: what comes then."""
+    """The model to load once the last answers have ended."""
     cut_s: float = 0.0
-    """While its last answers end: for how long they may."""
+    """The time at which the last answers are cut off before a switch."""
     steps_now: bool = False
-    """Whether a step of it runs."""
+    """Whether a step of this worker is running."""
     pending: deque[ServedRequest] = field(default_factory=deque)
-    """Prompts to be computed."""
+    """Requests whose prompts are still to be computed."""
     ends: list[tuple[int, int, ServedRequest]] = field(default_factory=list)
-    """Running ones by the step in which they end."""
+    """A heap of running requests by the step in which they end."""
     steps: int = 0
     kv_tokens: int = 0
-    """Of running ones, as they are now."""
+    """KV tokens of running requests at their current length."""
     kept_tokens: int = 0
-    """For running ones at their full length."""
+    """KV tokens reserved for running requests at their full length."""
 
     @property
     def serves(self) -> bool:
-        """Whether a request to its model can be given to it."""
+        """Whether a request for its model can be given to this worker."""
         return self.model is not None and not self.ready_s and self.goal is None
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs or stands before it."""
+        """Whether any request runs or is pending here."""
         return bool(self.pending or self.ends)
 
     def prompts(self) -> list[ServedRequest]:
-        """Those that go into the next step, taken from `pending`."""
+        """Take the requests that go into the next step from `pending`."""
         found: list[ServedRequest] = []
         model, tokens = self.model, 0
         assert model is not None
@@ -92,16 +92,16 @@ class LabPlace:
 
 
 class KeepingRule(Protocol):
-    """Says which worker holds which model."""
+    """A rule that assigns models to workers."""
 
     period_s: float
 
     def decide(self, now_s: float, lab: "ModelsLab") -> Sequence[tuple[LabPlace, AegaeonModel]]:
-        """Workers that are to hold another model from now on."""
+        """Return the workers that are to switch models now, with their new models."""
 
 
 class ModelsLab:
-    """One log on one set of GPUs under one rule."""
+    """The replay of one request log on a set of GPUs under one rule."""
 
     def __init__(
         self,
@@ -113,8 +113,9 @@ class ModelsLab:
         *,
         drain_s: float = NEVER_S,
     ) -> None:
-        """drain_s: for so long answers of a worker that is switched go on; those that have not ended then wait for
-        their model again."""
+        """`drain_s` is how long the answers of a worker that switches models may continue. Those cut off then wait for
+        their model again.
+        """
         self.models, self.requests, self.places, self.link = models, requests, places, link
         self.waiting: dict[str, deque[ServedRequest]] = {name: deque() for name in models}
         self.arrived: Counter[str] = Counter()
@@ -130,7 +131,7 @@ class ModelsLab:
         self._numbers = count()
 
     def run(self) -> None:
-        """To the end; what came of each request stands in it."""
+        """Run to the end, recording the result of each request in it."""
         for each in self.requests:
             self._at(each.t_s, "arrive", each)
         end_s = (self.requests[-1].t_s if self.requests else 0.0) + AFTER_S
@@ -152,7 +153,7 @@ class ModelsLab:
                 self._at(now_s + self._rule.period_s, "decide", None)
 
     def in_flight(self) -> Counter[str]:
-        """Requests that are not answered, by model."""
+        """Return the number of unanswered requests by model."""
         found: Counter[str] = Counter({name: len(waiting) for name, waiting in self.waiting.items() if waiting})
         for place in self.places:
             if place.model is not None and place.is_busy:
@@ -187,7 +188,7 @@ class ModelsLab:
             self._left(now_s, place)
 
     def _left(self, now_s: float, place: LabPlace) -> None:
-        """Begin to load where nothing runs any more, or what runs has had its time."""
+        """Begin the pending load if nothing runs any more, or if what runs has used up its time."""
         if place.goal is None or place.steps_now:
             return
         if place.is_busy:
@@ -202,7 +203,7 @@ class ModelsLab:
         self._at(place.ready_s, "loaded", place)
 
     def _hand_back(self, now_s: float, place: LabPlace) -> None:
-        """What runs goes back to those that wait; its tokens so far are computed again when the model is there."""
+        """Return running requests to the queue. Their tokens so far are computed again once the model is loaded."""
         assert place.model is not None
         for end, _, each in place.ends:
             each.done_tokens = max(each.output_tokens - (end - place.steps), 0)
@@ -224,7 +225,7 @@ class ModelsLab:
         self._step(now_s, place.gpu)
 
     def _step(self, now_s: float, gpu: int) -> None:
-        """Begin the next step of a GPU where none runs."""
+        """Begin the next step of a GPU unless one is running."""
         if self._stepping[gpu]:
             return
         places = self._by_gpu[gpu]
@@ -267,6 +268,6 @@ class ModelsLab:
 
 
 def cut(gpus: int, parts_bytes: Sequence[float]) -> list[LabPlace]:
-    """Workers of `gpus` GPUs, each of them cut into `parts_bytes`."""
+    """Return the workers of `gpus` GPUs, each divided into `parts_bytes`."""
     numbers: Iterator[int] = count()
     return [LabPlace(next(numbers), gpu, part) for gpu in range(gpus) for part in parts_bytes]

@@ -1,7 +1,8 @@
-"""Made logs of many models, after Aegaeon's recipe: each asked seldom, in bursts, by time of day, or all by one cause.
+"""Generated logs of many models after Aegaeon's recipe: rare requests, in bursts, by time of day, or with a common
+cause.
 
-Aegaeon (SOSP 2025, section 2.2): 100 models, 0.037 requests/s each, runs of 16.79 s. Burstiness, seasons and common
-causes are ours.
+Aegaeon (SOSP 2025, section 2.2) has 100 models with 0.037 requests/s each and runs of 16.79 s. Burstiness, seasons
+and common causes are additions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,19 +47,24 @@ KINDS: Final[Mapping[str, Sequence[Parameter]]] = MappingProxyType(
         "all": (*_COMMON, _CV, _SWING, _SPREAD, _CORRELATION, _LASTS),
     }
 )
-"""surge: one slowly moving factor on all rates. shock: at common moments each model is asked with one probability
-(Marshall-Olkin). all: gamma gaps, a day and a surge."""
+"""Parameters of each kind of log.
+
+- surge: one slowly moving factor on all rates.
+- shock: at common moments each model is requested with one probability (Marshall-Olkin).
+- all: gamma gaps, a day and a surge.
+"""
 
 STEP_S: Final = 10.0
-"""Between two values of a rate that moves."""
+"""The time between two values of a varying rate."""
 DISPERSION_TICKS: Final = 50_000.0
-"""Arrivals from which a law's index of dispersion is taken."""
+"""The number of arrivals over which a law's index of dispersion is measured."""
 
 
 def generate_usage(spec: str, *, seed: int) -> UsageLog:
-    """The log that a spec like `gamma:models=100,cv=4,seconds=86400` and a seed stand for. Raises InvalidRequest.
+    """Return the log described by a spec such as `gamma:models=100,cv=4,seconds=86400`. Raises InvalidRequest.
 
-    Moving rates change the clock of a model's gaps, so that gamma gaps stay as bursty in a busy hour as in a calm one.
+    Varying rates change the clock of a model's gaps, so that gamma gaps stay as bursty in a busy hour as in a calm
+    one.
     """
     kind, values = parse_spec(spec, KINDS)
     count, seconds = round(values["models"]), values["seconds"]
@@ -111,7 +117,7 @@ def _renewals(
 
 
 def _gamma_ticks(rng: np.random.Generator, cv: float, until: float) -> Floats:
-    """Arrivals of a renewal process whose gaps have mean 1, from its stationary start: a long run-in is cut off."""
+    """Draw a renewal process whose gaps have mean 1, starting stationary because a long run-in is discarded."""
     shape, run_in = 1 / (cv * cv), 20 * max(cv * cv, 1.0)
     parts, end = [], 0.0
     while end < until + run_in:
@@ -123,10 +129,11 @@ def _gamma_ticks(rng: np.random.Generator, cv: float, until: float) -> Floats:
 
 
 def _surge(rng: np.random.Generator, values: Mapping[str, float], steps: int) -> Floats:
-    """A log-normal factor of mean 1 whose logarithm reverts to its mean, or ones.
+    """Return a mean-reverting log-normal factor of mean 1, or ones.
 
-    With μ requests a minute and an index of dispersion d of one model's own gaps, two models' numbers in a minute have
-    covariance μ²·v and variance d·μ + μ²·v under a factor of variance v: for correlation c, v = c·d/((1 − c)·μ).
+    With μ requests a minute and an index of dispersion d of one model's own gaps, a factor of variance v gives two
+    models' counts in a minute the covariance μ²·v and the variance d·μ + μ²·v. A correlation of c therefore needs v
+    = c·d/((1 − c)·μ).
     """
     correlation = values.get("correlation", 0.0)
     if not correlation:
@@ -145,7 +152,7 @@ def _surge(rng: np.random.Generator, values: Mapping[str, float], steps: int) ->
 
 
 def _dispersion(rng: np.random.Generator, cv: float, mean: float) -> float:
-    """Variance over mean of the numbers of gamma gaps' arrivals in stretches that hold `mean` of them."""
+    """Return the index of dispersion of gamma arrivals, counted in stretches that hold `mean` of them."""
     ticks = _gamma_ticks(rng, cv, DISPERSION_TICKS)
     counts = np.histogram(ticks, np.arange(0.0, DISPERSION_TICKS, mean))[0]
     return float(counts.var() / counts.mean()) if cv != 1 else 1.0
@@ -154,8 +161,11 @@ def _dispersion(rng: np.random.Generator, cv: float, mean: float) -> float:
 def _shocks(
     rng: np.random.Generator, shared: np.random.Generator, rates: Floats, values: Mapping[str, float]
 ) -> tuple[Floats, Whole]:
-    """Own requests beside common moments at which each model is asked with probability q = correlation/(1 − own): the
-    covariance is E[S]·q², the variance that of a Poisson number, and E[S]·q the share that is not the model's own."""
+    """Draw own requests, and common moments at which each model is requested with q = correlation/(1 − own).
+
+    The covariance is E[S]·q², the variance that of a Poisson count, and E[S]·q the share that is not the model's
+    own.
+    """
     own, seconds = values["own"], values["seconds"]
     chance = values["correlation"] / (1 - own) if own < 1 else 2.0
     if not 0 <= chance <= 1:

@@ -1,8 +1,8 @@
-"""What a rule for keeping models loaded would have cost on a log: GPU time held idle, and cold starts.
+"""The cost of rules for keeping models loaded on a usage log: idle GPU time and cold starts.
 
-Rivals: keep-alives; the hybrid histogram policy of Shahrad et al. (Serverless in the Wild, ATC 2020, section 4), whose
-ARIMA for idle times beyond the histogram is replaced by its plain keep-alive; and letting go at the end of the last
-request, as switching between requests does.
+The rivals are keep-alives; the hybrid histogram policy of Shahrad et al. (Serverless in the Wild, ATC 2020, section
+4); and unloading at the end of the last request, as switching between requests does. For idle times beyond the
+histogram, the ARIMA model of Shahrad et al. is replaced by their plain keep-alive.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,50 +18,52 @@ from libs.policy.reserve.keeping import ModelPool, choose, worth_of
 HISTOGRAM_BIN_S: Final = 60.0
 HISTOGRAM_BINS: Final = 240
 HEAD, TAIL, MARGIN = 0.05, 0.99, 0.10
-"""Of the policy's published settings: 1-minute bins over four hours, percentiles, and a margin to either side."""
+"""Settings published with the policy: 1-minute bins over four hours, percentiles, and a margin on either side."""
 LEAST_CV: Final = 2.0
-"""Of the bins' counts, below which the histogram is not taken for representative."""
+"""The coefficient of variation of bin counts below which the histogram is not considered representative."""
 FALLBACK_S: Final = 600.0
 AHEAD: Final = np.geomspace(0.1, 60.0, 14)
-"""Times to give up that are weighed, in units of the cold start's cost."""
+"""The candidate times until unloading, in units of the cold start's cost."""
 REFRESH_TICKS: Final = 20
 
 
 @dataclass(slots=True)
 class RuleResult:
-    """What came of a rule, from a moment on."""
+    """The totals of a rule, counted from a given moment on."""
 
     rule: str
     idle_gpu_s: float = 0.0
-    """Held while no request was in flight, loading included."""
+    """GPU time held while no request was in flight, loading included."""
     cold_starts: int = 0
     loads: int = 0
 
     def cost_gpu_s(self, cold_cost_gpu_s: float) -> float:
-        """All in GPU-seconds."""
         return self.idle_gpu_s + cold_cost_gpu_s * self.cold_starts
 
 
 @dataclass(frozen=True, slots=True)
 class KeepWindow:
-    """After a model's last request has ended: it is let go at once where `load_after_s` is more than 0, loaded again
-    then, and let go for good at `until_s`."""
+    """The plan after a model's last request has ended.
+
+    The model is unloaded at once if `load_after_s` is more than 0, loaded again at that time, and unloaded for good
+    at `until_s`.
+    """
 
     load_after_s: float
     until_s: float
 
 
 Rule = Callable[[list[float]], KeepWindow]
-"""By a model's idle times so far, the oldest first."""
+"""Return the plan for a model, given its idle times so far with the oldest first."""
 
 
 def keep_for(seconds: float) -> Rule:
-    """A keep-alive."""
+    """Return a rule that keeps a model loaded for a fixed time."""
     return lambda idle_s: KeepWindow(0.0, seconds)
 
 
 def hybrid_histogram(idle_s: list[float]) -> KeepWindow:
-    """The policy of Shahrad et al.: see the module."""
+    """Apply the policy of Shahrad et al. as described in the module."""
     bins = np.minimum(np.array(idle_s) / HISTOGRAM_BIN_S, HISTOGRAM_BINS).astype(np.int64)
     counts = np.bincount(bins, minlength=HISTOGRAM_BINS + 1)[:HISTOGRAM_BINS]
     inside = int(counts.sum())
@@ -74,7 +76,7 @@ def hybrid_histogram(idle_s: list[float]) -> KeepWindow:
 
 
 def replay_rule(log: UsageLog, name: str, rule: Rule, *, from_s: float, load_s: float) -> RuleResult:
-    """Each model by itself, in continuous time."""
+    """Replay each model by itself in continuous time."""
     kept = RuleResult(name)
     begin_s, end_s, model = spells(log)
     order = np.lexsort((begin_s, model))
@@ -100,7 +102,7 @@ def replay_rule(log: UsageLog, name: str, rule: Rule, *, from_s: float, load_s: 
 
 
 def _one_gap(kept: RuleResult, window: KeepWindow, gap_s: float, *, from_s: float, gpus: float, load_s: float) -> None:
-    """An idle time between two requests; what was before `from_s`, counted from its beginning, does not count."""
+    """Add one idle time between two requests; the part before `from_s` (from its beginning) does not count."""
     is_reloaded = window.load_after_s > 0
     held_s = max(min(gap_s, window.until_s) - max(window.load_after_s, from_s), 0.0)
     is_cold = gap_s >= from_s and (gap_s > window.until_s or (is_reloaded and gap_s < window.load_after_s))
@@ -113,8 +115,10 @@ def _one_gap(kept: RuleResult, window: KeepWindow, gap_s: float, *, from_s: floa
 def replay_worth(
     log: UsageLog, cold_cost_gpu_s: float, *, tick_s: float, from_s: float, load_s: float, room_gpus: float = np.inf
 ) -> RuleResult:
-    """Fulcrum's rule, decided anew every tick over the learned laws of arrival. A model that is asked while it is not
-    loaded is loaded whatever the room, and counts as a cold start."""
+    """Replay Fulcrum's rule, which decides at every tick from the learned laws of arrival.
+
+    A request for an unloaded model loads it regardless of the room and counts as a cold start.
+    """
     kept = RuleResult(f"worth at {cold_cost_gpu_s:g} GPU-s")
     laws, ahead_s = ArrivalLaws(max(tick_s / 8, 0.5)), AHEAD * cold_cost_gpu_s
     loaded = np.zeros(0, dtype=bool)
@@ -164,7 +168,7 @@ class _Tick:
 
 
 def _ticks(log: UsageLog, tick_s: float) -> Iterator[_Tick]:
-    """Models are numbered as they first come."""
+    """Yield each tick; models are numbered by first arrival."""
     first = np.full(len(log.models), np.inf)
     np.minimum.at(first, log.model, log.t_s)
     order = np.argsort(first, kind="stable")

@@ -1,4 +1,4 @@
-"""Logs of which model was asked when and for how long, known by their columns: ours, Aegaeon's, Alibaba's GenAI."""
+"""Logs of model use in time, recognised by their columns: Fulcrum's own, Aegaeon's and Alibaba's GenAI."""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -14,26 +14,27 @@ from libs.lab.traces.logs import AEGAEON_COLUMNS, GENAI_COLUMNS, read_aegaeon
 
 USAGE_COLUMNS: Final = ("t_s", "model", "exec_s")
 SIZE_COLUMN: Final = "gpus"
-"""Beside `USAGE_COLUMNS`, where sizes differ: GPUs that the model needs while it is in use."""
+"""An extra column beside `USAGE_COLUMNS` where sizes differ: the GPUs that the model needs while in use."""
 MAX_GPUS: Final = 1024.0
+# Unix times are allowed as well.
 MAX_T_S: Final = 1e11
-"""Unix time, too."""
 MAX_EXEC_S: Final = 7 * 86_400.0
 PREFILL_TOKENS_PER_S: Final = 8000.0
 TPOT_S: Final = 0.05
-"""What makes seconds of tokens, in logs that have no times of execution: Aegaeon's mean of 16.8 s comes out for the
-335 output tokens of its ShareGPT lengths."""
+"""Rates that turn tokens into seconds for logs without execution times. They give Aegaeon's mean of 16.8 s for the 335
+output tokens of its ShareGPT lengths.
+"""
 MINUTE_S: Final = 60.0
 NOTE_EVERY: Final = 100_000
-"""Requests between two lines of progress."""
+"""The number of requests between two lines of progress."""
 
 Note = Callable[[str], None]
 Row = tuple[float, str, float, float]
-"""Arrival, model, seconds of execution, GPUs (0: the log does not say)."""
+"""Arrival, model, seconds of execution, and GPUs (0 if the log does not have them)."""
 
 
 def read_usage(path: str | Path, note: Note = lambda line: None) -> UsageLog:
-    """The log of a file, its times counted from the minute of its first request.
+    """Read a log, with times counted from the minute of its first request.
 
     Raises InvalidRequest, which names the line.
     """
@@ -70,7 +71,7 @@ def _usage_rows(source: Source) -> Iterator[Row]:
         run_s = real(cells["exec_s"], "exec_s", 0, MAX_EXEC_S)
         if not cells["model"]:
             if not run_s:
-                return None  # Alibaba's log has requests that never got as far as a model
+                return None  # Alibaba's log has requests that never reached a model
             raise Fault("model is empty")
         gpus = real(cells[SIZE_COLUMN], SIZE_COLUMN, 0.125, MAX_GPUS) if has_size else 0.0
         return real(cells["t_s"], "t_s", 0, MAX_T_S), cells["model"], run_s, gpus
@@ -120,7 +121,7 @@ def _log(path: Path, rows: Iterator[Row], notes: list[str], note: Note) -> Usage
 
 
 def write_usage(log: UsageLog, path: Path) -> None:
-    """As CSV with our columns, and sizes where they differ. Raises InvalidRequest where it cannot be written."""
+    """Write CSV with Fulcrum's columns, and sizes if they differ. Raises InvalidRequest if writing fails."""
     has_size = bool(np.any(log.gpus != 1))
     try:
         with path.open("w", newline="") as file:

@@ -1,4 +1,4 @@
-"""Rules for which worker holds which model: the planner's own, one model a GPU, and switching between requests."""
+"""Rules for keeping models on workers: the planner's own, one model per GPU, and switching between requests."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,13 +10,13 @@ from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import PlacedModel, PoolWorker, WorkerStage
 
 PERIOD_S: Final = 0.25
-"""As often as the planner decides; a request whose model no worker holds makes it decide at once."""
+"""The planner's interval. A request for a model that no worker holds triggers a decision at once."""
 CHANCES_S: Final = 1.0
 BEGIN_S: Final = 1_700_000_000.0
 
 
 class PlannerRule:
-    """The planner's decisions (`libs/policy/reserve`), fed as the planner feeds them."""
+    """The live planner's decisions (`libs/policy/reserve`) on the same inputs as in the planner."""
 
     period_s = PERIOD_S
 
@@ -27,7 +27,7 @@ class PlannerRule:
         self._chances_s = -1e9
 
     def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
-        """By `place`, of what is known now."""
+        """Return the orders that `place` derives from the current state."""
         in_flight = lab.in_flight()
         at_s = BEGIN_S + now_s
         uses = {name: ModelCount(lab.arrived[name], in_flight[name], BEGIN_S + lab.last_s[name]) for name in lab.models}
@@ -79,7 +79,7 @@ def _worker(now_s: float, each: LabPlace) -> PoolWorker:
 
 
 class OneEach:
-    """Each GPU has one model for good; models beyond their number are never served."""
+    """A rule that gives each GPU one model for good; models beyond the number of GPUs are never served."""
 
     period_s = 3_600.0
 
@@ -87,7 +87,7 @@ class OneEach:
         self._done = False
 
     def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
-        """Once."""
+        """Return every assignment on the first call, and nothing later."""
         if self._done or now_s > 0:
             return []
         self._done = True
@@ -95,16 +95,16 @@ class OneEach:
 
 
 class BetweenRequests:
-    """A GPU gets another model once its requests have ended, for the model that has waited longest; of several such
-    GPUs the one left longest ago. Requests join a GPU that runs their model.
+    """A rule that switches a GPU once its requests have ended, to the model that has waited longest.
 
-    ServerlessLLM's way, with all weights in host memory.
+    Of several such GPUs, the one idle longest switches. Requests join a GPU that runs their model. This is the way
+    of ServerlessLLM with all weights in host memory.
     """
 
     period_s = PERIOD_S
 
     def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
-        """For all that wait, as far as there are GPUs without work."""
+        """Return switches for the waiting models, as far as there are idle GPUs."""
         coming = {each.model.name for each in lab.places if each.model is not None and each.ready_s}
         waiting = [name for name, found in lab.waiting.items() if found and name not in coming]
         waiting.sort(key=lambda name: lab.waiting[name][0].waits_since_s)

@@ -1,4 +1,4 @@
-"""What a reservation was worth: how often it was passed, with what certainty, and what hindsight would have taken."""
+"""The score of a reservation: how often demand exceeded it, how certain that is, and its cost against hindsight."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,35 +8,38 @@ import numpy as np
 from libs.lab.models.usage import Floats
 
 RESAMPLES: Final = 2000
+# Consecutive windows are drawn together, since misses seldom come alone.
 BLOCK_WINDOWS: Final = 30
-"""Windows that follow one another and are drawn together, since a miss seldom comes alone."""
 INTERVAL: Final = (0.025, 0.975)
 SLACK: Final = 1.05
 SLACK_GPUS: Final = 1.0
-"""Over the best constant reservation in hindsight: as much as the larger of the two."""
+"""Allowances over the best constant reservation in hindsight, of which the larger one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveScore:
-    """What one way to reserve comes to, over the windows that were not learned from alone."""
+    """The score of one policy over the windows after the warm-up."""
 
     policy: str
     coverage: float
-    """Share of windows in which no more GPUs were needed at once than were reserved."""
+    """The share of windows whose peak demand in GPUs stayed within the reservation."""
     interval: tuple[float, float]
-    """Of that, at 95 %, by block bootstrap."""
+    """The 95 % interval of the coverage, by block bootstrap."""
     reserved_gpus: float
-    """Mean over windows."""
+    """The reservation in GPUs, averaged over the windows."""
     cost: float
-    """Reserved over what hindsight would have reserved."""
+    """The mean reservation over that in hindsight."""
     keeps_confidence: bool
-    """The interval reaches the confidence."""
+    """Whether the upper end of the interval reaches the confidence."""
     keeps_cost: bool
 
 
 def clairvoyant(peak_gpus: Floats, per_period: int, confidence: float) -> Floats:
-    """For each window the smallest whole reservation, constant over its planning period, that no more than 1 − the
-    confidence of the period's windows pass. What is left at the end is a period too."""
+    """Return the best reservation in hindsight for each window.
+
+    It is the smallest whole number, constant over a planning period, that at most 1 − confidence of the period's
+    windows exceed. The remainder at the end counts as a period.
+    """
     found = np.empty(len(peak_gpus))
     for begin in range(0, len(peak_gpus), per_period):
         part = np.sort(peak_gpus[begin : begin + per_period])
@@ -48,8 +51,7 @@ def clairvoyant(peak_gpus: Floats, per_period: int, confidence: float) -> Floats
 def grade(
     policy: str, reserved_gpus: Floats, peak_gpus: Floats, hindsight_gpus: Floats, *, confidence: float, held: Floats
 ) -> ReserveScore:
-    """held: GPUs that are paid for, where a policy takes more within a window than it had at its start; else those
-    reserved."""
+    """Score one policy. `held` is the GPUs paid for, which may exceed those reserved at the start of a window."""
     covered = peak_gpus <= reserved_gpus + 1e-9
     interval = block_bootstrap(covered.astype(np.float64))
     mean, best = float(held.mean()), float(hindsight_gpus.mean())
@@ -65,8 +67,10 @@ def grade(
 
 
 def block_bootstrap(values: Floats, seed: int = 1) -> tuple[float, float]:
-    """Confidence interval of the mean: blocks that may overlap, drawn with replacement, as many as are as long as the
-    whole."""
+    """Return the confidence interval of the mean from overlapping blocks drawn with replacement.
+
+    As many blocks are drawn as cover the length of the series.
+    """
     count = len(values)
     block = min(BLOCK_WINDOWS, max(count // 4, 1))
     sums = np.convolve(values, np.ones(block), mode="valid")

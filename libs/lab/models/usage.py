@@ -1,4 +1,4 @@
-"""When which model was in use: a log of requests as arrays, and the most models and GPUs in use at once by window."""
+"""Model use over time: a log of requests as arrays, and the peak number of models and GPUs in use per window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,43 +10,43 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
+# Two weeks of one-second windows are 1.2 million.
 MAX_WINDOWS: Final = 2_000_000
-"""Two weeks of seconds are 1.2 million."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageLog:
-    """Requests in order of arrival."""
+    """A log of requests in order of arrival."""
 
     name: str
     t_s: Floats
-    """Arrivals, from a zero before the first: see `read_usage`."""
+    """Arrivals, counted from a zero at or before the first (see `read_usage`)."""
     model: Whole
-    """Places in `models`."""
+    """Each request's model, as an index into `models`."""
     exec_s: Floats
-    """From arrival to the last token."""
+    """Seconds from arrival to the last token."""
     models: Sequence[str]
     gpus: Floats
-    """That each model needs while it is in use, by its place."""
+    """The GPUs that each model needs while in use, by index."""
     notes: Sequence[str] = ()
 
     @property
     def end_s(self) -> float:
-        """The last arrival. What runs on after it is not counted, since nobody knows what else came then."""
+        """The time of the last arrival. Runs beyond it do not count, since later arrivals are unknown."""
         return float(self.t_s[-1]) if len(self.t_s) else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """Requests of each window, one after the other from 0."""
+    """The use in consecutive windows, beginning at 0."""
 
     window_s: float
     peak_models: Whole
-    """The most at once."""
+    """The most models in use at once."""
     peak_gpus: Floats
-    """The most at once that they need."""
+    """The most GPUs needed at once by the models in use."""
     mean_models: Floats
-    """Over time."""
+    """The average number of models in use over time."""
     mean_gpus: Floats
 
     def __len__(self) -> int:
@@ -54,12 +54,11 @@ class Use:
 
 
 def spells(log: UsageLog, hold_s: float = 0.0) -> tuple[Floats, Floats, Whole]:
-    """Times at which a model began and ceased to be in use, each stretch prolonged by `hold_s`: start, end, model, in
-    no order."""
+    """Return the start, end and model of every stretch of use, prolonged by `hold_s`, in no particular order."""
     order = np.lexsort((log.t_s, log.model))
     start, model = log.t_s[order], log.model[order]
     end = start + log.exec_s[order] + hold_s
-    # Models lie one after the other on one axis of ranks, so that a running maximum over all stays within each.
+    # Models occupy consecutive ranges of one axis of ranks, so that one running maximum serves all of them.
     ends, rank = np.unique(end, return_inverse=True)
     latest = ends[np.maximum.accumulate(rank + model * len(ends)) - model * len(ends)] if len(end) else end
     is_first = np.ones(len(start), dtype=bool)
@@ -70,8 +69,7 @@ def spells(log: UsageLog, hold_s: float = 0.0) -> tuple[Floats, Floats, Whole]:
 
 
 def use_by_window(log: UsageLog, window_s: float, hold_s: float = 0.0) -> Use:
-    """The use of each whole window up to the last arrival. Of two that meet, one that ends as another begins, the end
-    comes first."""
+    """Return the use of each whole window up to the last arrival. An end at the same moment as a begin comes first."""
     count = int(log.end_s / window_s)
     begin_s, end_s, model = spells(log, hold_s)
     lengthy = end_s > begin_s

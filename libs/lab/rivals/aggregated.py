@@ -1,4 +1,4 @@
-"""Aggregated serving: every worker computes prompts and decodes, in chunks of a fixed budget beside its decodes.
+"""Aggregated serving: every worker computes prompts beside its decodes, in chunks of a fixed budget.
 
 Chunked prefill as in Sarathi-Serve (Agrawal et al., OSDI 2024, arXiv 2403.02310) and vLLM's scheduler, whose
 `max_num_batched_tokens` is the budget.
@@ -18,10 +18,10 @@ MOST_BUDGET_TOKENS: Final = 8192
 
 
 class AggregatedRouter:
-    """The least predicted load among workers that have room."""
+    """A router to the worker with the lowest predicted load among those with room."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The soonest first token; workers without a place or KV for it come last."""
+        """Return the worker with the earliest first token; workers without a slot or KV memory for it come last."""
 
         def load(worker: SeenWorker) -> tuple[bool, float, int, int]:
             placed = worker.prompts + sequences(worker)
@@ -30,17 +30,17 @@ class AggregatedRouter:
         return min((each for each in decode_pool(workers) if each.budget_tokens), key=load).index
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Where its prompt was computed."""
+        """Return the worker that computed the prompt."""
         return source
 
 
 def all_mixed(cluster: RivalSetting, budget_tokens: int) -> list[Move]:
-    """First roles: every worker mixed with this budget."""
+    """Return first roles that make every worker mixed with this budget."""
     return [Move(index, Role.MIXED, budget_tokens) for index in range(cluster.workers)]
 
 
 def aggregated(budget_tokens: int = DEFAULT_BUDGET_TOKENS) -> Rival:
-    """Every worker mixed with a fixed budget."""
+    """Return the rival whose workers are all mixed with a fixed budget."""
     if not LEAST_BUDGET_TOKENS <= budget_tokens <= MOST_BUDGET_TOKENS:
         raise InvalidRequest(f"a budget is {LEAST_BUDGET_TOKENS} to {MOST_BUDGET_TOKENS} tokens, not {budget_tokens}")
 

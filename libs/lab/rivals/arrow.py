@@ -2,9 +2,9 @@
 
 Read at commit c8033e0 (April 2026) of jd-opensource/xllm-service: `InstanceMgr::select_instance_pair_on_slo`,
 `flip_prefill_to_decode`, `flip_decode_to_prefill` and `update_request_metrics` in
-xllm_service/scheduler/managers/instance_mgr.cpp, xllm_service/common/time_predictor.cpp, and the targets' defaults in
-xllm_service/common/global_gflags.cpp (TTFT 1,000 ms, TPOT 50 ms). The paper is arXiv 2505.11916 (Wu et al., 2025); what
-is shipped decides here.
+xllm_service/scheduler/managers/instance_mgr.cpp, xllm_service/common/time_predictor.cpp, and the targets' defaults
+in xllm_service/common/global_gflags.cpp (TTFT 1,000 ms, TPOT 50 ms). The paper is arXiv 2505.11916 (Wu et al.,
+2025). Where the two differ, this follows the shipped code.
 """
 
 from collections.abc import Sequence
@@ -26,28 +26,30 @@ from libs.lab.rivals.port import (
 from libs.policy.roles import Role
 
 LOOK_NS: Final = 50_000_000
-"""Between two looks of the mover; the service decides at each request instead."""
+"""The mover's interval. The real service decides at each request instead."""
 
 
 def tpot_with_one_more_ns(worker: SeenWorker, input_tokens: float) -> float:
-    """TPOT with one more request of `input_tokens`: a + b·batch + c·tokens."""
+    """Return the TPOT with one more request of `input_tokens`: a + b·batch + c·tokens."""
     return worker.speed.decode_ns(sequences(worker) + 1, worker.kv_tokens + input_tokens)
 
 
 def least(workers: Sequence[SeenWorker], input_tokens: float) -> tuple[SeenWorker, float]:
-    """The worker whose TPOT stays lowest with one more request, and that TPOT in ns."""
+    """Return the worker whose TPOT stays lowest with one more request, and that TPOT in ns."""
     tpots = ((each, tpot_with_one_more_ns(each, input_tokens)) for each in workers)
     return min(tpots, key=lambda pair: (pair[1], pair[0].index))
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowRouter:
-    """Chooses by predicted prefill backlog and predicted TPOT."""
+    """A router by predicted prefill backlog and predicted TPOT."""
 
     target: Slo
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The least backlog; where even that is over the TTFT target, a decode instance that is idle enough."""
+        """Return the prefill instance with the least backlog; if that exceeds the TTFT target, an idle enough decode
+        instance.
+        """
         source = min(prefill_pool(workers), key=lambda each: (each.backlog_ns, each.index))
         decoders = decode_pool(workers)
         if source.backlog_ns <= self.target.ttft_ns or not decoders:
@@ -59,7 +61,7 @@ class ArrowRouter:
         return lowest.index if spills and lowest.budget_tokens else source.index
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The first instance that stays within the TPOT target, or the one with the lowest TPOT."""
+        """Return the first instance that stays within the TPOT target, or the one with the lowest TPOT."""
         decoders = decode_pool(workers)
         first = self._first_that_meets(decoders, request)
         return (first or least(decoders, request.input_tokens)[0]).index
@@ -72,18 +74,20 @@ class ArrowRouter:
 
 @dataclass(slots=True)
 class ArrowMover:
-    """Flips one prefill instance when no decode instance meets TPOT, and decode instances that have emptied."""
+    """A mover that flips one prefill instance when no decode instance meets TPOT, and decode instances once they are
+    empty.
+    """
 
     target: Slo
     budget_tokens: int
-    """Of an instance that decodes, for prompts that spill over to it."""
+    """The prompt budget of decode instances, for prompts that spill over to them."""
     every_ns: int = LOOK_NS
     wants_steps: bool = False
     _decoded: set[int] = field(default_factory=set)
-    """Decode instances that had sequences at the last look."""
+    """Indices of the decode instances that had sequences at the previous call."""
 
     def moves(self, seen: SeenCluster) -> list[Move]:
-        """Emptied decode instances to prefill, then at most one prefill instance to decode."""
+        """Move emptied decode instances to prefill, then at most one prefill instance to decode."""
         prefills, decoders = prefill_pool(seen.workers), decode_pool(seen.workers)
         emptied = self._emptied(decoders)
         self._decoded = {each.index for each in decoders if sequences(each)}
@@ -110,7 +114,7 @@ class ArrowMover:
 
 
 def arrow(prefill: int = 0, decode: int = 0) -> Rival:
-    """Arrow from a split of this many workers on each side; without one, from an even split."""
+    """Return Arrow starting from this split, or from an even one if no numbers are given."""
 
     def router(cluster: RivalSetting) -> RivalRouter:
         return ArrowRouter(cluster.slo)

@@ -1,4 +1,4 @@
-"""Rivals by name: a kind, then whole numbers after colons, such as `static:9:7` or `aggregated:512`."""
+"""Rivals by name: a kind followed by integers after colons, such as `static:9:7` or `aggregated:512`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class RivalKind:
 
     make: Callable[..., Rival]
     forms: tuple[str, ...]
-    """Names of the numbers, with colons between; each form is one that may be given."""
+    """The permitted forms of the numbers, each a list of their names joined by colons."""
 
     def usage(self, name: str) -> str:
-        """All ways to name it."""
+        """Return every permitted form of the name."""
         return ", ".join(f"{name}:{form}" if form else name for form in self.forms)
 
 
@@ -50,7 +50,7 @@ RIVALS: Final[Mapping[str, RivalKind]] = MappingProxyType(
 
 
 def rival(name: str) -> Rival:
-    """The rival of that name. A kind, or numbers, that there are not: InvalidRequest with all that there are."""
+    """Return the rival with this name; raise InvalidRequest that lists all names if there is none."""
     kind_name, *numbers = name.split(":")
     kind = RIVALS.get(kind_name)
     if kind is None or not any(len(numbers) == len(form.split(":") if form else []) for form in kind.forms):
@@ -61,10 +61,10 @@ def rival(name: str) -> Rival:
 
 
 def names() -> str:
-    """How each rival can be named."""
+    """Return the forms in which each rival can be named."""
     return ", ".join(kind.usage(name) for name, kind in RIVALS.items())
 
 
 def every_split(workers: int) -> list[Rival]:
-    """Every static split of `workers`; the best in hindsight is the one to beat."""
+    """Return every static split of `workers`; the best in hindsight is the one to beat."""
     return [static_split(prefill, workers - prefill) for prefill in range(1, workers)]

@@ -2,9 +2,9 @@
 
 Planner: see `dynamo_planner`. Router: the cost in lib/kv-router/src/scheduling/selector/default.rs
 (`DefaultWorkerScorer::worker_logit`, ai-dynamo/dynamo at commit 07a6c9c), with the defaults of
-dynamo/common/configuration/groups/kv_router_args.py in the wheel of 1.6.1 (overlap credit 1, no decay, prefill scale
-1, temperature 0, no queue in the router), and "Disaggregated Serving" in the router's documentation for 1.6.0: the
-prefill router counts no decode blocks, the decode router no overlap and no prompt tokens.
+dynamo/common/configuration/groups/kv_router_args.py in the wheel of 1.6.1 (overlap credit 1, no decay, prefill
+scale 1, temperature 0, no queue in the router), and "Disaggregated Serving" in the router's documentation for
+1.6.0. The prefill router counts no decode blocks, and the decode router counts neither overlap nor prompt tokens.
 """
 
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ Loops = Literal["load", "throughput", "both"]
 
 
 class KvRouter:
-    """Dynamo's router: the least blocks to compute, then the least blocks held."""
+    """Dynamo's router, which minimises the blocks to compute for prompts and the blocks held for decodes."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The prefill worker with the least prompt blocks ahead of and in this request, less those in its cache."""
+        """Return the prefill worker with the fewest prompt blocks, queued and of this request, less cached ones."""
 
         def cost_blocks(worker: SeenWorker) -> float:
             overlap = request.cached_tokens[worker.index] // worker.block_tokens
@@ -51,14 +51,14 @@ class KvRouter:
         return min(prefill_pool(workers), key=lambda each: (cost_blocks(each), each.prompts, each.index)).index
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The decode worker that holds the least blocks."""
+        """Return the decode worker that holds the fewest blocks."""
         pool = decode_pool(workers)
         return min(pool, key=lambda each: (-(-each.kv_tokens // each.block_tokens), sequences(each), each.index)).index
 
 
 @dataclass(slots=True)
 class _Traffic:
-    """Sums over looks."""
+    """Sums of the traffic over several calls of the mover."""
 
     looks: int = 0
     arrived: int = 0
@@ -84,7 +84,7 @@ class _Traffic:
 
 
 class DynamoMover:
-    """Looks every 5 s and holds while a replica starts or leaves."""
+    """Dynamo's planner as a mover: it decides every 5 s, and pauses while a replica starts or leaves."""
 
     every_ns = LOAD_NS
     wants_steps = True
@@ -101,7 +101,10 @@ class DynamoMover:
         self._traffic = _Traffic()
 
     def moves(self, seen: SeenCluster) -> list[Move]:
-        """The throughput loop first where its interval has ended: it sets the floor, or decides where it is alone."""
+        """Run the loops, the throughput loop first if its interval has ended.
+
+        That loop sets the load loop's floor, or decides if it runs alone.
+        """
         prefill = [_prefill_engine(worker) for worker in prefill_pool(seen.workers)]
         decode = [_decode_engine(worker) for worker in decode_pool(seen.workers)]
         self._planner.observe([engine.last for engine in prefill], [engine.last for engine in decode])
@@ -130,7 +133,7 @@ class DynamoMover:
 
 
 def profile(cluster: RivalSetting) -> tuple[list[Pass], list[Pass]]:
-    """(prefill, decode) points of a sweep before deployment, by the step-time model."""
+    """Return (prefill, decode) points of a sweep before deployment, computed by the step-time model."""
     speed, kv_tokens = cluster.speed, cluster.kv_blocks * cluster.block_tokens
     chunks = [speed.chunk_tokens * part // 16 for part in range(1, 17)]
     prefill = [
@@ -184,7 +187,10 @@ SIMPLIFIED: Final = (
 def dynamo(
     loops: Loops, prefill: int = 0, decode: int = 0, start_s: int = START_S, predictor: PredictorName = "kalman"
 ) -> Rival:
-    """Dynamo from a split of this many workers on each side, or an even one. start_s: until a new replica serves."""
+    """Return Dynamo starting from this split, or from an even one.
+
+    `start_s` is the time until a new replica serves.
+    """
 
     def router(cluster: RivalSetting) -> RivalRouter:
         return KvRouter()

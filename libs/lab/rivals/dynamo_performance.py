@@ -1,4 +1,4 @@
-"""What Dynamo's planner learns of its engines: step times by regression, and from them TTFT, ITL and capacity. Pure.
+"""The engine model of Dynamo's planner: step times by regression, and from them TTFT, ITL and capacity. Pure.
 
 Read in ai-dynamo 1.6.1 (wheel), dynamo/planner/core/perf_model: base.py (samples in buckets, a fit with a negative
 slope is rejected), prefill.py, decode.py, ais_adapter.py (the next request is added to what is queued) and
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 MAX_SAMPLES: Final = 64
-"""Also the window of the averages over requests."""
+"""The number of samples kept, and the window of the averages over requests."""
 MIN_SAMPLES: Final = 5
 BUCKETS: Final = 16
 MAX_BATCH_CANDIDATES: Final = 128
@@ -23,7 +23,7 @@ LEAST_STEP_S: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a step and a cache hold."""
+    """The limits of an engine's steps and its KV cache."""
 
     chunk_tokens: int
     max_sequences: int
@@ -32,7 +32,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One engine step from telemetry; one that took no time is a heartbeat."""
+    """One engine step from telemetry. A step of zero duration is a heartbeat."""
 
     wall_s: float = 0.0
     prefill_sequences: int = 0
@@ -43,41 +43,40 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """An engine when the planner looks: its last step, and all that is there."""
+    """The state of an engine when the planner decides: its last step and its load."""
 
     last: Pass
     queued_prefill_tokens: int = 0
     decode_sequences: int = 0
-    """Running and queued."""
+    """The number of running and queued sequences."""
     decode_kv_tokens: int = 0
-    """Of those."""
+    """KV tokens of the running and queued sequences."""
 
 
 @dataclass(slots=True)
 class WindowMean:
-    """Mean of the last values, from the first one above 0 on."""
+    """The mean of the latest values, beginning with the first one above 0."""
 
     _values: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
 
     def add(self, value: float) -> None:
-        """A further value."""
         if value > 0 or self._values:
             self._values.append(value)
 
     @property
     def value(self) -> float:
-        """0 without any."""
+        # 0 before the first value.
         return sum(self._values) / len(self._values) if self._values else 0.0
 
 
 Sample = tuple[tuple[float, ...], float]
-"""(features of a step, its seconds)."""
+"""The features of a step, and its duration in seconds."""
 
 
 class StepRegression:
-    """Least squares over steps, kept spread over the range of their features.
+    """A least-squares fit over steps, whose samples are kept spread over the range of their features.
 
-    clamped: features whose slope may come out negative and then counts as 0; any other negative slope voids the fit.
+    `clamped` are the features whose negative slope counts as 0. Any other negative slope invalidates the fit.
     """
 
     def __init__(self, features: int, clamped: frozenset[int] = frozenset()) -> None:
@@ -96,7 +95,7 @@ class StepRegression:
         return self._count >= MIN_SAMPLES
 
     def add(self, features: tuple[float, ...], wall_s: float) -> None:
-        """A step; the fullest bucket gives up its oldest when there are too many."""
+        """Add a step. If there are too many, the fullest bucket drops its oldest."""
         low = [min(pair) for pair in zip(self._low, features, strict=True)]
         high = [max(pair) for pair in zip(self._high, features, strict=True)]
         if (low, high) != (self._low, self._high):
@@ -116,7 +115,7 @@ class StepRegression:
         self._stale = True
 
     def predict_s(self, *features: float) -> float | None:
-        """A step's seconds; None where nothing fits."""
+        """Return the predicted seconds of a step, or None without a valid fit."""
         if self._stale:
             self._fitted, self._stale = self._fit(), False
         if self._fitted is None:
@@ -146,7 +145,7 @@ class StepRegression:
 
 
 class PrefillModel:
-    """Seconds of a step by its prompt tokens, the TTFT of a next request, and how many requests an engine takes."""
+    """A model of prefill steps by their prompt tokens, which predicts TTFT and an engine's capacity."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -154,22 +153,22 @@ class PrefillModel:
         self._prompt_tokens = WindowMean()
 
     def observe(self, last: Pass) -> None:
-        """A step; those without prompts pull the mean prompt down, as shipped."""
+        """Add a step. As in the shipped code, steps without prompts pull the mean prompt down."""
         self._prompt_tokens.add(last.prefill_tokens / last.prefill_sequences if last.prefill_sequences else 0.0)
         if last.wall_s:
             self._steps.add((float(last.prefill_tokens),), last.wall_s)
 
     @property
     def ready(self) -> bool:
-        """Whether it has seen enough steps to predict."""
+        """Whether there are enough steps to predict."""
         return self._steps.ready
 
     def ttft_s(self, engine: EngineState, queue_scale: float = 1.0) -> float | None:
-        """TTFT of a next request of mean length, behind a queue `queue_scale` times as long."""
+        """Return the TTFT of a next request of mean length, behind a queue `queue_scale` times as long."""
         return self._prompts_s(ceil(engine.queued_prefill_tokens * queue_scale + self._prompt_tokens.value))
 
     def capacity_rps(self, input_tokens: float, ttft_s: float) -> float | None:
-        """The highest rate at which a batch of such prompts meets TTFT; where none does, the highest of all."""
+        """Return the highest rate at which a batch of such prompts meets TTFT, or the highest of all if none does."""
         tokens = ceil(input_tokens)
         most = 1
         if tokens <= self._limits.chunk_tokens:
@@ -191,7 +190,7 @@ class PrefillModel:
 
 
 class DecodeModel:
-    """Seconds of a step by its sequences and their KV, the ITL of a next request, and how many an engine takes."""
+    """A model of decode steps by their sequences and KV, which predicts ITL and an engine's capacity."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -199,7 +198,6 @@ class DecodeModel:
         self._sequence_tokens = WindowMean()
 
     def observe(self, last: Pass) -> None:
-        """A step."""
         if last.decode_sequences:
             self._sequence_tokens.add(last.decode_kv_tokens / last.decode_sequences)
         if last.wall_s:
@@ -207,17 +205,17 @@ class DecodeModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it has seen enough steps to predict."""
+        """Whether there are enough steps to predict."""
         return self._steps.ready
 
     def itl_s(self, engine: EngineState, scale: float = 1.0) -> float | None:
-        """ITL with a next request of mean length beside `scale` times the present load."""
+        """Return the ITL with a next request of mean length beside `scale` times the present load."""
         next_tokens = self._sequence_tokens.value
         sequences = ceil(engine.decode_sequences * scale + (1 if next_tokens else 0))
         return self._steps.predict_s(float(sequences), float(ceil(engine.decode_kv_tokens * scale + next_tokens)))
 
     def capacity_rps(self, input_tokens: float, output_tokens: float, itl_s: float) -> float | None:
-        """The highest rate at which a batch stays within ITL; where none does, the highest of all."""
+        """Return the highest rate at which a batch stays within ITL, or the highest of all if none does."""
         output = max(1, ceil(output_tokens))
         context = ceil(input_tokens) + output // 2
         most = min(self._limits.max_sequences, self._limits.kv_tokens // context)
@@ -230,12 +228,12 @@ class DecodeModel:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Batches to try: all up to 128, else 128 spread evenly."""
+    """Return the batch sizes to try: all up to 128, beyond that 128 sizes spread evenly."""
     if most <= MAX_BATCH_CANDIDATES:
         return list(range(1, most + 1))
     return [1 + index * (most - 1) // (MAX_BATCH_CANDIDATES - 1) for index in range(MAX_BATCH_CANDIDATES)]
 
 
 def best_rate(rates: Sequence[tuple[float, bool]]) -> float | None:
-    """The highest rate among those that keep the target, or among all where none does; None without any."""
+    """Return the highest rate that keeps the target, or the highest of all if none does; None without rates."""
     return max(([rate for rate, keeps in rates if keeps] or [rate for rate, _ in rates]), default=None)

@@ -1,4 +1,4 @@
-"""Dynamo's planner under a pinned number of GPUs: what each look and each interval ask of the two pools. Pure.
+"""Dynamo's planner with a fixed number of GPUs: the replicas that each loop requests for the two pools. Pure.
 
 Read in ai-dynamo 1.6.1 (wheel), dynamo/planner/core: load_scaling.py (`_prefill_load_decision`,
 `_decode_load_decision`, `_scale_decision`, `_advance_load_disagg`), throughput_scaling.py (`_throughput_disagg`,
@@ -6,7 +6,8 @@ Read in ai-dynamo 1.6.1 (wheel), dynamo/planner/core: load_scaling.py (`_prefill
 (`guard_disagg_scaling_budget`, `fit_directional_budget_pair`). Optimisation target "sla", mode "disagg", and
 `min_gpu_budget` = `max_gpu_budget`, its own setting for a fixed number of GPUs.
 
-Pinned, a pool only grows by what the other wants to give up: `guard_disagg_scaling_budget` holds any other proposal.
+Under that setting a pool grows only by what the other gives up: `guard_disagg_scaling_budget` blocks any other
+proposal.
 """
 
 from collections.abc import Sequence
@@ -18,20 +19,20 @@ from libs.lab.rivals.dynamo_performance import DecodeModel, EngineLimits, Engine
 from libs.lab.rivals.dynamo_predictors import PredictorName, TrafficForecast
 
 DOWN_SENSITIVITY: Final = 0.8
-"""Share of a target that a pool with one engine less may use."""
+"""The share of a target that a pool with one engine less may use."""
 MAX_REPLICA_CHANGE: Final = 8
-"""Of a pool, by one interval's forecast."""
+"""The largest change of a pool by one interval's forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """Replicas of both kinds."""
+    """The numbers of prefill and decode replicas."""
 
     prefill: int
     decode: int
 
     def pinned(self, wanted: "ReplicaCounts") -> "ReplicaCounts":
-        """What becomes of `wanted` where one pool can only get what the other gives."""
+        """Return `wanted` limited to exchanges between the pools, which keep the total constant."""
         up = wanted.prefill - self.prefill
         moved = min(abs(up), abs(wanted.decode - self.decode)) if up * (wanted.decode - self.decode) < 0 else 0
         moved = moved if up > 0 else -moved
@@ -40,14 +41,12 @@ class ReplicaCounts:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTargets:
-    """The service level."""
-
     ttft_s: float
     itl_s: float
 
 
 class DynamoPlanner:
-    """Both loops; which of them run is the caller's. Observations come first, then a decision."""
+    """Both loops of the planner; the caller chooses which of them run. Observations come first, then a decision."""
 
     def __init__(self, limits: EngineLimits, targets: ServiceTargets, predictor: PredictorName) -> None:
         self._limits = limits
@@ -58,14 +57,14 @@ class DynamoPlanner:
         self._floor = ReplicaCounts(1, 1)
 
     def observe(self, prefill: Sequence[Pass], decode: Sequence[Pass]) -> None:
-        """The last step of each engine, or points of a profile."""
+        """Add the last step of each engine, or points of a profile."""
         for step in prefill:
             self._prefill.observe(step)
         for step in decode:
             self._decode.observe(step)
 
     def load(self, prefill: Sequence[EngineState], decode: Sequence[EngineState]) -> ReplicaCounts:
-        """Replicas by what is on the engines now: one more, one less or as many, and no less than the floor."""
+        """Return the replicas for the present load: one more, one less or as many, and no less than the floor."""
         current = ReplicaCounts(len(prefill), len(decode))
         wanted = ReplicaCounts(
             max(current.prefill + self._prefill_change(prefill), self._floor.prefill, 1),
@@ -76,7 +75,7 @@ class DynamoPlanner:
     def throughput(
         self, current: ReplicaCounts, *, requests: float, input_tokens: float, output_tokens: float, interval_s: float
     ) -> ReplicaCounts:
-        """Replicas that the next interval needs, by the traffic of the one that ended; nan is not known."""
+        """Return the replicas that the next interval needs, given the traffic of the last one. NaN is unknown."""
         self._forecast.add(requests, input_tokens, output_tokens)
         predicted, input_tokens, output_tokens = self._forecast.next()
         rates = self._capacity_rps(input_tokens, output_tokens)
@@ -87,11 +86,11 @@ class DynamoPlanner:
             _capped(ceil(demand_rps / rates[0]), current.prefill), _capped(ceil(demand_rps / rates[1]), current.decode)
         )
         total = current.prefill + current.decode
-        # A floor may lie below what there is; above, it gets what the other pool gives, as any wish does.
+        # A floor below the present count is accepted. Above it, the pool gets only what the other one gives up.
         return wanted if wanted.prefill + wanted.decode <= total else current.pinned(wanted)
 
     def set_floor(self, floor: ReplicaCounts) -> None:
-        """What the load loop may not go below from now on."""
+        """Set the lower limit of the load loop."""
         self._floor = floor
 
     def _capacity_rps(self, input_tokens: float, output_tokens: float) -> tuple[float, float] | None:

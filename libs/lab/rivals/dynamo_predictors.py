@@ -1,7 +1,7 @@
-"""How Dynamo's planner predicts the next interval: as the last one, or by a Kalman filter with a trend. Pure.
+"""Predictors of Dynamo's planner for the next interval: the last value, or a Kalman filter with a trend. Pure.
 
 Read in ai-dynamo 1.6.1 (wheel): dynamo/planner/core/load/predictors.py, its defaults in
-dynamo/planner/config/defaults.py, and dynamo/planner/plugins/builtins/local_planner.py for what is fed to it.
+dynamo/planner/config/defaults.py, and dynamo/planner/plugins/builtins/local_planner.py for its inputs.
 """
 
 from math import isfinite
@@ -14,38 +14,36 @@ TREND_NOISE: Final = 0.1
 MEASUREMENT_NOISE: Final = 10.0
 FIRST_VARIANCE: Final = 1000.0
 MIN_POINTS: Final = 5
-"""With fewer points the filter predicts the last value."""
+"""The number of points below which the filter predicts the last value."""
 
 
 class Predictor(Protocol):
-    """Predicts the next value of a series."""
+    """A predictor of the next value of a series."""
 
     def add(self, value: float) -> None:
-        """The value of the interval that ended; zeros before the first other one are skipped."""
+        """Add the value of the last interval. Leading zeros are skipped."""
         ...
 
     def next(self) -> float:
-        """The next interval's; 0 before any."""
+        """Return the value predicted for the next interval; 0 before the first value."""
         ...
 
 
 class Constant:
-    """As the last one."""
+    """A predictor that repeats the last value."""
 
     def __init__(self) -> None:
         self._last = 0.0
 
     def add(self, value: float) -> None:
-        """The value of the interval that ended."""
         self._last = value
 
     def next(self) -> float:
-        """The same again."""
         return self._last
 
 
 class Kalman:
-    """A level and a trend: each step the level grows by the trend, and both drift."""
+    """A filter with a level and a trend: each step the level grows by the trend, and both drift."""
 
     def __init__(self) -> None:
         self._points = 0
@@ -56,7 +54,7 @@ class Kalman:
         self._predicted = False
 
     def add(self, value: float) -> None:
-        """Correct the filter by the value that came."""
+        """Correct the filter by an observed value."""
         if not self._points and not value:
             return
         self._points += 1
@@ -77,7 +75,7 @@ class Kalman:
         self._level_variance *= 1 - level_gain
 
     def next(self) -> float:
-        """Level plus trend, at least 0."""
+        """Return level plus trend, at least 0."""
         if self._points < MIN_POINTS:
             return self._last
         if not self._predicted:
@@ -93,19 +91,18 @@ class Kalman:
 
 
 def make_predictor(name: PredictorName) -> Predictor:
-    """A predictor that has seen nothing yet."""
     return Kalman() if name == "kalman" else Constant()
 
 
 class TrafficForecast:
-    """Requests of an interval and their mean lengths, one step ahead."""
+    """A forecast, one step ahead, of the requests of an interval and their mean lengths."""
 
     def __init__(self, name: PredictorName) -> None:
         self._requests, self._input, self._output = (make_predictor(name) for _ in range(3))
         self._last_input = self._last_output = float("nan")
 
     def add(self, requests: float, input_tokens: float, output_tokens: float) -> None:
-        """An interval that ended; one without requests has the lengths of the one before, nan is not known."""
+        """Add an interval. One without requests repeats the lengths of the one before; NaN stands for unknown."""
         self._requests.add(requests)
         if requests:
             self._last_input = input_tokens if isfinite(input_tokens) else self._last_input
@@ -117,5 +114,5 @@ class TrafficForecast:
                 predictor.add(value)
 
     def next(self) -> tuple[float, float, float]:
-        """(requests, input tokens, output tokens)."""
+        """Return (requests, input tokens, output tokens) of the next interval."""
         return self._requests.next(), self._input.next(), self._output.next()

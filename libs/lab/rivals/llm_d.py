@@ -1,11 +1,11 @@
 """llm-d: its endpoint picker, and its workload-variant autoscaler on each role by itself.
 
-Read in llm-d/llm-d-autoscaling (formerly llm-d-workload-variant-autoscaler): at v0.5.1 (commit b08b1c7, February 2026)
-internal/engines/analyzers/saturation_v2/analyzer.go, internal/engines/pipeline/cost_aware_optimizer.go and
-internal/interfaces/saturation_scaling.go; at commit 88d6832 internal/engines/analyzers/throughput
-(constants.go, itl_model.go) with its developer guide (throughput is opt-in: the configuration that ships lists only
-saturation; windows of its queries), and issue 1005 for the interval of 15 s. The picker's scorers
-and weights (prefix 3, queue 2, KV 2) are those of the default profile of the Gateway API inference extension.
+Read in llm-d/llm-d-autoscaling (formerly llm-d-workload-variant-autoscaler) at v0.5.1 (commit b08b1c7, February
+2026): internal/engines/analyzers/saturation_v2/analyzer.go, internal/engines/pipeline/cost_aware_optimizer.go and
+internal/interfaces/saturation_scaling.go. At commit 88d6832: internal/engines/analyzers/throughput (constants.go,
+itl_model.go) with its developer guide, the source of the windows of its queries. Throughput is opt-in: the shipped
+configuration lists only saturation. Issue 1005 is the source of the interval of 15 s. The picker's scorers and weights
+(prefix 3, queue 2, KV 2) are those of the default profile of the Gateway API inference extension.
 """
 
 from collections import deque
@@ -32,16 +32,18 @@ from libs.policy.roles import Role
 
 LOOK_NS: Final = 15_000_000_000
 LENGTHS_LOOKS, RATE_LOOKS, PEAK_LOOKS = 20, 4, 4
-"""Over which lengths (5 minutes), arrivals and the use of KV (a minute each) are asked of Prometheus."""
+"""Windows of the Prometheus queries, in calls of the mover: 5 minutes for lengths, a minute each for arrivals and KV
+use.
+"""
 START_S: Final = 30
 PREFIX_WEIGHT: Final = 3.0
 QUEUE_WEIGHT: Final = 2.0
 KV_WEIGHT: Final = 2.0
 
 KV_SATURATED: Final = 0.80
-"""Use of the KV cache at which a replica counts as full."""
+"""The use of the KV cache at which a replica counts as full."""
 QUEUE_SATURATED: Final = 5
-"""Requests waiting at which what it holds counts as all it can."""
+"""The number of waiting requests at which a replica's current load counts as its capacity."""
 UP_UTILISATION: Final = 0.85
 DOWN_UTILISATION: Final = 0.70
 CAPACITY_WINDOW: Final = 10
@@ -54,32 +56,30 @@ ITL_SPREAD: Final = 0.30
 ITL_LEAST_USE: Final = 0.15
 ITL_MOST_USE: Final = 0.85
 ITL_BASE_S: Final = 0.006
-"""Where too little was seen to fit it."""
+"""The ITL at zero KV use until there is enough data to fit it."""
 ITL_AGE_NS: Final = 1_800_000_000_000
 LEAST_SLOPE_S: Final = 1e-12
 SHAPE_TOLERANCE: Final = 0.20
-"""A larger relative change of mean lengths starts the fit anew."""
+"""The relative change of mean lengths beyond which the fit starts anew."""
 
 
 def kv_use(worker: SeenWorker) -> float:
-    """Share of its KV cache that its sequences hold."""
+    """Return the share of the worker's KV cache that its sequences hold."""
     return min(worker.kv_tokens / (worker.kv_blocks * worker.block_tokens), 1.0)
 
 
 def waiting(worker: SeenWorker) -> int:
-    """Requests that wait there; in role prefill the first one is being computed."""
+    """Return the number of waiting requests. In role prefill the first one is being computed and does not count."""
     return max(worker.prompts - 1, 0) if worker.role == Role.PREFILL else worker.queued_decodes
 
 
 class PickerRouter:
-    """The highest weighted score of cached prefix, short queue and free KV."""
+    """A router to the highest weighted score of cached prefix, short queue and free KV."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Among prefill workers."""
         return self._best(prefill_pool(workers), request)
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Among decode workers."""
         return self._best(decode_pool(workers), request)
 
     def _best(self, pool: Sequence[SeenWorker], request: SeenRequest) -> int:
@@ -97,36 +97,36 @@ class PickerRouter:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What a role is able to serve and asked for, in tokens or tokens a second."""
+    """The capacity of a role and the demand on it, in tokens or tokens a second."""
 
     per_replica: float
     replicas: int
-    """Ready."""
+    """The number of replicas that are ready to serve."""
     pending: int
     demand: float
 
     @property
     def missing(self) -> int:
-        """Replicas to add so that utilisation falls to 0.85; those that start count already."""
+        """Replicas to add for a utilisation of 0.85; starting ones count already."""
         required = self.demand / UP_UTILISATION - (self.replicas + self.pending) * self.per_replica
         return ceil(required / self.per_replica) if required > 0 and self.per_replica > 0 else 0
 
     @property
     def spare(self) -> int:
-        """Replicas to take away so that utilisation rises to 0.70 at most."""
+        """Replicas that can be removed with utilisation at 0.70 at most."""
         rest = self.replicas * self.per_replica - self.demand / DOWN_UTILISATION
         return floor(rest / self.per_replica) if rest > 0 and self.per_replica > 0 else 0
 
 
 @dataclass(slots=True)
 class ReplicaSaturation:
-    """Capacity of a role's replicas in KV tokens: bounded by memory, and by what they held when they queued."""
+    """An estimate of replica capacity in KV tokens, bounded by memory and by the load at which requests queued."""
 
     _held: dict[str, deque[float]] = field(default_factory=dict)
-    """When queueing, by how long outputs were."""
+    """KV tokens held while requests queued, by bucket of output lengths."""
 
     def balance(self, pool: Sequence[SeenWorker], pending: int, shape: "RequestShape") -> Balance:
-        """Balance of one role's ready replicas."""
+        """Return the balance of one role's ready replicas."""
         capacities = sorted(self._capacity(worker, shape) for worker in pool)
         middle = len(capacities) // 2
         median = capacities[middle] if len(capacities) % 2 else (capacities[middle - 1] + capacities[middle]) / 2
@@ -146,30 +146,30 @@ class ReplicaSaturation:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """Mean lengths of requests, as last known."""
+    """Mean lengths of requests as Prometheus last reported them."""
 
     input_tokens: float = 0.0
     output_tokens: float = 0.0
 
     def differs(self, other: "RequestShape") -> bool:
-        """Whether a length is off by more than the tolerance."""
+        """Return whether either length is off by more than the tolerance."""
         pairs = ((self.input_tokens, other.input_tokens), (self.output_tokens, other.output_tokens))
         return any(abs(new - old) > SHAPE_TOLERANCE * old for old, new in pairs)
 
     @property
     def bucket(self) -> str:
-        """Class of its outputs."""
+        """The class of the mean output: short, medium or long."""
         if self.output_tokens < SHORT_OUTPUT_TOKENS:
             return "short"
         return "medium" if self.output_tokens < MEDIUM_OUTPUT_TOKENS else "long"
 
     @property
     def request_tokens(self) -> float:
-        """KV of a request, on average over its life."""
+        """The mean KV of a request over its life."""
         return self.input_tokens + self.output_tokens / 2
 
     def steady_tokens(self, worker: SeenWorker) -> float:
-        """KV that a replica holds when its steps are as full as the chunk allows; 0 before any output."""
+        """Return the KV that a replica holds with steps as full as the chunk allows; 0 without outputs."""
         total = self.input_tokens + self.output_tokens
         if not self.output_tokens:
             return 0.0
@@ -179,17 +179,17 @@ class RequestShape:
 
 @dataclass(slots=True)
 class DecodeRate:
-    """Decode tokens a second: ITL(k) = A·k + B by least squares over use k of the KV cache."""
+    """An estimate of decode tokens a second: ITL(k) = A·k + B by least squares over use k of the KV cache."""
 
     _window: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=ITL_WINDOW))
-    """(when, use, seconds)."""
+    """(time in ns, KV use, ITL in seconds) of each sample."""
     _base_s: float = ITL_BASE_S
     _shape: RequestShape = field(default_factory=RequestShape)
 
     def balance(
         self, pool: Sequence[SeenWorker], pending: int, shape: RequestShape, arrived_rps: float, now_ns: int
     ) -> Balance | None:
-        """Balance of the decode role; None before anything can be said."""
+        """Return the balance of the decode role, or None without enough data."""
         self._observe(pool, shape, now_ns)
         itl_s = self._itl_s(pool)
         if itl_s is None or not shape.request_tokens or not shape.output_tokens:
@@ -209,7 +209,7 @@ class DecodeRate:
                 self._window.append((now_ns, kv_use(worker), worker.decode_step_ns / 1e9))
 
     def _itl_s(self, pool: Sequence[SeenWorker]) -> float | None:
-        """At the use at which a replica counts as full."""
+        """Return the ITL at the use at which a replica counts as full."""
         points = [(use, itl_s) for _, use, itl_s in self._window]
         uses = [use for use, _ in points]
         if len(points) >= ITL_SAMPLES and max(uses) - min(uses) >= ITL_SPREAD:
@@ -229,33 +229,31 @@ class DecodeRate:
 
 @dataclass(slots=True)
 class Recent:
-    """Prometheus's figures: means over some time, and the highest recent use."""
+    """The figures that Prometheus would return: means over time, and the highest recent use."""
 
     _intervals: deque[Interval] = field(default_factory=lambda: deque(maxlen=LENGTHS_LOOKS))
     _kv_tokens: dict[int, deque[int]] = field(default_factory=dict)
 
     def look(self, seen: SeenCluster) -> None:
-        """Another interval has passed."""
         self._intervals.append(seen.interval)
         for worker in seen.workers:
             held = self._kv_tokens.setdefault(worker.index, deque(maxlen=PEAK_LOOKS))
             held.append(worker.kv_tokens)
             if not worker.ready:
-                held.clear()  # another pod
+                held.clear()  # a new replica is another pod
 
     def shape(self) -> RequestShape:
-        """Mean lengths."""
         inputs = [(each.mean_input_tokens, max(each.arrived, 1)) for each in self._intervals if each.mean_input_tokens]
         outputs = [(each.mean_output_tokens, max(each.ended, 1)) for each in self._intervals if each.mean_output_tokens]
         return RequestShape(_weighed(inputs), _weighed(outputs))
 
     def rate_rps(self, look_ns: int) -> float:
-        """Arrivals a second."""
+        """Return the arrivals a second over the rate window."""
         latest = list(self._intervals)[-RATE_LOOKS:]
         return sum(each.arrived for each in latest) * 1e9 / (len(latest) * look_ns)
 
     def at_peak(self, pool: Sequence[SeenWorker]) -> list[SeenWorker]:
-        """Workers as if they held all that they held at most."""
+        """Return the workers with their KV use replaced by its recent maximum."""
         return [replace(each, kv_tokens=max(self._kv_tokens[each.index])) for each in pool]
 
 
@@ -265,10 +263,10 @@ def _weighed(parts: Sequence[tuple[float, int]]) -> float:
 
 @dataclass(slots=True)
 class AutoscalerMover:
-    """Each role adds when any analysis misses replicas, and can spare those that all analyses can."""
+    """A mover for which a role grows if any analysis requests replicas, and shrinks by what all analyses can spare."""
 
     throughput: bool = False
-    """Whether decode has the second analysis."""
+    """Whether the throughput analysis is applied to decode."""
     every_ns: int = LOOK_NS
     wants_steps: bool = False
     _recent: Recent = field(default_factory=Recent)
@@ -277,7 +275,7 @@ class AutoscalerMover:
     _rate: DecodeRate = field(default_factory=DecodeRate)
 
     def moves(self, seen: SeenCluster) -> list[Move]:
-        """Replicas that one role misses and the other can spare."""
+        """Move the replicas that one role lacks and the other can spare."""
         self._recent.look(seen)
         shape = self._recent.shape()
         prefills, decoders = prefill_pool(seen.workers), decode_pool(seen.workers)
@@ -296,15 +294,16 @@ class AutoscalerMover:
 
 
 def wanted_change(balances: Sequence[Balance]) -> int:
-    """Replicas that a role wants more of, or can spare (below 0)."""
+    """Return the replicas that a role needs in addition, or can spare (below 0)."""
     missing = max(balance.missing for balance in balances)
     return missing or -min(balance.spare for balance in balances)
 
 
 def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S, *, throughput: bool = False) -> Rival:
-    """llm-d from a split of this many workers on each side, or an even one. start_s: until a new replica serves.
+    """Return llm-d starting from this split, or from an even one.
 
-    `throughput`: with its analysis of decode rates, which is off unless a deployment asks for it.
+    `start_s` is the time until a new replica serves. `throughput` adds the analysis of decode rates, which is off
+    unless a deployment enables it.
     """
 
     def router(cluster: RivalSetting) -> RivalRouter:

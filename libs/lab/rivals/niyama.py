@@ -1,8 +1,9 @@
-"""Niyama: aggregated serving whose chunks follow the slack of what decodes.
+"""Niyama: aggregated serving whose chunks follow the slack of running decodes.
 
-Goel et al., "Niyama: Breaking the Silos of LLM Inference Serving", 2025, arXiv 2503.22562v1: dynamic chunking, hybrid
-prioritisation (deadline plus a multiple of the work left), and relegation of requests that can no longer keep theirs.
-Its scheduler works inside one replica; how requests reach replicas is left open there.
+Goel et al., "Niyama: Breaking the Silos of LLM Inference Serving", 2025, arXiv 2503.22562v1: dynamic chunking,
+hybrid prioritisation (deadline plus a multiple of the remaining work), and relegation of requests that can no
+longer meet their deadline. Its scheduler works inside one replica; the paper leaves open how requests reach
+replicas.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ MOST_CHUNK_TOKENS: Final = 8192
 
 
 def niyama() -> Rival:
-    """Every worker mixed, with chunks as large as the tightest decode allows."""
+    """Return the rival whose workers are all mixed, with chunks as large as the tightest decode allows."""
 
     def router(cluster: RivalSetting) -> RivalRouter:
         return AggregatedRouter()
@@ -38,11 +39,10 @@ def niyama() -> Rival:
 
 
 def by_deadline_and_work(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list[tuple[float, ...]]:
-    """A key for each."""
     return [deadline_and_work(prompt, turn.now_ns) for prompt in prompts]
 
 
 def deadline_and_work(prompt: QueuedPrompt, now_ns: int) -> tuple[float, ...]:
-    """Deadline plus the work that is left, and behind all what can no longer be in time."""
+    """Return the deadline plus the remaining work as a sort key, with prompts that can no longer be in time last."""
     relegated = now_ns + prompt.left_ns > prompt.ttft_deadline_unix_ns
     return relegated, prompt.ttft_deadline_unix_ns + prompt.left_ns

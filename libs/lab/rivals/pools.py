@@ -1,4 +1,4 @@
-"""Pools of workers as rivals see them: who computes prompts, who decodes, and which of them change sides. Pure."""
+"""Pools of workers as rivals see them, and the moves between the prefill and the decode pool. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,22 @@ from libs.policy.roles import Role
 
 
 def prefill_pool(workers: Sequence[SeenWorker]) -> list[SeenWorker]:
-    """Ready workers in role prefill, by index."""
+    """Return the ready workers in role prefill, by index."""
     return [worker for worker in workers if worker.ready and worker.role == Role.PREFILL]
 
 
 def decode_pool(workers: Sequence[SeenWorker]) -> list[SeenWorker]:
-    """Ready workers that decode, by index."""
+    """Return the ready workers that decode, by index."""
     return [worker for worker in workers if worker.ready and worker.role == Role.MIXED]
 
 
 def halves(cluster: RivalSetting) -> tuple[int, int]:
-    """(prefill, decode) workers of an even split; decode has the odd one."""
+    """Return (prefill, decode) workers of an even split; decode has the odd one."""
     return cluster.workers // 2, cluster.workers - cluster.workers // 2
 
 
 def split_roles(cluster: RivalSetting, prefill: int, decode: int, budget_tokens: int = 0) -> list[Move]:
-    """First roles of a split cluster: prefill workers first. budget_tokens: of the workers that decode."""
+    """Return the first roles of a split cluster, prefill workers first. `budget_tokens` is that of decode workers."""
     if prefill < 1 or decode < 1 or prefill + decode != cluster.workers:
         raise InvalidRequest(
             f"a split of {cluster.workers} workers has at least one on each side and uses all: not {prefill}:{decode}"
@@ -33,20 +33,21 @@ def split_roles(cluster: RivalSetting, prefill: int, decode: int, budget_tokens:
 
 
 def sequences(worker: SeenWorker) -> int:
-    """Sequences that decode there or will."""
+    """Return the number of sequences that decode there or will."""
     return worker.decodes + worker.queued_decodes
 
 
 def own_prompt_ns(request: SeenRequest, worker: SeenWorker) -> float:
-    """Computing the request's prompt there alone, less what is cached there."""
+    """Return the time of computing the request's uncached prompt there alone."""
     cached = min(request.cached_tokens[worker.index], request.input_tokens - 1)
     return worker.speed.prompt_ns(request.input_tokens - cached, request.input_tokens**2 - cached**2)
 
 
 def first_token_ns(request: SeenRequest, worker: SeenWorker) -> float:
-    """Until the request's first token if it went there now: what is queued, its prompt, and the decodes beside both.
+    """Return the time to the request's first token there: the queue, its prompt, and the decodes beside both.
 
-    In role mixed each step computes at most the budget and decodes too; what hides in the other is not counted.
+    In role mixed each step computes at most the budget and decodes too. The time saved by overlapping them is not
+    counted.
     """
     ns = worker.backlog_ns + own_prompt_ns(request, worker)
     if worker.role != Role.MIXED:
@@ -56,17 +57,17 @@ def first_token_ns(request: SeenRequest, worker: SeenWorker) -> float:
 
 
 def soonest(request: SeenRequest, workers: Sequence[SeenWorker]) -> SeenWorker:
-    """Where the first token is predicted soonest; equal ones go to the fewest sequences, then the lowest index."""
+    """Return the worker with the earliest predicted first token, then the fewest sequences, then the lowest index."""
     return min(workers, key=lambda each: (first_token_ns(request, each), each.prompts + sequences(each), each.index))
 
 
 def emptiest(workers: Sequence[SeenWorker]) -> SeenWorker:
-    """The fewest sequences, then the most free KV, then the lowest index."""
+    """Return the worker with the fewest sequences, then the most free KV, then the lowest index."""
     return min(workers, key=lambda each: (sequences(each), -each.free_blocks, each.index))
 
 
 def fits(request: SeenRequest, worker: SeenWorker) -> bool:
-    """Whether a place and KV for its prompt are free there now."""
+    """Return whether a slot and KV for the prompt are free there now."""
     placed = worker.prompts + sequences(worker)
     return placed < worker.max_sequences and worker.free_blocks * worker.block_tokens >= request.input_tokens
 
@@ -74,11 +75,11 @@ def fits(request: SeenRequest, worker: SeenWorker) -> bool:
 def paired_moves(
     workers: Sequence[SeenWorker], *, more_prefill: int, more_decode: int, budget_tokens: int = 0
 ) -> list[Move]:
-    """Moves that give one pool what the other can spare, under a fixed number of workers.
+    """Return moves that give one pool what the other can spare, under a fixed number of workers.
 
-    more_prefill, more_decode: wanted changes; below 0: workers that the pool can spare. Only wishes that oppose each
-    other move workers, as many as both sides agree on, and each pool keeps one that is ready. The highest indices go
-    first, as where replicas are numbered.
+    `more_prefill` and `more_decode` are the requested changes; below 0 they are workers that the pool can spare.
+    Only opposing requests move workers, as many as both sides agree on, and each pool keeps one that is ready. The
+    highest indices go first, as with numbered replicas.
     """
     if more_prefill > 0 > more_decode:
         donors, count, role, budget = decode_pool(workers), min(more_prefill, -more_decode), Role.PREFILL, 0

@@ -1,7 +1,7 @@
-"""What a rival policy sees of the simulated cluster, and what it may do there.
+"""The interface of rival policies: their view of the simulated cluster, and their actions.
 
-A router chooses workers for each request at its arrival, as systems with a queue in each worker do. A mover looks at
-the cluster at fixed intervals and changes roles. Both are pure: no clock, no chance of their own.
+A router chooses workers for each request on arrival, as systems with a queue in each worker do. A mover examines
+the cluster at fixed intervals and changes roles. Both are pure, without a clock or randomness.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,6 @@ from libs.policy.step_time import StepWork
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request wants."""
-
     ttft_ns: int
     tpot_ns: int
 
@@ -28,77 +26,73 @@ class SeenWorker:
     index: int
     role: Role
     budget_tokens: int
-    """Prompt tokens of a step in role mixed."""
+    """The prompt tokens of a step in role mixed."""
     ready: bool
-    """Takes new work: neither starting nor leaving."""
+    """Whether it accepts new work, being neither about to start nor to leave."""
     speed: Speed
     max_sequences: int
     kv_blocks: int
     block_tokens: int
     prompts: int = 0
-    """Prompts queued or being computed."""
+    """The number of prompts queued or being computed."""
     prompt_tokens: int = 0
-    """Of them, tokens yet to compute."""
+    """The tokens of these prompts that are still to be computed."""
     backlog_ns: float = 0.0
-    """Computing those, by the worker's step-time model."""
+    """The time of computing them by the worker's step-time model."""
     decodes: int = 0
-    """Sequences that decode."""
     queued_decodes: int = 0
-    """Sequences that wait for a place or for their KV, and would decode."""
+    """The number of sequences that wait for a slot or for their KV before they decode."""
     kv_tokens: int = 0
-    """What all its sequences hold."""
     decode_step_ns: float = 0.0
-    """A decode step over what decodes now, by the step-time model; 0 without any."""
+    """The time of a decode step over the present decodes by the step-time model; 0 without any."""
     free_blocks: int = 0
     steps: Sequence[tuple[StepWork, int]] = ()
-    """(work, duration_ns) of each step since the mover last looked; for movers with `wants_steps` alone."""
+    """(work, duration_ns) of each step since the mover's last call, for movers with `wants_steps` only."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request that is to be routed."""
+    """A request as its router sees it on arrival."""
 
     number: int
     input_tokens: int
     output_tokens_expected: int
-    """What a system may expect: the mean output of requests that have ended so far, or 0 before any."""
+    """The mean output of the requests that have ended so far, which a system could know; 0 before any."""
     slo: Slo
     cached_tokens: Sequence[int]
-    """Tokens of its prefix that each worker has in its cache, by index."""
+    """The tokens of the request's prefix in each worker's cache, by worker index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Requests since the mover last looked."""
+    """The requests that arrived or ended since the mover's last call."""
 
     arrived: int = 0
     mean_input_tokens: float = 0.0
-    """Of those that arrived; 0 without any."""
+    """The mean over requests that arrived; 0 without any."""
     ended: int = 0
-    """Requests that ended; what means over outputs are weighed by."""
+    """The number of requests that ended, by which means over outputs are weighted."""
     mean_output_tokens: float = 0.0
-    """Of those that ended; 0 without any."""
+    """The mean over requests that ended; 0 without any."""
     mean_ttft_ns: float = 0.0
-    """Of those whose first token came; 0 without any."""
+    """The mean over requests whose first token came; 0 without any."""
     mean_tpot_ns: float = 0.0
-    """Of those that ended with more than one token; 0 without any."""
+    """The mean over requests that ended with more than one token; 0 without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenCluster:
-    """The cluster, when a mover looks."""
+    """The cluster as a mover sees it."""
 
     now_ns: int
     workers: Sequence[SeenWorker]
     interval: Interval
     slo: Slo
-    """Of the typical request: its TTFT limit is that of the interval's mean input."""
+    """The SLO of a typical request; its TTFT limit is that of the interval's mean input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A worker takes another role."""
-
     index: int
     role: Role
     budget_tokens: int = 0
@@ -107,79 +101,82 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class QueuedPrompt:
-    """A prompt that a worker holds and has not computed to its end; `libs.policy.queue.order.Ordered` to an order."""
+    """A prompt on a worker that is not fully computed. Orders treat it as `libs.policy.queue.order.Ordered`."""
 
     arrival_unix_ns: int
     ttft_deadline_unix_ns: int
     prompt_tokens: int
     left_ns: float
-    """Computing what is left of it by itself."""
+    """The time of computing its remaining tokens alone."""
     resumed: bool
-    """Some of it was computed here, beyond what was found in the cache."""
+    """Whether some of it was computed here, beyond the part found in the cache."""
     batch: bool = False
     flow: str = ""
-    """Class of its request."""
 
 
 class PromptTurn(NamedTuple):
-    """When a worker sorts its prompts."""
+    """The moment at which a worker sorts its prompts."""
 
     now_ns: int
     starts_ns: float
-    """When the first of these can start: what the worker admitted before is computed."""
+    """When the first of these prompts can start, after those that the worker admitted before."""
     pace: float | None
-    """Nanoseconds of `left_ns` that it did in one while prompts waited; None: not known."""
+    """The nanoseconds of `left_ns` completed per nanosecond while prompts waited; None if unknown."""
 
 
 PromptOrder = Callable[[Sequence[QueuedPrompt], PromptTurn], Sequence[tuple[float, ...]]]
-"""What a worker sorts its prompts by, a key for each, the least first."""
+"""Return a sort key for each prompt, the lowest to be computed first."""
 
 
 class RivalRouter(Protocol):
-    """Chooses workers."""
+    """A rival's choice of workers for each request."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Index of the worker that computes the prompt, at arrival. It is ready, and prefill or mixed with a budget; a
-        mixed one keeps the request to its end."""
+        """Return the index of the worker that computes the prompt, on arrival.
+
+        The worker is ready, and in role prefill or mixed with a budget. A mixed one keeps the request to its end.
+        """
         ...
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Index of the worker that decodes what `source` has computed, at the first token. It is ready and mixed and
-        may be `source` itself."""
+        """Return the index of the worker that decodes what `source` has computed, at the first token.
+
+        The worker is ready and mixed, and may be `source` itself.
+        """
         ...
 
 
 class RivalMover(Protocol):
-    """Changes roles."""
+    """A rival's planner, called at fixed intervals to change roles."""
 
     @property
     def every_ns(self) -> int:
-        """Interval between two looks."""
+        """The interval between two calls of `moves`."""
         ...
 
     @property
     def wants_steps(self) -> bool:
-        """Whether `SeenWorker.steps` is to be filled."""
+        """Whether the mover reads `SeenWorker.steps`, which are recorded only then."""
         ...
 
     def moves(self, seen: SeenCluster) -> Sequence[Move]:
-        """What to change now."""
+        """Return the role changes to make now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """How a rival changes a worker's role."""
+    """The cost of a role change in a rival's system."""
 
     restarts: bool = False
-    """The worker aborts what it runs, which starts anew elsewhere, and loses its cache."""
+    """Whether the worker aborts its sequences, which start anew elsewhere, and loses its cache."""
     start_ns: int = 0
-    """From the decision until it takes new work."""
+    """The time from the decision until the worker accepts new work."""
 
 
 @dataclass(frozen=True, slots=True)
 class RivalSetting:
-    """What a rival is set up for."""
+    """The cluster that a rival is set up for."""
 
     workers: int
     speed: Speed
@@ -191,21 +188,23 @@ class RivalSetting:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A system to compare with."""
+    """A serving system with its policies, to compare Fulcrum with."""
 
     name: str
     source: str
-    """Paper or repository with version, and what of it was read."""
+    """The paper, or the repository with version and the files that were read."""
     simplified: Sequence[str]
-    """What is left out or assumed, each a sentence."""
+    """Omissions and assumptions, each as a sentence."""
     first_roles: Callable[[RivalSetting], Sequence[Move]]
-    """One for each worker, by index."""
+    """Return one move for each worker, by index."""
     router: Callable[[RivalSetting], RivalRouter]
     mover: Callable[[RivalSetting], RivalMover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
     binds_at_arrival: bool = False
-    """Whether the decode worker is chosen with the prefill worker; else once the first token is there."""
+    """Whether the decode worker is chosen together with the prefill worker rather than at the first token."""
     prompt_order: PromptOrder | None = None
-    """Of the prompts in a worker; None: as they came."""
+    """The order of prompts in a worker; None for first come, first served."""
     guard: bool = False
-    """Whether newcomers and prompts are held to the TPOT of running sequences; off: they always join."""
+    """Whether new sequences and prompts are limited to protect the TPOT of running sequences. If False, they always
+    join.
+    """

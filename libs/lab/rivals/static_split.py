@@ -1,7 +1,7 @@
-"""Static split: a fixed number of workers on each side, for ever.
+"""Static split: a fixed number of workers on each side.
 
-What deployments without a planner run, vLLM's and Dynamo's own examples of disaggregated serving among them. Every
-split of n workers is a rival; the best of them in hindsight is the one to beat.
+This is what deployments without a planner run, including vLLM's and Dynamo's own examples of disaggregated serving.
+Every split of n workers is a rival; the best of them in hindsight is the one to beat.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from libs.lab.rivals.port import Rival, RivalRouter, RivalSetting, SeenRequest, 
 
 
 class SplitRouter:
-    """Prompts to the least predicted backlog, decodes to the fewest sequences."""
+    """A router of prompts by least predicted backlog and of decodes by fewest sequences."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The prefill worker with the soonest first token."""
+        """Return the prefill worker with the earliest first token."""
         return soonest(request, prefill_pool(workers)).index
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The decode worker with the fewest sequences, then the most free KV."""
+        """Return the decode worker with the fewest sequences, then the most free KV."""
         return emptiest(decode_pool(workers)).index
 
 
 def static_split(prefill: int, decode: int) -> Rival:
-    """`prefill` workers in role prefill, `decode` workers that decode only."""
+    """Return the rival with `prefill` workers in role prefill and `decode` workers that only decode."""
 
     def router(cluster: RivalSetting) -> RivalRouter:
         return SplitRouter()

@@ -1,4 +1,4 @@
-"""TaiChi: prefill-heavy and decode-heavy instances, between which the length of a prompt decides.
+"""TaiChi: prefill-heavy and decode-heavy instances, chosen by the length of the prompt.
 
 Wang et al., "Prefill-Decode Aggregation or Disaggregation? Unifying Both for Goodput-Optimized LLM Serving", 2025,
 arXiv 2508.01989v1: three sliders (the ratio of both kinds and the chunk size of each), length-aware prefill
@@ -25,22 +25,22 @@ DECODE_HEAVY_BUDGET_TOKENS: Final = 256
 
 
 class TaiChiRouter:
-    """Length-aware: a prompt that a decode-heavy instance computes in time leaves the prefill-heavy ones to others."""
+    """A length-aware router: prompts that decode-heavy instances compute in time stay off the prefill-heavy ones."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """The soonest decode-heavy instance that is in time, or else the soonest of all prefill-heavy ones."""
+        """Return the earliest decode-heavy instance if it is in time, else the earliest prefill-heavy one."""
         able = [each for each in decode_pool(workers) if each.budget_tokens and fits(request, each)]
         in_time = [each for each in able if first_token_ns(request, each) <= request.slo.ttft_ns]
         return soonest(request, in_time or prefill_pool(workers)).index
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Where it was computed if that instance decodes, or else the decode-heavy one with the fewest sequences."""
+        """Return the source if it decodes, else the decode-heavy instance with the fewest sequences."""
         pool = decode_pool(workers)
         return source if any(each.index == source for each in pool) else emptiest(pool).index
 
 
 def taichi(prefill: int = 0, decode: int = 0, budget_tokens: int = DECODE_HEAVY_BUDGET_TOKENS) -> Rival:
-    """Prefill-heavy and decode-heavy instances, or an even split. budget_tokens: of the decode-heavy ones."""
+    """Return TaiChi with this split, or an even one. `budget_tokens` is that of decode-heavy instances."""
     if budget_tokens < 1:
         raise InvalidRequest(f"decode-heavy instances compute at least one prompt token a step, not {budget_tokens}")
 

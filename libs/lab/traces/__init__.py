@@ -1,1 +1,1 @@
-"""Traces: read from public logs and our own recordings, generated, cut, scaled and described."""
+"""Reading, recording, generating, cutting, scaling and describing request traces."""

@@ -1,4 +1,4 @@
-"""What a trace is like, in figures."""
+"""Summary statistics of a trace: rates, lengths, prefix sharing and burstiness."""
 
 import math
 from collections import Counter
@@ -15,13 +15,13 @@ PERCENTILES: Final = (50, 90, 99)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Figures that JSON takes; None where a trace is too short for one."""
+    """Return statistics that serialise to JSON, with None where a trace is too short to have one."""
     duration_s = trace.duration_ns / SECOND_NS
     return {
         "name": trace.name,
         "requests": len(trace.requests),
         "duration_s": duration_s,
-        # Gaps over the time that they fill: n arrivals span n - 1 of them.
+        # The number of gaps over their total time: n arrivals have n - 1 gaps.
         "rate_per_s": (len(trace.requests) - 1) / duration_s if duration_s else None,
         "input_tokens": _lengths([each.input_tokens for each in trace.requests]),
         "output_tokens": _lengths([each.output_tokens for each in trace.requests]),
@@ -39,9 +39,9 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def prefix_share(trace: Trace) -> float:
-    """Share of all prompt tokens that an unbounded cache, shared by all, would hold by their request's arrival.
+    """Return the share of prompt tokens that an unbounded cache shared by all workers would hold on arrival.
 
-    Blocks of earlier requests' prompts alone: what they generated has no hash ids until a prompt repeats it.
+    Only the prompts of earlier requests count. Generated tokens have no hash ids until a later prompt repeats them.
     """
     seen: set[int] = set()
     shared = total = 0
@@ -53,15 +53,15 @@ def prefix_share(trace: Trace) -> float:
 
 
 def _leading(request: TraceRequest, seen: set[int]) -> int:
-    """How many of its first blocks are in `seen`."""
+    """Return how many leading blocks of the request's prompt are in `seen`."""
     return next((place for place, each in enumerate(request.hash_ids) if each not in seen), len(request.hash_ids))
 
 
 def dispersion(trace: Trace, window_ns: int) -> float:
-    """Variance of the arrivals in a window over their mean: 1 for Poisson, 0 for a clockwork, more for bursts.
+    """Return the index of dispersion of arrivals per window: 1 for Poisson, 0 for a clock, more for bursts.
 
-    Over whole windows from the trace's start up to its last arrival; NaN with fewer than two of them, or nothing in
-    them.
+    This is the variance over the mean, across whole windows from the trace's start to its last arrival. It is NaN
+    with fewer than two windows or without any arrival in them.
     """
     if window_ns <= 0:
         raise ValueError("a window is longer than nothing")
@@ -69,7 +69,7 @@ def dispersion(trace: Trace, window_ns: int) -> float:
     if windows < 2:
         return math.nan
     places = np.fromiter((each.arrival_ns // window_ns for each in trace.requests), np.int64, len(trace.requests))
-    # Counts of windows with arrivals; the others add zeros, however many there are.
+    # Counts of windows with arrivals only; empty windows would add zeros.
     _, counts = np.unique(places[places < windows], return_counts=True)
     mean = float(counts.sum()) / windows
     if not mean:
@@ -87,5 +87,5 @@ def _lengths(tokens: Sequence[int]) -> dict[str, float | int] | None:
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    """Requests of each name, most first; "" for those without."""
+    """Return the number of requests per name, most frequent first; "" counts requests without a name."""
     return dict(Counter(names).most_common())

@@ -1,4 +1,4 @@
-"""Seeded draws: arrival times of several processes, and lengths. Times are sorted whole ns from 0."""
+"""Seeded draws of lengths and of arrival times for several processes. Times are sorted integer ns from 0."""
 
 from typing import Final
 
@@ -14,29 +14,32 @@ Whole = NDArray[np.int64]
 
 
 def check_count(requests: float) -> None:
-    """Refuse more than a trace may have, before they fill the memory."""
+    """Raise InvalidRequest for more requests than a trace may have, before any memory is allocated for them."""
     if requests > MAX_REQUESTS:
         raise InvalidRequest(f"about {requests:.0f} requests: a trace has at most {MAX_REQUESTS}")
 
 
 def log_normal_tokens(rng: np.random.Generator, mean: float, spread: float, count: int) -> Whole:
-    """Log-normal lengths of this mean; `spread` is the standard deviation of their logarithm. Each is at least 1.
+    """Draw log-normal lengths with this mean, each at least 1; `spread` is the standard deviation of their logarithm.
 
-    The 99th percentile of a spread of 0.8 is 4.7 times the mean.
+    With a spread of 0.8 the 99th percentile is 4.7 times the mean.
     """
     factors = np.exp(rng.normal(-spread * spread / 2, spread, count))
     return np.clip(np.rint(mean * factors), 1, MAX_TOKENS).astype(np.int64)
 
 
 def poisson_ns(rng: np.random.Generator, rate: float, seconds: float) -> Whole:
-    """Independent arrivals, `rate` a second on average."""
+    """Draw a Poisson process with `rate` arrivals a second on average."""
     check_count(rate * seconds)
     count = int(rng.poisson(rate * seconds))
     return _sorted_ns(rng.uniform(0, seconds, count), seconds)
 
 
 def gamma_ns(rng: np.random.Generator, rate: float, cv: float, seconds: float) -> Whole:
-    """Independent gaps of a gamma distribution: its coefficient of variation is 1 for Poisson, more for bursts."""
+    """Draw arrivals with independent gamma-distributed gaps.
+
+    `cv` is the gaps' coefficient of variation: 1 for Poisson, more for bursts.
+    """
     check_count(rate * seconds)
     shape, chunk = 1 / (cv * cv), int(rate * seconds) + 100
     parts: list[NDArray[np.float64]] = []
@@ -53,7 +56,10 @@ def gamma_ns(rng: np.random.Generator, rate: float, cv: float, seconds: float) -
 
 
 def on_off_ns(rng: np.random.Generator, rate: float, on_s: float, off_s: float, seconds: float) -> Whole:
-    """Poisson arrivals while on, none while off; both last exponential times of these means. `rate` is over both."""
+    """Draw Poisson arrivals that switch on and off, each phase lasting an exponential time with the given mean.
+
+    `rate` is the average over both phases.
+    """
     check_count(rate * seconds)
     rate_on = rate * (on_s + off_s) / on_s
     is_on = bool(rng.random() < on_s / (on_s + off_s))
@@ -70,7 +76,7 @@ def on_off_ns(rng: np.random.Generator, rate: float, on_s: float, off_s: float, 
 
 
 def swell_ns(rng: np.random.Generator, rate: float, seconds: float) -> Whole:
-    """Poisson arrivals whose rate swells from nothing to `rate` in the middle and fades again, as a raised cosine."""
+    """Draw Poisson arrivals whose rate rises from zero to `rate` halfway and falls again, as a raised cosine."""
     check_count(rate * seconds)
     times_s = rng.uniform(0, seconds, int(rng.poisson(rate * seconds)))
     height = (1 - np.cos(2 * np.pi * times_s / seconds)) / 2
@@ -78,7 +84,7 @@ def swell_ns(rng: np.random.Generator, rate: float, seconds: float) -> Whole:
 
 
 def _sorted_ns(times_s: NDArray[np.float64], seconds: float) -> Whole:
-    """Rounding puts none at the end itself."""
+    # The bound keeps rounding from placing an arrival at the very end.
     whole = np.minimum(np.rint(times_s * SECOND_NS).astype(np.int64), round(seconds * SECOND_NS) - 1)
     whole.sort()
     return whole

@@ -1,4 +1,4 @@
-"""Traces from a spec string: arrival processes, and stories of a service whose mix of lengths shifts."""
+"""Traces generated from a spec string: plain arrival processes, and scenarios whose mix of lengths shifts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from libs.lab.traces.spec import Parameter, parse_spec
 CHAT: Final = "chat"
 LONG_PROMPT: Final = "long-prompt"
 WRITING: Final = "writing"
-"""Service classes: short of both, prompts far longer than outputs, outputs far longer than prompts."""
+"""Service classes: short prompts and outputs, prompts far longer than outputs, outputs far longer than prompts."""
 
 MAX_SECONDS: Final = 14 * 86_400.0
 
@@ -36,7 +36,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """Requests of one service class, in order of arrival."""
+    """The requests of one service class in order of arrival."""
 
     service_class: str
     times_ns: Whole
@@ -44,7 +44,7 @@ class _Stream:
     outputs: Whole
 
     def requests(self) -> list[TraceRequest]:
-        """Numbered within the stream."""
+        """Return the stream's requests, numbered from 0 within the stream."""
         rows = zip(self.times_ns.tolist(), self.prompts.tolist(), self.outputs.tolist(), strict=True)
         return [
             TraceRequest(number, at_ns, prompt, output, service_class=self.service_class)
@@ -98,15 +98,18 @@ KINDS: Final[Mapping[str, Sequence[Parameter]]] = MappingProxyType(
         "both": (*_EVENING, *_FLOOD, *_WRITING),
     }
 )
-"""Parameters by kind of trace. The last three are stories: a chat flooded with long prompts for a minute, one beside
-which the writing of long texts swells and fades over an evening, and both."""
+"""Parameters of each kind of trace.
+
+The last three are scenarios: chat traffic flooded with long prompts for a minute, chat traffic beside long-form
+writing that rises and falls over an evening, and both together.
+"""
 
 
 def generate(spec: str, *, seed: int) -> Trace:
-    """The trace that a spec like `poisson:rate=5,isl=1000,osl=200,seconds=600` and a seed stand for.
+    """Return the trace described by a spec such as `poisson:rate=5,isl=1000,osl=200,seconds=600`.
 
-    One numpy version draws the same from the same seed. Each class of requests has a generator of its own, so that a
-    flood's parameters do not change the chat. Raises InvalidRequest.
+    One seed gives the same trace under one numpy version. Each class of requests has its own generator, so that the
+    parameters of a flood do not change the chat traffic. Raises InvalidRequest.
     """
     kind, values = parse_spec(spec, KINDS)
     *generators, talks = (np.random.default_rng([seed, place]) for place in range(_GENERATORS))
@@ -204,7 +207,7 @@ def _both(values: Values, generators: Sequence[np.random.Generator]) -> list[_St
 
 
 _GENERATORS: Final = 4
-"""Of chats (and of the simple kinds), floods, writing, and conversations."""
+"""Random generators, one each for chats (and the simple kinds), floods, writing, and conversations."""
 _STREAMS: Final[Mapping[str, Callable[[Values, Sequence[np.random.Generator]], list[_Stream]]]] = MappingProxyType(
     {
         "poisson": _poisson,

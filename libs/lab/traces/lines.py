@@ -1,4 +1,4 @@
-"""A trace file's lines, plain or gzip, and the checks of their fields; a fault is named by file and line."""
+"""Lines of a trace file, plain or gzip, and the checks of their fields. Errors name the file and the line."""
 
 import csv
 import gzip
@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 
 from libs.contracts.errors import InvalidRequest, quoted
 
+# Fits a prompt of ten million tokens in blocks of 16, and keeps a binary file from filling the memory.
 MAX_LINE_BYTES: Final = 1 << 24
-"""A prompt of ten million tokens in blocks of 16 fits; a file that is no text does not fill the memory."""
 MAX_REQUESTS: Final = 5_000_000
-"""Of one trace."""
+"""The most requests that one trace may have."""
 MAX_TOKENS: Final = 10_000_000
-"""Of one prompt or one output: more than any model's context."""
+"""The most tokens of one prompt or one output, more than any model's context."""
 MAX_NS: Final = (1 << 63) - 1
 
 _GZIP: Final = b"\x1f\x8b"
@@ -28,11 +28,11 @@ _Row = TypeVar("_Row")
 
 
 class Fault(Exception):
-    """What is wrong with a line, less its place; `parsed` adds that."""
+    """A malformed line, without its file and line number; `Source.rows` adds them."""
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line that is not blank, with its number in the file from 1, without its end."""
+    """Yield each non-blank line without its line ending, with its line number counted from 1."""
     try:
         with path.open("rb") as file:
             zipped = file.read(len(_GZIP)) == _GZIP
@@ -62,25 +62,25 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def broken(path: Path, line: int, what: str) -> InvalidRequest:
-    """The error for one line."""
+    """Return the InvalidRequest that reports what is wrong with one line of a file."""
     return InvalidRequest(f"{path}:{line}: {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An opened trace file, whose format is known."""
+    """An open trace file whose format is known."""
 
     path: Path
     columns: Sequence[str]
-    """Of its header, in its order; a JSONL file's: the keys of its first line."""
+    """The columns of a CSV header in order, or the keys of a JSONL file's first line."""
     lines: Iterator[tuple[int, str]]
-    """Number and text of each that holds data."""
+    """Line number and text of every line that holds data."""
     seed: int
     notes: list[str] = field(default_factory=list)
-    """A reader adds what the trace's reader should know."""
+    """Remarks for readers of the trace, added while the file is parsed."""
 
     def rows(self, parse: Callable[[str], _Row]) -> Iterator[tuple[int, _Row]]:
-        """Each line's number, and what `parse` makes of its text; `parse` raises `Fault`."""
+        """Yield each line number with the parsed line. A `Fault` raised by `parse` becomes an InvalidRequest."""
         for number, text in self.lines:
             try:
                 row = parse(text)
@@ -89,7 +89,7 @@ class Source:
             yield number, row
 
     def cells(self, text: str) -> dict[str, str]:
-        """A CSV line's cells by column."""
+        """Return the cells of a CSV line by column name."""
         cells = csv_cells(text)
         if len(cells) != len(self.columns):
             raise Fault(f"{len(cells)} cells, where the header has {len(self.columns)}")
@@ -97,7 +97,7 @@ class Source:
 
 
 def csv_cells(text: str) -> list[str]:
-    """The cells of one line, stripped. A quoted cell ends on the line on which it begins."""
+    """Return the stripped cells of one line. A quoted cell may not contain a line break."""
     if '"' not in text:
         return [cell.strip() for cell in text.split(",")]
     try:
@@ -107,7 +107,6 @@ def csv_cells(text: str) -> list[str]:
 
 
 def json_row(text: str) -> dict[str, Any]:
-    """The line's JSON object."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -118,7 +117,7 @@ def json_row(text: str) -> dict[str, Any]:
 
 
 def whole(value: object, name: str, least: int, most: int) -> int:
-    """A whole number, as text of a CSV cell or as JSON has it."""
+    """Return an integer from the text of a CSV cell or from a JSON value."""
     if isinstance(value, str) and _WHOLE.fullmatch(value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -129,7 +128,7 @@ def whole(value: object, name: str, least: int, most: int) -> int:
 
 
 def real(value: object, name: str, least: float, most: float) -> float:
-    """A finite number, as text of a CSV cell or as JSON has it."""
+    """Return a finite number from the text of a CSV cell or from a JSON value."""
     number = math.nan
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
@@ -144,5 +143,5 @@ def real(value: object, name: str, least: float, most: float) -> float:
 
 
 def tokens(value: object, name: str) -> int:
-    """A prompt's or an output's tokens: at least one."""
+    """Return the token count of a prompt or an output, which is at least 1."""
     return whole(value, name, 1, MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""Public request logs in CSV, a request a line: Azure's LLM traces, Aegaeon's, Alibaba's GenAI."""
+"""Public request logs as CSV with one request a line: Azure's LLM traces, Aegaeon's and Alibaba's GenAI."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from libs.lab.traces.lines import MAX_TOKENS, Fault, Source, broken, real, token
 from libs.lab.traces.request import TraceRequest
 
 AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-"""Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md."""
+"""Columns of Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md."""
 AEGAEON_COLUMNS: Final = ("Request Time", "Model Name", "Input Length", "Output Length")
-"""MachineLearningSystem/25SOSP-Aegaeon, its synthetic request logs."""
+"""Columns of the synthetic request logs of MachineLearningSystem/25SOSP-Aegaeon."""
 GENAI_COLUMNS: Final = ("t_s", "model", "exec_s", "adapters")
-"""Derived from alibaba/clusterdata, cluster-trace-v2026-GenAI."""
+"""Columns derived from alibaba/clusterdata, cluster-trace-v2026-GenAI."""
 
 GENAI_TOKENS_PER_S: Final = 20
-"""Output tokens that stand for one second of an image request: decode steps of 50 ms."""
+"""Output tokens that represent one second of an image request, equivalent to decode steps of 50 ms."""
 GENAI_NOTE: Final = (
     f"The log has no tokens: a request that ran n seconds became a prompt of 1 token and {GENAI_TOKENS_PER_S} n output "
     "tokens, at least 1. It shows which model is wanted when and for about how long, and says nothing of prompts: "
@@ -33,7 +33,7 @@ _TIME_OF_DAY: Final = re.compile(r"(\d{1,3}):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?
 
 
 def read_azure(source: Source) -> Iterator[TraceRequest]:
-    """Read logs of 2023, with seven digits of a second, or of 2024, with six digits and a time zone."""
+    """Read a log of 2023 (seven fractional digits, no time zone) or of 2024 (six digits and a time zone)."""
 
     def request(text: str) -> TraceRequest:
         cells = source.cells(text)
@@ -48,7 +48,7 @@ def read_azure(source: Source) -> Iterator[TraceRequest]:
 
 
 def read_aegaeon(source: Source) -> Iterator[TraceRequest]:
-    """Many models, each asked seldom."""
+    """Read a log of many models, each of which is requested rarely."""
 
     def request(text: str) -> TraceRequest:
         cells = source.cells(text)
@@ -64,7 +64,7 @@ def read_aegaeon(source: Source) -> Iterator[TraceRequest]:
 
 
 def read_genai(source: Source) -> Iterator[TraceRequest]:
-    """Image requests, with seconds of execution in place of tokens: see `GENAI_NOTE`."""
+    """Read image requests, whose seconds of execution are turned into tokens (see `GENAI_NOTE`)."""
     source.notes.append(GENAI_NOTE)
 
     def request(text: str) -> TraceRequest | None:
@@ -102,7 +102,7 @@ def _named(text: str, name: str) -> str:
 
 
 def _date_time_ns(text: str) -> int:
-    """Unix ns; a time without a zone is taken for UTC. `datetime` alone would drop the seventh digit."""
+    """Return Unix ns, reading a time without a zone as UTC. `datetime` alone would drop the seventh digit."""
     found = _DATE_TIME.fullmatch(text)
     try:
         at = datetime.fromisoformat(found[1] + (found[3] or "")) if found else None

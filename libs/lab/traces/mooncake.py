@@ -11,7 +11,10 @@ from libs.lab.traces.lines import MAX_NS, MAX_REQUESTS, Fault, Source, broken, j
 from libs.lab.traces.request import TraceRequest
 
 MOONCAKE_KEYS: Final = ("timestamp", "input_length", "output_length", "hash_ids")
-"""kvcache-ai/Mooncake, FAST25-release/traces. A log with more keys is another's, whose blocks or clock may differ."""
+"""Keys of kvcache-ai/Mooncake, FAST25-release/traces.
+
+A log with additional keys comes from another source, whose blocks or clock may differ.
+"""
 MOONCAKE_BLOCK_TOKENS: Final = 512
 NO_SESSIONS_NOTE: Final = (
     "The log names no conversations and none are derived: a prompt that extends another may be its next turn, or a "
@@ -19,17 +22,17 @@ NO_SESSIONS_NOTE: Final = (
 )
 
 JITTER_MS: Final = 5
-"""How far a stamp of a ticking clock may be off its tick: Mooncake's are up to 3 ms off."""
+"""The largest distance of a stamp from its tick. Mooncake's stamps are up to 3 ms off."""
 ON_TICK_SHARE: Final = 0.99
-"""Of the stamps, for a clock to be taken for a ticking one."""
+"""The share of stamps that must lie on a tick for the clock to count as ticking."""
 _MS_NS: Final = 1_000_000
 
 
 def read_mooncake(source: Source) -> Iterator[TraceRequest]:
-    """Arrivals of one tick are spread over it at random, in the file's order.
+    """Read a log, spreading the arrivals of each tick over it at random in the order of the file.
 
-    Sessions stay 0 (see `NO_SESSIONS_NOTE`): of conversation_trace.jsonl's prompts that extend an earlier one, one in
-    six extends several, and one in ten is shorter than the earlier prompt with its answer.
+    Sessions stay 0 (see `NO_SESSIONS_NOTE`). Of the prompts in conversation_trace.jsonl that extend an earlier one,
+    one in six extends several, and one in ten is shorter than the earlier prompt with its answer.
     """
     rows: list[TraceRequest] = []
     stamps_ms: list[int] = []
@@ -51,7 +54,7 @@ def read_mooncake(source: Source) -> Iterator[TraceRequest]:
 
 
 def _request(text: str) -> TraceRequest:
-    """Its arrival is still the stamp, in ms."""
+    """Parse one line; its `arrival_ns` still holds the stamp in ms."""
     row = json_row(text)
     if row.keys() != set(MOONCAKE_KEYS):
         raise Fault(f"its keys are {', '.join(sorted(row))}, not {', '.join(MOONCAKE_KEYS)}")
@@ -71,35 +74,35 @@ def _request(text: str) -> TraceRequest:
 
 
 def clock_tick_ms(stamps_ms: Sequence[int]) -> int:
-    """The period of the clock that made these stamps, which are in order; 0 where they show no ticks.
+    """Return the period of the clock that produced these ordered stamps, or 0 if they show no ticks.
 
-    A clock ticks when several requests share a stamp, and nearly all stamps lie within `JITTER_MS` of a multiple of
-    one period from the first.
+    A clock ticks if several requests share a stamp and nearly all stamps lie within `JITTER_MS` of a multiple of
+    one period, counted from the first stamp.
     """
     stamps = np.asarray(stamps_ms, dtype=np.int64)
     gaps = np.diff(stamps)
     jumps = gaps[gaps > 2 * JITTER_MS]
     if len(jumps) < 2 or len(jumps) + 1 == len(stamps):
         return 0
-    # A low percentile, since ticks in which nothing came make longer jumps; then the mean over all of them, in which
-    # the jitter of each cancels, and of the periods near it the one that leaves the least.
+    # Begin with a low percentile, since ticks without requests make longer jumps. The mean over all jumps cancels
+    # their jitter. Of the periods near it, take the one that leaves the least.
     shortest = float(np.quantile(jumps, 0.1))
     about_ms = round(float(jumps.sum() / np.rint(jumps / shortest).sum()))
     periods = [about_ms + off for off in range(-JITTER_MS, JITTER_MS + 1) if about_ms + off > 4 * JITTER_MS]
     tick_ms = min(periods, key=lambda period: float(_off_tick_ms(stamps, period).mean()), default=0)
-    # Twice the jitter: the first stamp has its own.
+    # Twice the jitter, since the first stamp has its own.
     if not tick_ms or np.mean(_off_tick_ms(stamps, tick_ms) <= 2 * JITTER_MS) < ON_TICK_SHARE:
         return 0
     return tick_ms
 
 
 def _off_tick_ms(stamps: NDArray[np.int64], tick_ms: int) -> NDArray[np.int64]:
-    """How far each stamp is from the nearest tick."""
+    """Return the distance of each stamp from the nearest tick."""
     return np.asarray(np.abs((stamps - stamps[0] + tick_ms // 2) % tick_ms - tick_ms // 2))
 
 
 def spread_ns(stamps_ms: Sequence[int], tick_ms: int, rng: np.random.Generator) -> list[int]:
-    """Arrivals in ns for stamps that are in order: each anywhere in its tick, in the order of the stamps."""
+    """Return a random arrival in ns within the tick of each stamp, preserving the order of the stamps."""
     stamps = np.asarray(stamps_ms, dtype=np.int64)
     if not tick_ms:
         return [int(stamp) * _MS_NS for stamp in stamps]

@@ -1,4 +1,4 @@
-"""Trace files, each format known by its columns or keys whatever the file is called."""
+"""Reading of trace files, whose format is recognised by columns or keys rather than by name."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class _LogFormat:
     name: str
     columns: tuple[str, ...]
     read: Callable[[Source], Iterator[TraceRequest]]
-    """Arrivals are in order, by a clock of the file's own."""
+    """The format's parser. Arrivals are in order and counted from the file's own epoch."""
     block_tokens: int = 0
 
 
@@ -48,17 +48,18 @@ KNOWN_FORMATS: Final = {
     "Fulcrum's own (JSONL), first line": HEADER_KEYS,
     "Fulcrum's own (JSONL), each request": (*REQUIRED_KEYS, "…"),
 }
-"""Columns of a CSV file or keys of a JSONL line, by format."""
+"""The columns (CSV) or keys (JSONL) of each supported format."""
 
 
 def read_trace(
     path: str | Path, *, seed: int, start_s: float = 0.0, seconds: float | None = None, rate_factor: float = 1.0
 ) -> Trace:
-    """The requests of a file, or those of `seconds` from `start_s` after its first arrival or bin.
+    """Read a trace file, or the `seconds` of it that begin `start_s` after its first arrival or bin.
 
-    The seed decides what a file leaves open: where in a tick of its clock a request came, or all that is drawn from
-    rates. rate_factor: bins are drawn at this multiple of their rate; requests are superposed (see `scale_rate`).
-    Raises InvalidRequest: the format is not known, a line is broken, there are more than `MAX_REQUESTS`, or none.
+    The seed decides what the file leaves open: the arrival within a clock tick, or everything drawn from rates.
+    Bins are drawn at `rate_factor` times their rate; a log of requests is superposed instead (see `scale_rate`).
+    Raises InvalidRequest for an unknown format, a malformed line, an empty window, or more than `MAX_REQUESTS`
+    requests.
     """
     path = Path(path)
     if not (start_s >= 0 and (seconds is None or seconds > 0) and 0 < rate_factor < inf):
@@ -104,7 +105,7 @@ def _log(source: Source, form: _LogFormat, start_s: float, end_s: float) -> Trac
 def _window(
     source: Source, rows: Iterator[TraceRequest], zero_ns: int, start_s: float, end_s: float
 ) -> list[TraceRequest]:
-    """Those in the window, numbered, their arrivals from its start. What comes after it is not read."""
+    """Return the requests in the window, renumbered and timed from its start. Reading stops at its end."""
     start_ns = zero_ns + round(start_s * _SECOND_NS)
     requests: list[TraceRequest] = []
     for row in rows:

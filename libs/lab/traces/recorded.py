@@ -1,4 +1,4 @@
-"""A trace from the events of choices that gateways served."""
+"""Traces rebuilt from the request events of gateways."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,10 +13,11 @@ _SERVED: Final = frozenset((OUTCOME_OK, OUTCOME_CLIENT_GONE))
 
 
 def recorded_trace(events: Iterable[RequestEvent], *, name: str) -> Trace:
-    """What was served, in order of arrival from the first; events may come in any order, and more than once.
+    """Build a trace from events, which may come in any order and more than once; arrivals count from the first.
 
-    Each choice of a request is one. Rejected and failed choices are left out, and those whose client left before a
-    token came: how long their outputs would have been is not known. Events have no hash ids and no conversations.
+    Every served choice becomes one request. Rejected and failed choices are left out, as are those whose client
+    left before the first token, since their output lengths are unknown. Events carry no hash ids and no
+    conversations.
     """
     served: dict[bytes, RequestEvent] = {}
     left_out: dict[bytes, str] = {}

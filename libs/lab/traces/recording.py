@@ -1,4 +1,4 @@
-"""Our own trace files: JSONL, a first line for the trace and one line for each request."""
+"""Fulcrum's own trace files: JSONL with one header line for the trace and one line for each request."""
 
 import gzip
 import io
@@ -13,17 +13,20 @@ from libs.lab.traces.lines import MAX_NS, MAX_REQUESTS, MAX_TOKENS, Fault, Sourc
 from libs.lab.traces.request import Trace, TraceRequest
 
 HEADER_KEYS: Final = ("trace", "block_tokens", "notes")
-"""Of the first line; `trace` is the trace's name. A file may do without that line where no request has hash ids."""
+"""Keys of the header line, where `trace` is the trace's name.
+
+The header is optional in a file without hash ids.
+"""
 REQUEST_KEYS: Final = tuple(each.name for each in fields(TraceRequest))
 REQUIRED_KEYS: Final = ("number", "arrival_ns", "input_tokens", "output_tokens")
-"""Of a request's line; the others default as in `TraceRequest`."""
+"""The keys that each request's line must have; the others default as in `TraceRequest`."""
 
 MAX_HASH_ID: Final = (1 << 128) - 1
-"""Either side of 0: whatever made them, of 128 bits at most."""
+"""The largest absolute value of a hash id, which has at most 128 bits."""
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a file that `read_trace` makes an equal trace of; gzip where its name ends in .gz."""
+    """Write a file from which `read_trace` rebuilds an equal trace, compressed if its name ends in .gz."""
     path = Path(path)
     if len(trace.requests) > MAX_REQUESTS:
         raise InvalidRequest(f"{len(trace.requests)} requests: a trace has at most {MAX_REQUESTS}")
@@ -32,7 +35,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             if path.suffix != ".gz":
                 file.writelines(_encoded(trace))
                 return
-            # Without a name and a time inside, equal traces are equal files.
+            # The gzip header has no name and no time, so that equal traces are equal files.
             packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0)
             with packed, io.BufferedWriter(packed) as buffered:
                 buffered.writelines(_encoded(trace))
@@ -54,12 +57,12 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def is_recording(keys: frozenset[str]) -> bool:
-    """Whether a file whose first line has these keys is one of ours."""
+    """Return whether a first line with these keys belongs to Fulcrum's own format."""
     return keys == set(HEADER_KEYS) or set(REQUIRED_KEYS) <= keys <= set(REQUEST_KEYS)
 
 
 def read_recording(source: Source) -> Trace:
-    """All of it; raises InvalidRequest at the first line that no trace has there."""
+    """Read the whole file; raise InvalidRequest at the first malformed line."""
     name, block_tokens = source.path.stem, 0
     notes: tuple[str, ...] = ()
     requests: list[TraceRequest] = []

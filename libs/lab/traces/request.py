@@ -1,4 +1,4 @@
-"""One request of a trace, whichever file or generator it comes from."""
+"""The requests of a trace, independent of the file or generator they came from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,43 +6,45 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Counts in place of tokens. `number` is its place in the trace."""
+    """A request with token counts in place of tokens. `number` is its index in the trace."""
 
     number: int
     arrival_ns: int
-    """From the start of the trace. For a later turn of a session that is replayed closed-loop: its arrival in the
-    trace, which only says where it stands among others."""
+    """Arrival in ns from the start of the trace. A closed-loop replay uses it only to order the later turns of
+    sessions.
+    """
     input_tokens: int
     output_tokens: int
     hash_ids: Sequence[int] = ()
-    """Keys of the prompt's blocks, in order, each chained to those before it: equal ids at equal places are equal
-    prefixes. Empty: the prompt shares nothing."""
+    """Keys of the prompt's blocks in order, each chained to those before it. Equal ids at equal indices are equal
+    prefixes; an empty sequence shares nothing.
+    """
     max_output_tokens: int = 0
-    """What the client allowed; 0: not known, taken for `output_tokens`."""
+    """The output limit that the client set; 0 if unknown, in which case `output_tokens` is used."""
     model: str = ""
     tenant: str = ""
     service_class: str = ""
-    """Requests of one class are scored together, e.g. "chat", "long-prompt"."""
+    """The group in which the request is scored, e.g. "chat" or "long-prompt"."""
     session: int = 0
-    """Of a conversation; 0: none."""
+    """The id of the request's conversation; 0 for a request that stands alone."""
     turn: int = 0
-    """Within the session, from 0."""
+    """The index of the turn within its session, counted from 0."""
     think_ns: int = 0
-    """From the end of the turn before to this one's arrival."""
+    """The time from the end of the previous turn to this arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival."""
+    """The requests of a trace in order of arrival."""
 
     name: str
     requests: Sequence[TraceRequest]
     block_tokens: int = 0
-    """Prompt tokens behind one hash id; 0: no request has any."""
+    """The prompt tokens behind one hash id; 0 if no request has hash ids."""
     notes: Sequence[str] = field(default_factory=tuple)
-    """What a reader should know: how arrivals were spread, what was left out, each a sentence."""
+    """Remarks for readers, one sentence each, such as how arrivals were spread or what was left out."""
 
     @property
     def duration_ns(self) -> int:
-        """First to last arrival; 0 with fewer than two requests."""
+        """The time from first to last arrival; 0 with fewer than two requests."""
         return self.requests[-1].arrival_ns - self.requests[0].arrival_ns if self.requests else 0

@@ -1,4 +1,4 @@
-"""A trace cut to a part of its time, or brought to another rate."""
+"""Cutting a trace to a time window, and scaling it to another rate."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -19,9 +19,10 @@ MAX_FACTOR: Final = 10_000.0
 
 
 def cut(trace: Trace, start_s: float, seconds: float) -> Trace:
-    """The requests of `seconds` from `start_s` on, numbered anew, their arrivals from there.
+    """Return the requests of `seconds` from `start_s` on, renumbered and timed from there.
 
-    A conversation that is cut goes on from its first turn in the part, which then comes at its arrival in the trace.
+    A conversation that began earlier starts with its first turn inside the window, at that turn's arrival in the
+    trace.
     """
     if not (0 <= start_s < inf and seconds > 0):
         raise InvalidRequest(f"cannot cut {seconds:g} s from {start_s:g} s on: start at 0 or later, and take some")
@@ -34,14 +35,14 @@ def cut(trace: Trace, start_s: float, seconds: float) -> Trace:
 
 
 def scale_rate(trace: Trace, factor: float, method: ScaleMethod, seed: int) -> Trace:
-    """`factor` times the rate.
+    """Return the trace at `factor` times its rate.
 
-    compress: the same requests in 1/factor of the time, think times too. Bursts get steeper and patterns of the day
-    shorter; which requests share prefixes stays.
-    superpose: the same time with copies laid over it, each turned by a random time round the trace's span, with hash
-    ids and conversations of its own, so that copies share nothing. Bursts average out. The part of a copy that a
-    fraction asks for is a random choice, of whole conversations where there are some. A copy's conversation that
-    crosses the end is two: the later part begins anew at the trace's start.
+    - compress: replay the same requests in 1/factor of the time, think times included. Bursts get steeper and daily
+      patterns shorter; the requests that share prefixes stay the same.
+    - superpose: overlay copies of the trace on the same time span, each rotated by a random offset, with hash ids and
+      conversations of its own. Copies share nothing and bursts average out. A fractional copy is a random choice, of
+      whole conversations where there are some. A copy's conversation that crosses the end is split in two, and the
+      later part begins anew at the trace's start.
     """
     if method not in get_args(ScaleMethod):
         raise InvalidRequest(f"no method {method!r}: there are {' and '.join(get_args(ScaleMethod))}")
@@ -61,7 +62,7 @@ def scale_rate(trace: Trace, factor: float, method: ScaleMethod, seed: int) -> T
 
 
 def _superposed(trace: Trace, factor: float, rng: np.random.Generator) -> tuple[TraceRequest, ...]:
-    """The first copy stays as it is, unless it is the one that is thinned."""
+    """Overlay copies; the first one stays unrotated unless it is the one that is thinned."""
     copies = floor(factor)
     laid: list[TraceRequest] = []
     hash_ids = _FreshIds(max((max(each.hash_ids) for each in trace.requests if each.hash_ids), default=0) + 1)
@@ -82,30 +83,32 @@ def _superposed(trace: Trace, factor: float, rng: np.random.Generator) -> tuple[
                 for each in requests
             ]
         laid.extend(requests)
-    # Sorting is stable: of equal arrivals those of an earlier copy come first, in their order.
+    # The sort is stable, so that equal arrivals keep the order of copies and of requests.
     laid.sort(key=_by_arrival)
     return _renumbered(laid)
 
 
 class _FreshIds:
-    """Ids that nothing has had, in place of a copy's own."""
+    """A source of ids that no request has used, to replace the ids of a copy."""
 
     def __init__(self, first: int) -> None:
         self._next = count(first)
 
     def next_copy(self) -> Callable[[int], int]:
-        """A function that gives each id of one copy its new one."""
+        """Return a function that maps the ids of one copy to fresh ones."""
         given: defaultdict[int, int] = defaultdict(lambda: next(self._next))
         return given.__getitem__
 
 
 def _span_ns(trace: Trace) -> int:
-    """Length of the trace's time, with a mean gap after the last arrival, so that its end does not meet its start."""
+    """Return the trace's duration plus one mean gap, so that a rotated copy's end does not meet its start."""
     return trace.requests[-1].arrival_ns + max(trace.duration_ns // max(len(trace.requests) - 1, 1), 1)
 
 
 def _thinned(requests: Iterable[TraceRequest], share: float, rng: np.random.Generator) -> list[TraceRequest]:
-    """Each kept with this probability; turns of a conversation together, or the rest would lack their prefix."""
+    """Keep each request with probability `share`. The turns of a conversation stay together, or some would lack their
+    prefix.
+    """
     kept_sessions: dict[int, bool] = {}
     kept = []
     for each in requests:
@@ -118,7 +121,7 @@ def _thinned(requests: Iterable[TraceRequest], share: float, rng: np.random.Gene
 
 
 def _turned(requests: Iterable[TraceRequest], span_ns: int, shift_ns: int) -> list[TraceRequest]:
-    """Shifted, what leaves at the end coming in at the start; a conversation's part that does is -session."""
+    """Shift the arrivals, wrapping those beyond the end to the start. Wrapped turns get the session id -session."""
     stays, wraps = [], []
     for each in requests:
         at_ns = each.arrival_ns + shift_ns
@@ -130,7 +133,7 @@ def _turned(requests: Iterable[TraceRequest], span_ns: int, shift_ns: int) -> li
 
 
 def _begun_anew(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Each conversation with turns from 0, the first of which waits for no answer."""
+    """Renumber the turns of each conversation from 0; the first turn has no think time."""
     first_turns: dict[int, int] = {}
     found = []
     for each in requests:

@@ -1,4 +1,4 @@
-"""Rates in time bins, as derived from ServeGen: requests drawn so that each bin has its rate and mean lengths."""
+"""ServeGen's rates per time bin, turned into requests that match each bin's rate and mean lengths."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,20 @@ SERVEGEN_COLUMNS: Final = (
     "prefill_tokens_per_s",
     "decode_tokens_per_s",
 )
-"""Derived from alibaba/ServeGen. Token rates are of the known requests, whose lengths the source has."""
+"""Columns derived from alibaba/ServeGen. Token rates cover only the known requests, whose lengths the source has."""
 
 MIN_KNOWN_SHARE: Final = 0.3
-"""Of a bin's requests, for their mean lengths to stand for all of them."""
+"""The least share of a bin's requests with known lengths for which their means stand for the whole bin."""
 PROMPT_SPREAD: Final = 1.0
 OUTPUT_SPREAD: Final = 0.8
-"""Standard deviations of the logarithm of lengths: coefficients of variation of 1.3 and 0.95. ServeGen
-(arXiv:2505.09999) finds prompts with a heavy tail and outputs near an exponential distribution, whose one is 1."""
+"""Standard deviations of the logarithm of lengths, equivalent to coefficients of variation of 1.3 and 0.95.
+
+ServeGen (arXiv:2505.09999) finds heavy-tailed prompts, and outputs near an exponential distribution, whose
+coefficient is 1.
+"""
 MAX_BINS: Final = 1_000_000
 LONE_BIN_S: Final = 600.0
-"""How long a file's only bin lasts."""
+"""The duration assumed for the only bin of a file."""
 MAX_RATE: Final = 1e9
 
 
@@ -37,17 +40,18 @@ MAX_RATE: Final = 1e9
 class _Bin:
     start_s: float
     rate: float
-    """Of all requests, a second."""
+    """Requests a second, with known and unknown lengths alike."""
     known_share: float
     prompt_mean: float
     output_mean: float
-    """0 where no request's lengths are known."""
+    """Means of the known requests; 0 if no request's lengths are known."""
 
 
 def read_servegen(source: Source, start_s: float, end_s: float, rate_factor: float) -> Iterator[TraceRequest]:
-    """Poisson arrivals in each bin that begins before `end_s` and ends after `start_s`, seconds from the first bin.
+    """Draw Poisson arrivals in each bin that overlaps `start_s` to `end_s`, in seconds from the first bin.
 
-    A bin's requests depend on the seed and its place alone, so that a window has the requests that the whole has there.
+    A bin's requests depend only on the seed and the bin's index, so that a window has the same requests as the
+    whole file.
     """
     bins = _bins(source)
     width_s = bins[1].start_s - bins[0].start_s if len(bins) > 1 else LONE_BIN_S
@@ -104,8 +108,7 @@ def _bins(source: Source) -> list[_Bin]:
 
 
 def _means(source: Source, bins: Sequence[_Bin]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean lengths of each bin's prompts and outputs; between bins of which enough is known, on the line from one to
-    the other."""
+    """Return the mean prompt and output lengths of each bin, interpolated linearly where too few lengths are known."""
     known = [each for each in bins if each.known_share >= MIN_KNOWN_SHARE and each.prompt_mean]
     if not known:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Arrivals dealt to conversations of several turns, each of whose prompts holds all that was said before."""
+"""Assignment of arrivals to conversations, in which each prompt contains the earlier turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from libs.lab.traces.request import TraceRequest
 
 SESSION_BLOCK_TOKENS: Final = 64
 MAX_SESSION_TOKENS: Final = 32_768
-"""A turn that would not fit in this context begins a new conversation."""
+"""The longest context of a conversation. A turn that would exceed it begins a new one."""
 ANSWER_TOKEN_NS: Final = 20_000_000
-"""What an output token is taken to last where a trace needs an answer's end before any engine has run."""
+"""The time that an output token is assumed to take where the end of an answer is needed before any engine has run."""
 
+# Low bits of a hash id that hold the block's index; the conversation's id is above. MAX_TOKENS in blocks fits.
 _ID_BITS: Final = 24
-"""Of a block's place, in its hash id; the conversation is above. MAX_TOKENS in blocks fits."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Conversation:
     history_tokens: int = 0
     turn: int = 0
     hash_ids: list[int] = field(default_factory=list)
-    """Of the whole blocks so far; prompts of all turns share these numbers."""
+    """Ids of the whole blocks so far, shared by the prompts of all turns."""
 
     def prompt_ids(self, prompt_tokens: int) -> tuple[int, ...]:
         blocks = prompt_tokens // SESSION_BLOCK_TOKENS
@@ -39,16 +39,17 @@ class _Conversation:
 def converse(
     requests: Sequence[TraceRequest], rng: np.random.Generator, *, open_sessions: int, turns: float, think_s: float
 ) -> list[TraceRequest]:
-    """The same arrivals and outputs, each dealt to that of `open_sessions` conversations that is ready longest.
+    """Assign each arrival to the one of `open_sessions` conversations that has been ready longest.
 
-    A request's prompt length becomes what its turn adds to the conversation. A conversation ends after a geometric
-    number of turns, `turns` on average, and another begins in its place. Think times are exponential, `think_s` on
-    average: with too few conversations for the rate, arrivals come before their think time is over, which only an
-    open-loop replay follows. Sessions and hash ids count from 1 in order of arrival.
+    Arrivals and outputs stay the same; a request's prompt length becomes what its turn adds to the conversation. A
+    conversation ends after a geometric number of turns with mean `turns`, and another takes its place. Think times
+    are exponential with mean `think_s`. With too few conversations for the rate, arrivals come before their think
+    time has passed, which only an open-loop replay reproduces. Sessions and hash ids count from 1 in order of
+    arrival.
     """
     thinks_ns = np.rint(rng.exponential(think_s, len(requests)) * SECOND_NS).astype(np.int64)
     lengths = rng.geometric(1 / turns, len(requests))
-    # Ready at (ns), place; all are ready at first. The conversation at a place is None until its first turn.
+    # Pairs of ready time in ns and index; all are ready at first. A conversation is None until its first turn.
     ready = [(0, place) for place in range(min(open_sessions, len(requests)))]
     heapify(ready)
     current: list[_Conversation | None] = [None] * len(ready)

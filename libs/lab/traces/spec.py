@@ -1,4 +1,4 @@
-"""Spec strings, `kind:name=value,name=value`, checked against the parameters that a kind has."""
+"""Spec strings of the form `kind:name=value,name=value`, checked against the parameters of the kind."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,24 @@ from libs.contracts.errors import InvalidRequest, quoted
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number that a spec may set, least and most included."""
+    """A number that a spec may set; both bounds are inclusive."""
 
     name: str
     default: float
     least: float
     most: float
     says: str
-    """What it is, with its unit."""
+    """The help text, which includes the unit."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.says}, {self.least:g} to {self.most:g}, else {self.default:g})"
 
 
 def parse_spec(spec: str, kinds: Mapping[str, Sequence[Parameter]]) -> tuple[str, dict[str, float]]:
-    """The kind, and a value for each of its parameters. Raises InvalidRequest, which names what is wrong and lists
-    what there is."""
+    """Return the kind and a value for each of its parameters.
+
+    Raises InvalidRequest, whose message names the fault and lists the valid choices.
+    """
     kind, _, rest = spec.partition(":")
     kind = kind.strip()
     if kind not in kinds:

@@ -1,6 +1,6 @@
-"""The model catalogue port: which models there are, how gateways use them, and what the planner expects of them.
+"""The model catalogue port: the models, their use by gateways, and the planner's outlook.
 
-Entries are written by the planner that leads, uses by each gateway for itself, outlooks by the planner again.
+The leading planner writes entries and outlooks. Each gateway writes its own use.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -10,65 +10,66 @@ from typing import Protocol
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 
 Uses = Mapping[str, Mapping[str, ModelUse]]
-"""By gateway, then model."""
+"""Uses by gateway id, then by model name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogued:
-    """The catalogue at one moment."""
+    """A snapshot of the catalogue, whose mappings are keyed by model name."""
 
     entries: Mapping[str, ModelEntry] = field(default_factory=dict)
-    """By name."""
     times: Mapping[str, LoadTimes] = field(default_factory=dict)
-    """Of models that have been loaded, by name."""
+    """Times of the models that have been loaded."""
     outlooks: Mapping[str, ModelOutlook] = field(default_factory=dict)
-    """By name; empty where no planner has said anything of late."""
+    """The planner's outlooks; empty if no planner has published any recently."""
 
 
 class CatalogueDown(Exception):
-    """The store does not answer; callers go on with what they know."""
+    """The store does not respond; callers continue with what they have."""
 
 
 class ModelCatalogue(Protocol):
-    """Every method but `watch` and `watch_uses` raises CatalogueDown when the store is away."""
+    """The catalogue of models. Methods other than `watch` and `watch_uses` raise CatalogueDown while the store is
+    away.
+    """
 
     async def put(self, entry: ModelEntry) -> None:
-        """Add a model, or change it."""
+        """Add a model, or replace the one with that name."""
         ...
 
     async def remove(self, name: str) -> bool:
-        """Forget a model and how long it took to load; whether it was there."""
+        """Remove a model with its load times, and return whether it existed."""
         ...
 
-    async def measured(self, name: str, times: LoadTimes) -> None:
-        """How long loading took."""
-        ...
+    async def measured(self, name: str, times: LoadTimes) -> None: ...
 
     async def read(self) -> Catalogued:
-        """All of it; what cannot be understood is left out."""
+        """Return the whole catalogue without malformed values."""
         ...
 
     def watch(self, *, poll_ms: int = 2_000) -> AsyncIterator[Catalogued]:
-        """The catalogue now, then after every change of entries or outlooks and at least every `poll_ms`; outages are
-        waited out."""
+        """Yield the catalogue now, after every change of entries or outlooks, and at least every `poll_ms`.
+
+        Continues through outages.
+        """
         ...
 
     async def tell(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
-        """What the planner expects; it holds until the lease ends, and is pushed where it differs."""
+        """Publish the planner's outlooks until the lease ends. Watchers are notified of differences."""
         ...
 
     async def use(self, gateway_id: str, uses: Mapping[str, ModelUse], *, lease_ms: int) -> None:
-        """What one gateway has of its models, in place of what it said before; it holds until the lease ends."""
+        """Replace the uses reported by one gateway, until the lease ends."""
         ...
 
     async def uses(self) -> Uses:
-        """Uses that gateways report whose lease holds."""
+        """Return the uses of all gateways whose lease is valid."""
         ...
 
     def watch_uses(self, *, poll_ms: int = 1_000) -> AsyncIterator[Uses]:
-        """The same now, after every `use` and at least every `poll_ms`; outages are waited out."""
+        """Yield the uses now, after every `use`, and at least every `poll_ms`. Continues through outages."""
         ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the connection to the store. Safe to call twice."""
         ...

@@ -1,5 +1,8 @@
-"""The model catalogue in Redis: hashes of entries and load times, the planner's outlook under a lease, a lease key for
-each gateway's use, and two channels that announce changes."""
+"""The model catalogue in Redis.
+
+It consists of hashes of entries and load times, the planner's outlooks under a lease, a lease key for each
+gateway's use, and two channels that announce changes.
+"""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -37,7 +40,7 @@ redis.call('SADD', KEYS[2], ARGV[3])
 redis.call('PUBLISH', KEYS[3], ARGV[3])
 return 1
 """
-# The gateway may have come back since the list was read.
+# The gateway may have returned since the list was read.
 _PRUNE: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
 """
@@ -47,7 +50,7 @@ _bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=CatalogueDown)
 
 
 class RedisCatalogue:
-    """ModelCatalogue over Redis 6.2 or later."""
+    """A ModelCatalogue over Redis 6.2 or later."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
@@ -57,12 +60,9 @@ class RedisCatalogue:
         self._prune = self._redis.register_script(_PRUNE)
 
     async def put(self, entry: ModelEntry) -> None:
-        """Add a model, or change it."""
         await self._change(lambda pipe: pipe.hset(keys.models(self._cluster), entry.name, msgspec.json.encode(entry)))
 
     async def remove(self, name: str) -> bool:
-        """Forget a model; whether it was there."""
-
         def act(pipe: Any) -> None:
             pipe.hdel(keys.models(self._cluster), name)
             pipe.hdel(keys.model_times(self._cluster), name)
@@ -70,11 +70,10 @@ class RedisCatalogue:
         return bool((await self._change(act))[0])
 
     async def measured(self, name: str, times: LoadTimes) -> None:
-        """How long loading took."""
         await self._change(lambda pipe: pipe.hset(keys.model_times(self._cluster), name, msgspec.json.encode(times)))
 
     async def read(self) -> Catalogued:
-        """One round trip."""
+        # All in one round trip.
         reads = self._redis.pipeline(transaction=False)
         reads.hgetall(keys.models(self._cluster))
         reads.hgetall(keys.model_times(self._cluster))
@@ -87,34 +86,29 @@ class RedisCatalogue:
         )
 
     async def watch(self, *, poll_ms: int = 2_000) -> AsyncGenerator[Catalogued, None]:
-        """The catalogue now, then after every pushed change and at least every `poll_ms`."""
         async with aclosing(self._watch(keys.model_changes(self._cluster), self.read, poll_ms)) as found:
             async for each in found:
                 yield each
 
     async def tell(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
-        """What the planner expects."""
         value = msgspec.json.encode(dict(sorted(outlooks.items())))
         names = [keys.model_outlook(self._cluster), keys.model_changes(self._cluster)]
         await _bounded(self._tell(keys=names, args=[value, lease_ms]))
 
     async def use(self, gateway_id: str, uses: Mapping[str, ModelUse], *, lease_ms: int) -> None:
-        """What one gateway has of its models."""
         names = [self._use_key(gateway_id), keys.model_gateways(self._cluster), keys.model_uses(self._cluster)]
         await _bounded(self._use(keys=names, args=[msgspec.json.encode(uses), lease_ms, gateway_id]))
 
     async def uses(self) -> Uses:
-        """Two round trips; ids of gateways that are gone are removed on the way."""
+        """Return the uses in two round trips, removing the ids of gateways that are gone."""
         return await _bounded(self._read_uses())
 
     async def watch_uses(self, *, poll_ms: int = 1_000) -> AsyncGenerator[Uses, None]:
-        """The same now, after every `use` and at least every `poll_ms`."""
         async with aclosing(self._watch(keys.model_uses(self._cluster), self.uses, poll_ms)) as found:
             async for each in found:
                 yield each
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()
 
     def _use_key(self, gateway_id: str) -> str:
@@ -156,7 +150,7 @@ def _outlooks(value: bytes | None) -> dict[str, ModelOutlook]:
 
 
 def _one(decoder: "msgspec.json.Decoder[T]", value: bytes | None) -> T | None:
-    """None for what is not there, or is not what is to be there."""
+    """Decode a value; return None if it is missing or malformed."""
     try:
         return decoder.decode(value) if value is not None else None
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,23 +1,23 @@
-"""What a look-up in the index asks, what its answers mean, and a worker's copy of its own entries. Pure."""
+"""The pure parts of the KV index: the queries and results of look-ups, and a worker's copy of its own entries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+# The most blocks listed per worker, which take about 100 MB for hashes here and as much in the store.
 MAX_LISTED_BLOCKS = 1_000_000
-"""Blocks of one worker beyond this are not listed (about 100 MB of hashes here, as much in the store)."""
 
 
 @dataclass(slots=True)
 class Mirror:
-    """One worker's listed blocks."""
+    """A copy of the blocks that the store lists for one worker."""
 
     lease_ms: int
     blocks: set[bytes] = field(default_factory=set)
     in_doubt: bool = False
-    """The store may differ: a change to it was not confirmed, so all of it is written anew."""
+    """Whether the store may differ, because a change was not confirmed. If so, the whole copy is written again."""
 
     def apply(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> list[bytes]:
-        """Take a change, stored before removed, and give the stored that are to be listed."""
+        """Apply a change, stored blocks before removed ones, and return the stored blocks to be listed."""
         room = MAX_LISTED_BLOCKS - len(self.blocks)
         listed = list(stored[: max(0, room)])
         self.blocks.update(listed)
@@ -26,12 +26,12 @@ class Mirror:
 
 
 def distinct(hashes: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """Every hash once: prompts that begin alike share their first blocks."""
+    # Prompts that begin alike share their first blocks.
     return list(dict.fromkeys(block for prompt in hashes for block in prompt))
 
 
 def leading_blocks(prompt: Sequence[bytes], held: Mapping[bytes, bool]) -> int:
-    """How many of the prompt's blocks are held from its start on without a gap."""
+    """Return the length of the prompt's longest prefix of held blocks."""
     for count, block in enumerate(prompt):
         if not held[block]:
             return count
@@ -39,10 +39,11 @@ def leading_blocks(prompt: Sequence[bytes], held: Mapping[bytes, bool]) -> int:
 
 
 def probes(blocks: int, at_most: int) -> list[int]:
-    """Depths 1..blocks at which to ask for a prefix: all of them, or `at_most` that lie evenly and end at the last.
+    """Return the depths in 1..blocks to probe for a prefix: all of them, or `at_most` evenly spaced ones up to the
+    last.
 
-    A chained hash stands for all blocks before it, and pools evict a chain from its end: who holds a block holds what
-    leads to it.
+    A chained hash represents all blocks before it, and pools evict a chain from its end. A holder of one block
+    therefore holds all blocks that lead to it.
     """
     if blocks <= at_most:
         return list(range(1, blocks + 1))

@@ -1,4 +1,4 @@
-"""The KV index port: which worker holds which KV block. Losing it costs reuse, never a request."""
+"""The KV index port, which finds the workers that hold a KV block. Losing the index costs reuse, never a request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PrefixQuery:
-    """Prompts of one model, as their block hashes in order, and the workers that might hold them."""
+    """Prompts of one model as ordered block hashes, and the workers to look up."""
 
     model: str
     prompts: Sequence[Sequence[bytes]]
@@ -16,42 +16,40 @@ class PrefixQuery:
 
 @dataclass(frozen=True, slots=True)
 class KvIndexStats:
-    """Counters since start."""
+    """The counters of the index since start."""
 
     lookups: int
-    """Round trips for prefixes, or attempts at one."""
+    """The number of attempted round trips for prefixes."""
     lookup_errors: int
-    """Those answered with nothing because the store was away."""
+    """The number of look-ups that found nothing because the store was away."""
     change_errors: int
-    """Changes and renewals that the store did not take; the next one makes up for them."""
+    """The number of changes and renewals that the store did not accept. The next one makes up for them."""
 
 
 class KvIndex(Protocol):
-    """Block locations by chained hash (libs/contracts/hashing.py). Nothing here raises for a store that is away."""
+    """Block locations by chained hash (libs/contracts/hashing.py). No method raises while the store is away."""
 
     async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Blocks that `worker_id` now holds, and those it has evicted, in that order."""
+        """Add the blocks that a worker has stored, then remove those that it has evicted."""
         ...
 
     async def renew(self, model: str, worker_id: str, *, lease_ms: int) -> None:
-        """Keep a worker's blocks listed: they go when its lease ends, all at once."""
+        """Extend the lease of a worker's blocks, which all disappear when it ends."""
         ...
 
     async def forget(self, model: str, worker_id: str) -> None:
-        """Drop all of a worker's blocks (it starts anew, or leaves)."""
+        """Drop all blocks of a worker that restarts or leaves."""
         ...
 
     async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
-        """For each prompt of each query, how many of its leading blocks each worker holds; one round trip for all.
+        """Return for each prompt of each query how many of its leading blocks each worker holds, in one round trip.
 
         Workers that hold none are left out, so a store that is away looks like one that holds nothing.
         """
         ...
 
-    def stats(self) -> KvIndexStats:
-        """Counters for metrics."""
-        ...
+    def stats(self) -> KvIndexStats: ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the connection to the store. Safe to call twice."""
         ...

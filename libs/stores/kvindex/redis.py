@@ -1,7 +1,7 @@
-"""The KV index in Redis: per model and worker one set of block hashes, which lives by the worker's lease.
+"""The KV index in Redis, with one set of block hashes per model and worker, which expires with the worker's lease.
 
-A worker's changes are mirrored here. When one fails, or its set is found gone, the whole set is written again with the
-next change or renewal, so that the index heals from an outage and from a Redis that came back empty.
+A worker's changes are mirrored in its process. If one fails, or the set is missing, the next change or renewal
+writes the whole set again. The index thereby recovers from an outage and from a Redis that came back empty.
 """
 
 import asyncio
@@ -21,18 +21,17 @@ log = structlog.get_logger()
 LOOKUP_TIMEOUT_S = 0.05
 CHANGE_TIMEOUT_S = 1.0
 SOCKET_TIMEOUT_MS = 500
+# Look-ups pause this long after a failure, so that requests do not each wait for a store that is away.
 PAUSE_S = 0.5
-"""After a failed look-up none is tried for this long: requests do not each wait for a store that is away."""
 FIRST_LEASE_MS = 10_000
-"""Lease of a set that is published to before its first renewal."""
+"""The lease of a set before its first renewal."""
 CHUNK_BLOCKS = 4096
-"""Hashes in one command."""
 
 T = TypeVar("T")
 
 
 class RedisKvIndex:
-    """KvIndex over Redis 6.2 or later. Workers that hold none of a prompt's blocks are left out of its map."""
+    """A KvIndex over Redis 6.2 or later."""
 
     def __init__(self, url: str, cluster: str, *, lookup_timeout_s: float = LOOKUP_TIMEOUT_S) -> None:
         self._cluster = cluster
@@ -45,17 +44,15 @@ class RedisKvIndex:
         self._lookup_errors = 0
         self._change_errors = 0
         self._away = False
-        """Whether an outage has been logged."""
+        """Whether the present outage has been logged."""
 
     async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Blocks that `worker_id` now holds, and those it has evicted, in that order."""
         key = keys.kv_blocks(self._cluster, model, worker_id)
         async with self._changing:
             mirror = self._mirror(key)
             await self._write(key, mirror, mirror.apply(stored, removed), removed)
 
     async def renew(self, model: str, worker_id: str, *, lease_ms: int) -> None:
-        """Keep a worker's blocks listed: they go when its lease ends, all at once."""
         key = keys.kv_blocks(self._cluster, model, worker_id)
         async with self._changing:
             mirror = self._mirror(key)
@@ -63,7 +60,6 @@ class RedisKvIndex:
             await self._write(key, mirror, (), ())
 
     async def forget(self, model: str, worker_id: str) -> None:
-        """Drop all of a worker's blocks (it starts anew, or leaves)."""
         key = keys.kv_blocks(self._cluster, model, worker_id)
         async with self._changing:
             self._mirrors.pop(key, None)
@@ -75,7 +71,6 @@ class RedisKvIndex:
                 self._failed("forget", error)
 
     async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
-        """For each prompt of each query, how many leading blocks each worker holds; empty maps while Redis is away."""
         found: list[list[dict[str, int]]] = [[{} for _ in query.prompts] for query in queries]
         asked = [
             (worker_id, query, maps)
@@ -96,18 +91,16 @@ class RedisKvIndex:
         return [list(maps) for maps in found]
 
     def stats(self) -> KvIndexStats:
-        """Counters for metrics."""
         return KvIndexStats(self._lookups, self._lookup_errors, self._change_errors)
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()
 
     def _mirror(self, key: str) -> Mirror:
         return self._mirrors.setdefault(key, Mirror(lease_ms=FIRST_LEASE_MS))
 
     async def _held(self, sets: Sequence[tuple[str, Sequence[bytes]]]) -> list[dict[bytes, bool]]:
-        """Which of the blocks wanted of each set it holds; nothing at all while Redis is away."""
+        """Return which of the requested blocks each set holds, or an empty list while Redis is away."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._paused_until_s:
             self._lookup_errors += 1
@@ -127,8 +120,11 @@ class RedisKvIndex:
         return held
 
     def _answer(self, wanted: Sequence[bytes], answer: Any) -> dict[bytes, bool]:
-        """Which blocks a set holds. A key that is no set holds none: its worker, which writes it anew with its next
-        renewals, keeps no other's look-up from an answer meanwhile."""
+        """Return which blocks a set holds.
+
+        A key of another type holds none: the worker writes it again with its next renewals, and other look-ups must
+        not fail meanwhile.
+        """
         if is_wrong_type(answer):
             self._lookup_errors += 1
             return dict.fromkeys(wanted, False)
@@ -137,8 +133,8 @@ class RedisKvIndex:
         return dict(zip(wanted, map(bool, answer), strict=True))
 
     async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Bring the store to the mirror: by the change alone, or by all of it when the two may differ."""
-        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, also if this is cancelled
+        """Update the store by the change alone, or by the whole mirror if the two may differ."""
+        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, even on cancellation
         try:
             if not differs:
                 differs = await self._write_change(key, mirror, stored, removed) != len(mirror.blocks)
@@ -151,7 +147,7 @@ class RedisKvIndex:
             self._failed("change", error)
 
     async def _write_change(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> int:
-        """How many blocks the store lists after the change."""
+        """Write a change and return the number of blocks that the store lists afterwards."""
         pipe = self._redis.pipeline(transaction=True)
         for chunk in _chunks(stored):
             pipe.sadd(key, *chunk)

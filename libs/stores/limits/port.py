@@ -1,4 +1,4 @@
-"""The port to what all gateways together have used of tenants' limits."""
+"""The port to the combined use of tenants' limits by all gateways."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,57 +8,65 @@ from libs.policy.limits.usage import DAY, MINUTE, Span
 
 Kind = Literal["requests", "tokens", "gpu_ms"]
 SPANS: Final[Mapping[Kind, Span]] = {"requests": MINUTE, "tokens": MINUTE, "gpu_ms": DAY}
-"""In which each is limited."""
+"""The span over which each kind is limited."""
 
 
 class LedgerDown(Exception):
-    """The ledger does not answer in time: whether it has counted is not known."""
+    """The ledger does not respond in time. Whether it has counted the call is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What was granted, and how the limit stands after it."""
+    """The units granted, and the state of the limit afterwards."""
 
     granted: int
     left: int
     wait_s: float
-    """Until what was asked for at least fits; 0 where it was granted."""
+    """The time until the least amount requested would fit; 0 if it was granted."""
 
 
 class Ledger(Protocol):
-    """Use of tenants' limits in the last minute or day, requests that run, and what gateways say of their tenants.
-    Raises LedgerDown."""
+    """The use of tenants' limits in the last minute or day, running requests, and gateways' reports about tenants.
+
+    Methods raise LedgerDown.
+    """
 
     async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
-        """Use up to `want` units as far as the limit allows, or none where that is under `least`."""
+        """Use up to `want` units as far as the limit allows, or none if that is less than `least`."""
         ...
 
     async def add(self, tenant: str, kind: Kind, units: int) -> None:
-        """Count units whatever the limit; below 0 they are given back."""
+        """Add units regardless of the limit; negative ones are returned to it."""
         ...
 
     async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:
-        """Places for requests at once that the gateway holds from now on for HOLD_S: `want` of them as far as there is
-        room, and at least `running`."""
+        """Reserve concurrent requests for the gateway for HOLD_S and return their number.
+
+        It is `want` as far as there is room, and at least `running`.
+        """
         ...
 
     async def beat(self, gateway_id: str) -> int:
-        """Say that the gateway lives, for HOLD_S; how many do."""
+        """Register the gateway as alive for HOLD_S, and return the number of live gateways."""
         ...
 
     async def exchange(self, gateway_id: str, report: bytes) -> Mapping[str, bytes]:
-        """Leave for the other gateways what tenants have at this one, for REPORT_HOLD_S; empty: nothing. What others
-        left, by gateway; what takes more than MAX_REPORT_BYTES with its gateway's name is dropped."""
+        """Publish this gateway's report on its tenants for REPORT_HOLD_S, and return the others' reports by gateway.
+
+        An empty report publishes nothing. Reports that exceed MAX_REPORT_BYTES together with their gateway's name
+        are dropped.
+        """
         ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the connection to the store. Safe to call twice."""
         ...
 
 
 HOLD_S = 5.0
-"""After this a gateway that has not renewed what it holds has lost it."""
+"""The time after which a gateway loses what it has not renewed."""
+# A report that is not renewed for this long no longer counts. It has to be short, since answers at other gateways give
+# way to the tenants that are reported.
 REPORT_HOLD_S = 1.0
-"""After this a gateway that has said nothing of its tenants is gone: others' answers give way to what it reported."""
+# Fits about 5,000 tenants of one gateway.
 MAX_REPORT_BYTES = 256 * 1024
-"""About 5,000 tenants of one gateway."""

@@ -1,7 +1,11 @@
-"""Use of tenants' limits in Redis, by its clock: a hash of slots for each kind, a hash of gateways for requests
-at once. The arithmetic is that of `libs.policy.limits`, where it is tested; here it runs where no two interleave.
+"""Use of tenants' limits in Redis, by its clock.
 
-That clock may be set back: what is written for a later time than now can be is moved to the latest that can."""
+Each kind has a hash of slots, and concurrent requests have a hash of gateways. The arithmetic is that of
+`libs.policy.limits`, where it is tested; here it runs in scripts that do not interleave.
+
+Redis's clock may be set back. Values written for a time later than any possible one are moved to the latest
+possible.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,8 +16,8 @@ from libs.runtime.redis import in_time, make_redis
 from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 SOCKET_TIMEOUT_MS: Final = 200
+# Requests may wait this long for the ledger.
 CALL_TIMEOUT_S: Final = 0.3
-"""A request may wait for this."""
 
 _WINDOW: Final = """
 local now = redis.call('TIME')
@@ -76,7 +80,7 @@ end
 return 1
 """
 )
-# A count of more than seven digits is nobody's: it would take every place from all others.
+# A count of more than seven digits is corrupt, and would use up the limit of all others.
 _HOLD: Final = """
 local now = redis.call('TIME')
 local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
@@ -147,7 +151,7 @@ def _cut(kind: Kind) -> tuple[int, int]:
 
 
 class RedisLedger:
-    """Ledger over Redis 6.2 or later."""
+    """A Ledger over Redis 6.2 or later, each of whose calls is one round trip."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
@@ -159,32 +163,31 @@ class RedisLedger:
         self._exchange = self._redis.register_script(_EXCHANGE)
 
     async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Grant:
-        """One round trip, as all of these."""
         name = keys.limit_use(self._cluster, tenant, kind)
         granted, left, wait_s = await _bounded(self._take(keys=[name], args=[*_cut(kind), limit, want, least]))
         return Grant(int(granted), max(int(left), 0), float(wait_s))
 
     async def add(self, tenant: str, kind: Kind, units: int) -> None:
-        """Below 0: the latest first."""
+        """Add units. Negative ones are taken from the latest slots first."""
         await _bounded(self._add(keys=[keys.limit_use(self._cluster, tenant, kind)], args=[*_cut(kind), units]))
 
     async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:
-        """What others hold is theirs until it has run out."""
+        # Reservations of other gateways stay theirs until they expire.
         args: list[str | int] = [gateway_id, limit, running, want, round(HOLD_S * 1000)]
         return int(await _bounded(self._hold(keys=[keys.limit_open(self._cluster, tenant)], args=args)))
 
     async def beat(self, gateway_id: str) -> int:
-        """Itself included."""
+        # The count includes this gateway.
         args: list[str | int] = [gateway_id, round(HOLD_S * 1000)]
         return int(await _bounded(self._beat(keys=[keys.limit_gateways(self._cluster)], args=args)))
 
     async def exchange(self, gateway_id: str, report: bytes) -> Mapping[str, bytes]:
-        """What was left until later than can be, before the clock was set back, is dropped: it comes again soon."""
+        # Reports with an impossibly late end, from before the clock was set back, are dropped: new ones follow
+        # soon.
         args: list[str | int | bytes] = [gateway_id, report, round(REPORT_HOLD_S * 1000), MAX_REPORT_BYTES]
         found = await _bounded(self._exchange(keys=[keys.tenant_places(self._cluster)], args=args))
         named = zip(found[::2], found[1::2], strict=True)
         return {bytes(name).decode(errors="replace"): bytes(each) for name, each in named}
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()

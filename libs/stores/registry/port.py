@@ -1,4 +1,4 @@
-"""The registry port: which workers exist. A worker is there as long as it renews its lease."""
+"""The registry port, which lists the existing workers. A worker exists as long as it renews its lease."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 
 @dataclass(frozen=True, slots=True)
 class RegistryStats:
-    """What was read and could not be used."""
+    """Counters of registry entries that could not be used."""
 
     skipped: int = 0
-    """Different entries so far that are no worker others can connect to."""
+    """The number of distinct entries so far that are no worker others can connect to."""
     unusable: int = 0
-    """Those in the last list."""
+    """The number of such entries in the last list."""
 
 
 class Registry(Protocol):
-    """Where workers announce themselves and others find them. Every method raises RegistryDown when it is away."""
+    """The directory in which workers register and others find them. Methods raise RegistryDown while it is away."""
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
-        """Register or renew; the change is pushed to `watch` when anything but the lease differs.
+        """Register a worker or renew its lease, notifying `watch` if anything but the lease differs.
 
         Does nothing while a newer incarnation is registered.
         """
@@ -32,21 +32,19 @@ class Registry(Protocol):
         ...
 
     async def workers(self) -> list[Worker]:
-        """Those whose lease holds, by id."""
+        """Return the workers whose lease is valid, sorted by id."""
         ...
 
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
-        """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
+        """Yield the list now, after every pushed change, and at least every `poll_ms`. Continues through outages."""
         ...
 
-    def stats(self) -> RegistryStats:
-        """Counters for metrics."""
-        ...
+    def stats(self) -> RegistryStats: ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the connection to the store. Safe to call twice."""
         ...
 
 
 class RegistryDown(Exception):
-    """The store does not answer; callers go on with what they know."""
+    """The store does not respond; callers continue with what they have."""

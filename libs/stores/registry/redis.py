@@ -21,16 +21,16 @@ log = structlog.get_logger()
 SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
 MAX_PRUNED = 1000
-"""Dead ids that one list removes; the next one goes on."""
+"""The most dead ids that one list removes; the next list continues."""
 MAX_REMEMBERED = 1024
-"""Skipped values that are known to have been logged; of more, the one that was seen longest ago counts as new."""
+"""The number of skipped values remembered as logged. Beyond it, the value seen least recently counts as new."""
 SHOWN_BYTES = 80
-"""Of a skipped id, in the log."""
+"""The bytes of a skipped id that are logged."""
 
 T = TypeVar("T")
 
 # Incarnations are 20 digits, so that comparing text compares numbers: Lua's own are not exact beyond 2**53.
-# A key of another type, which only a stranger can have left, would refuse every command on it for ever.
+# A key of another type must be foreign, and would fail every command for ever.
 _OWN = """
 local function own(key, kind)
   local held = redis.call('TYPE', key).ok
@@ -56,7 +56,7 @@ if redis.call('DEL', KEYS[1]) + redis.call('SREM', KEYS[2], ARGV[1]) > 0 then
 end
 return 1
 """
-# The id goes only if its lease is still gone: the worker may have come back since the list was read.
+# The id is removed only while its lease is missing: the worker may have returned since the list was read.
 _PRUNE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
 """
@@ -66,7 +66,7 @@ _bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=RegistryDown)
 
 
 class RedisRegistry:
-    """Registry over Redis 6.2 or later. A newer incarnation's registration is never replaced by an older one's."""
+    """A Registry over Redis 6.2 or later. An older incarnation never replaces a newer one's registration."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
@@ -77,29 +77,25 @@ class RedisRegistry:
         self._skipped = _Skipped()
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
-        """Register or renew; the change is pushed to `watch` when anything but the lease differs."""
         value = worker.SerializeToString(deterministic=True)
         lease = (worker.id, f"{worker.incarnation:020d}", value, lease_ms)
         await _bounded(self._announce(keys=self._keys(worker.id), args=lease))
 
     async def withdraw(self, worker_id: str, incarnation: int) -> None:
-        """Remove a worker unless a newer incarnation has taken its place."""
         args = [worker_id, f"{incarnation:020d}"]
         await _bounded(self._withdraw(keys=self._keys(worker_id), args=args))
 
     async def workers(self) -> list[Worker]:
-        """Those whose lease holds, by id: two round trips, and a third when some are dead.
+        """Return the workers with a valid lease, sorted by id, in two round trips and a third if some are dead.
 
-        Whatever else stands there is skipped, logged and counted.
+        Other values are skipped, logged and counted.
         """
         return await _bounded(self._read())
 
     def stats(self) -> RegistryStats:
-        """Counters for metrics."""
         return RegistryStats(self._skipped.total, self._skipped.last)
 
     async def watch(self, *, poll_ms: int = 1000) -> AsyncGenerator[list[Worker], None]:
-        """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
         channel, away = keys.worker_changes(self._cluster), "registry is away"
         watching = watch_channel(self._redis, channel, self.workers, poll_ms=poll_ms, down=RegistryDown, away=away)
         async with aclosing(watching) as lists:
@@ -107,7 +103,6 @@ class RedisRegistry:
                 yield workers
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()
 
     def _keys(self, worker_id: str) -> list[str]:
@@ -144,7 +139,7 @@ class RedisRegistry:
         return found
 
     async def _drop(self, dead: list[bytes]) -> None:
-        """One round trip, over one connection, for all of them."""
+        # One round trip over one connection for all of them.
         if dead:
             prunes = self._redis.pipeline(transaction=False)
             for member in dead:
@@ -152,12 +147,12 @@ class RedisRegistry:
             await prunes.execute()
 
     def _lease(self, member: bytes) -> bytes:
-        """The lease key of a member, which may be anything."""
+        """Return the lease key of a member, which may be any bytes."""
         return keys.worker(self._cluster, "").encode() + member
 
 
 def _bytes(value: Any) -> bytes:
-    """What was read; raises Unusable for a key of another type, and whatever else Redis answered."""
+    """Return the value read. Raises Unusable for a key of another type, and any other error of Redis."""
     if is_wrong_type(value):
         raise Unusable("its key is no hash")
     if isinstance(value, Exception):
@@ -166,16 +161,15 @@ def _bytes(value: Any) -> bytes:
 
 
 class _Skipped:
-    """Values that were no worker: each is logged and counted once, as long as it is remembered."""
+    """The values that were no worker. Each is logged and counted once for as long as it is remembered."""
 
     def __init__(self) -> None:
         self.total = 0
         self.last = 0
-        """In the last list."""
+        """The number of skipped values in the last list."""
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def take(self, member: bytes, value: Any, why: str) -> None:
-        """A value was skipped."""
         held = value if isinstance(value, bytes) else str(value).encode()
         which = xxhash.xxh3_64_intdigest(b"%d:%b%b" % (len(member), member, held))
         known = which in self._known

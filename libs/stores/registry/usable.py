@@ -1,4 +1,4 @@
-"""Whether what stands in the registry is a worker that others can connect to and plan with. Pure."""
+"""Validation of registry entries, which must be workers that others can connect to and plan with. Pure."""
 
 import math
 import re
@@ -10,22 +10,22 @@ from google.protobuf.message import DecodeError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import FirstToken, Role, Worker, WorkerState
 from libs.contracts.ranges import fault_of
 
+# The largest serialized worker, a hundred times the size of a typical one.
 MAX_WORKER_BYTES: Final = 65_536
-"""Of one worker, serialized: a hundred times what one needs."""
 PEAKS_PER_S: Final = (1e6, 1e21)
-"""FLOPs or bytes of a device a second: a slow microcontroller to a thousand racks."""
+"""The plausible range of a device's FLOPs or bytes a second, from a slow microcontroller to a thousand racks."""
 
+# The same characters that settings allow in the name of a process.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What settings allow as the name of a process."""
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 
 
 class Unusable(Exception):
-    """The reason why a value is no worker."""
+    """The reason why a value is not a usable worker."""
 
 
 def read_worker(member: bytes, value: bytes) -> Worker:
-    """The worker that stands under an id; raises Unusable."""
+    """Parse the worker stored under an id. Raises Unusable."""
     if len(value) > MAX_WORKER_BYTES:
         raise Unusable(f"{len(value)} bytes; {MAX_WORKER_BYTES} are allowed")
     try:
@@ -40,7 +40,7 @@ def read_worker(member: bytes, value: bytes) -> Worker:
 
 
 def faults(worker: Worker) -> Iterator[str]:
-    """What is wrong with it, each as a few words; nothing where it can be used."""
+    """Yield each fault of a worker in a few words; yield nothing for a usable one."""
     if not _ID.fullmatch(worker.id):
         yield f"id {worker.id[:80]!r} is no name of a process"
     address = _ADDRESS.fullmatch(worker.address)

@@ -1,4 +1,4 @@
-"""Kept responses in memory: for a gateway that has no Redis, and for simulations."""
+"""An in-memory store of responses, for gateways without Redis and for simulations."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from libs.stores.responses.port import MAX_RESPONSE_BYTES, MAX_RESPONSES, MAX_TENANT_BYTES
 
 MAX_TENANTS = 256
-"""With responses at once; those of the tenant that has been quiet for longest make room."""
+"""The most tenants with responses at a time; those of the least recently active one make room."""
 
 
 @dataclass(slots=True)
 class _Kept:
     values: OrderedDict[str, tuple[bytes, float]] = field(default_factory=OrderedDict)
-    """Value and end by id, oldest first."""
+    """Value and expiry time by response id, oldest first."""
     size_bytes: int = 0
 
     def drop(self, response_id: str) -> bool:
@@ -24,14 +24,13 @@ class _Kept:
 
 
 class MemoryResponses:
-    """ResponseStore of one process."""
+    """A ResponseStore that lasts as long as its process."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._tenants: OrderedDict[str, _Kept] = OrderedDict()
 
     async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
-        """As the port says."""
         if len(value) > MAX_RESPONSE_BYTES:
             return False
         kept = self._tenants.setdefault(tenant, _Kept())
@@ -49,17 +48,16 @@ class MemoryResponses:
         return True
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """As the port says."""
         kept = self._tenants.get(tenant)
         value, ends_s = kept.values.get(response_id, (None, 0.0)) if kept else (None, 0.0)
         return value if ends_s > self._now_s() else None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """As the port says."""
         stands = await self.get(tenant, response_id) is not None
         if stands:
             self._tenants[tenant].drop(response_id)
         return stands
 
     async def close(self) -> None:
-        """Nothing to do."""
+        # There is no connection to close.
+        ...

@@ -1,34 +1,34 @@
-"""The port to the responses that are kept for their tenants, so that later ones can go on from them."""
+"""The port to stored responses, which later requests of the same tenant can continue."""
 
 from typing import Final, Protocol
 
 MAX_RESPONSES: Final = 1_000
-"""Kept for one tenant; the oldest make room."""
+"""The most responses of one tenant; the oldest make room."""
 MAX_TENANT_BYTES: Final = 64 * 1024**2
-"""Of all responses of one tenant; the oldest make room."""
+"""The most bytes of one tenant's responses; the oldest make room."""
 MAX_RESPONSE_BYTES: Final = 1024**2
-"""Of one, with the conversation that led to it; a larger one is not kept."""
+"""The most bytes of a response with the conversation that led to it. Larger ones are not stored."""
 
 
 class ResponsesDown(Exception):
-    """The store does not answer in time."""
+    """The store does not respond in time."""
 
 
 class ResponseStore(Protocol):
-    """Values by tenant and id. Raises ResponsesDown."""
+    """Response values by tenant and id. Methods raise ResponsesDown."""
 
     async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
-        """Keep a value for that long, within the bounds above; False where it is too large."""
+        """Store a value for `keep_s` within the bounds above, and return False if it is too large."""
         ...
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """None: there is none of this tenant, or it is over."""
+        """Return the value, or None if this tenant has none with that id or it has expired."""
         ...
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Whether there was one."""
+        """Delete a value and return whether it existed."""
         ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the connection to the store. Safe to call twice."""
         ...

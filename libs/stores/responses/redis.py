@@ -1,5 +1,8 @@
-"""Kept responses in Redis: for each tenant a hash of values, a sorted set of their ends by Redis's clock, and the sum
-of their sizes. One hash, so that a tenant's bounds are held in one step and all of it ends by itself."""
+"""Stored responses in Redis.
+
+Each tenant has a hash of values, a sorted set of their expiry times by Redis's clock, and the sum of their sizes.
+With one hash per tenant, its bounds are enforced in one step and all of it expires together.
+"""
 
 from functools import partial
 from typing import Any, Final
@@ -9,8 +12,8 @@ from libs.runtime.redis import in_time, make_redis
 from libs.stores.responses.port import MAX_RESPONSE_BYTES, MAX_RESPONSES, MAX_TENANT_BYTES, ResponsesDown
 
 SOCKET_TIMEOUT_MS: Final = 500
+# An answer may wait this long for the store.
 CALL_TIMEOUT_S: Final = 1.0
-"""An answer may wait for this."""
 
 _START: Final = """
 local now = redis.call('TIME')
@@ -22,8 +25,8 @@ local function drop(id)
   return redis.call('ZREM', KEYS[2], id)
 end
 """
-# A key of another type, which only a stranger can have left, would keep every later response from being kept. Values
-# without their ends, and ends without their values, are of no use. A size that is no number is summed up anew.
+# A key of another type must be foreign, and would prevent all later responses from being stored. Values without expiry
+# times, and expiry times without values, are useless. A size that is not a number is summed up again.
 _KEEP: Final = (
     _START
     + """
@@ -80,7 +83,7 @@ _bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=ResponsesDown)
 
 
 class RedisResponses:
-    """ResponseStore over Redis 6.2 or later."""
+    """A ResponseStore over Redis 6.2 or later, each of whose calls is one round trip."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
@@ -93,7 +96,6 @@ class RedisResponses:
         return [keys.responses(self._cluster, tenant, part) for part in ("values", "ends", "bytes")]
 
     async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
-        """One round trip, as all of these."""
         if len(value) > MAX_RESPONSE_BYTES:
             return False
         args: list[Any] = [response_id, value, keep_s * 1000, MAX_RESPONSES, MAX_TENANT_BYTES]
@@ -101,14 +103,12 @@ class RedisResponses:
         return True
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """By Redis's clock."""
+        # The value expires by Redis's clock.
         found: bytes | None = await _bounded(self._get(keys=self._keys(tenant), args=[response_id]))
         return found
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Whether there was one."""
         return bool(await _bounded(self._delete(keys=self._keys(tenant), args=[response_id])))
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()

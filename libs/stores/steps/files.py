@@ -1,5 +1,8 @@
-"""Step-time fits on disk: a small JSON file for each engine, model, device, variant and kind of step, and for the last
-measurement of prefill."""
+"""Step-time fits on disk.
+
+There is a small JSON file for each engine, model, device, variant and kind of step, and one for the last
+measurement of prefill.
+"""
 
 import asyncio
 import fcntl
@@ -25,39 +28,39 @@ log = structlog.get_logger()
 
 MAX_FILE_BYTES = 65_536
 CURVE = "prefill-curve"
-"""Beside the files named for kinds of steps."""
+"""The name of the curve's file, beside those named after kinds of steps."""
 LOCK = "measuring.lock"
 
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 class FileStepTimes:
-    """StepTimeStore in a folder, which need not exist. Files are replaced whole, so workers may share it."""
+    """A StepTimeStore in a folder, which need not exist. Files are replaced atomically, so workers may share it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._locks: dict[StepTimeKey, int] = {}
-        """File descriptors of the locks held."""
+        """File descriptors of the locks that are held."""
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
-        """What is there and can be read."""
+        """Return the fits whose files exist and can be read."""
         return await asyncio.to_thread(self._fits, key)
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
-        """Write the kinds; a folder that cannot be written to is logged, and no error is raised."""
+        """Write the fits. If the folder is not writable, log a warning instead of raising."""
         await self._save(key, {kind.value: step_time_message(fit) for kind, fit in fits.items()})
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """What is there and can be read."""
+        """Return the curve if its file exists and can be read."""
         found = await asyncio.to_thread(_read, self._file(key, CURVE), pb.PrefillCurve)
         return prefill_curve(found) if found is not None else None
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
-        """Write the curve; a folder that cannot be written to is logged, and no error is raised."""
+        """Write the curve. If the folder is not writable, log a warning instead of raising."""
         await self._save(key, {CURVE: curve_message(curve)})
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
-        """By a lock on a file, which the system drops with its holder; a folder without locks lets everybody."""
+        """Claim by a file lock, which the system drops with its holder. A folder without locks grants every claim."""
         try:
             return await asyncio.to_thread(self._lock, key)
         except OSError as error:
@@ -65,12 +68,11 @@ class FileStepTimes:
             return True
 
     async def release(self, key: StepTimeKey) -> None:
-        """Drop the lock; the file stays."""
+        # The lock's file stays.
         if (lock := self._locks.pop(key, None)) is not None:
             os.close(lock)
 
     async def close(self) -> None:
-        """Drop all locks."""
         for key in list(self._locks):
             await self.release(key)
 
@@ -116,7 +118,6 @@ def _read(path: Path, kind: type[MessageT]) -> MessageT | None:
 
 
 def _write(path: Path, message: Message) -> None:
-    """Replace the file as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:

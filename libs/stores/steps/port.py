@@ -1,4 +1,4 @@
-"""Where workers keep what they have learned of their step times, so that the next one starts from it."""
+"""The port to step times that workers have learned, from which later workers start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,56 +10,54 @@ from libs.policy.worker.saturation import PrefillCurve
 
 @dataclass(frozen=True, slots=True)
 class StepTimeKey:
-    """What step times are of. Workers with equal ones take as long for the same step."""
+    """The key of step times. Workers with equal keys take the same time for the same step."""
 
     engine: str
     model: str
-    """Its name, and the beginning of its revision: names can be chosen."""
+    """The model's name and the beginning of its revision, since names can be chosen freely."""
     device: str
-    """E.g. "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100"."""
+    """For example "cpu", "cuda:NVIDIA H200" or "sim:llama-8b-h100"."""
     variant: str = ""
-    """What else the engine says decides it, e.g. "bfloat16, tp4, vllm 0.32.0"."""
+    """Further properties that the engine considers decisive, e.g. "bfloat16, tp4, vllm 0.32.0"."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """From the widest to the narrowest."""
+        """The parts of the key from the widest to the narrowest."""
         return self.engine, self.model, self.device, self.variant
 
 
 class StepTimeStore(Protocol):
-    """For each key the latest fit that covers each kind of step, and the latest measurement of prefill.
+    """The latest fit for each kind of step and the latest measurement of prefill, by key.
 
-    It raises nothing: one that is away holds nothing.
+    No method raises; a store that is away behaves like an empty one.
     """
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
-        """By kind of step, the last fit saved for it; of that fit only what concerns the kind counts."""
+        """Return the last fit saved for each kind of step. Only the part of it that concerns the kind counts."""
         ...
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
-        """Replace the fits of these kinds; those of others stay."""
+        """Replace the fits of these kinds; those of other kinds stay."""
         ...
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """The last measurement of prefill that was saved for it."""
+        """Return the last measurement of prefill that was saved."""
         ...
 
-    async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
-        """Replace it."""
-        ...
+    async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None: ...
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
-        """Whether the caller is to measure prefill for the key now, since nobody else does who uses this store.
+        """Return whether the caller should measure prefill, because no other user of this store does.
 
-        It holds until `release`, or until the caller is dead: `lease_s` at most where that cannot be known. One that is
-        away lets everybody.
+        The claim lasts until `release` or the caller's death, or `lease_s` if its death cannot be detected. A store
+        that is away grants every claim.
         """
         ...
 
     async def release(self, key: StepTimeKey) -> None:
-        """The caller measures no more; nothing where it did not."""
+        """End the caller's claim, if it has one."""
         ...
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the connection to the store. Safe to call twice."""
         ...

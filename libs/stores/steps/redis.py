@@ -1,5 +1,8 @@
-"""Step-time fits in Redis: a hash for each engine, model, device and variant, with one serialized fit for each kind of
-step and the last measurement of prefill; beside it, while somebody measures, that worker's lease."""
+"""Step-time fits in Redis.
+
+Each engine, model, device and variant has a hash with one serialized fit per kind of step and the last measurement
+of prefill. While a worker measures, its lease is stored beside the hash.
+"""
 
 import asyncio
 import secrets
@@ -24,7 +27,7 @@ log = structlog.get_logger()
 SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
 CURVE_FIELD: Final = "prefill-curve"
-"""Beside the fields named for kinds of steps."""
+"""The field of the curve, beside those named after kinds of steps."""
 _RELEASE: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -32,19 +35,19 @@ return 1
 
 
 class RedisStepTimes:
-    """StepTimeStore over Redis 6.2 or later. Nothing but leases expires: a device is as fast next week."""
+    """A StepTimeStore over Redis 6.2 or later. Only leases expire, since a device will be as fast next week."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
         self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
         self._drop = self._redis.register_script(_RELEASE)
         self._token = secrets.token_hex(8)
-        """Whose leases these are."""
+        """The token that identifies this store's leases."""
         self._away = False
-        """Whether an outage has been logged."""
+        """Whether the present outage has been logged."""
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
-        """What is there; nothing while Redis is away."""
+        """Return the stored fits, or none while Redis is away."""
         kinds = list(StepKind)
         found: Any = await self._bounded(self._redis.hmget(self._key(key), [kind.value for kind in kinds]))
         values = zip(kinds, found, strict=True) if isinstance(found, list) else ()
@@ -52,13 +55,13 @@ class RedisStepTimes:
         return {kind: fit for kind, fit in fits.items() if fit is not None}
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
-        """Write the kinds; lost while Redis is away, since the next save says it again."""
+        """Write the fits. They are lost while Redis is away, and the next save repeats them."""
         values: dict[Any, Any] = {kind.value: step_time_message(fit).SerializeToString() for kind, fit in fits.items()}
         if values:
             await self._put(self._key(key), values)
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """What is there; nothing while Redis is away."""
+        """Return the stored curve, or None while Redis is away."""
         found: Any = await self._bounded(self._redis.hget(self._key(key), CURVE_FIELD))
         try:
             return prefill_curve(pb.PrefillCurve.FromString(found)) if isinstance(found, bytes) else None
@@ -66,37 +69,36 @@ class RedisStepTimes:
             return None
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
-        """Write it; lost while Redis is away."""
+        """Write the curve, which is lost while Redis is away."""
         value: Any = curve_message(curve).SerializeToString()
         await self._put(self._key(key), {CURVE_FIELD: value})
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
-        """By a key that expires; everybody is let while Redis is away."""
+        """Claim by a key that expires. Every claim is granted while Redis is away."""
         lease = keys.step_time_lease(self._cluster, *key.parts)
         given = await self._bounded(self._redis.set(lease, self._token, nx=True, px=max(round(lease_s * 1000), 1)))
         return bool(given) or self._away
 
     async def release(self, key: StepTimeKey) -> None:
-        """Remove the key, if it is this store's still."""
+        """Remove the claim's key if it still belongs to this store."""
         lease = keys.step_time_lease(self._cluster, *key.parts)
         await self._bounded(self._drop(keys=[lease], args=[self._token]))
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()
 
     def _key(self, key: StepTimeKey) -> str:
         return keys.step_time(self._cluster, *key.parts)
 
     async def _put(self, key: str, values: dict[Any, Any]) -> None:
-        """Set fields; a key of another type, which a stranger must have left, makes room for them."""
+        """Set fields, replacing a key of another type, which must be foreign."""
         if is_wrong_type(await self._bounded(self._redis.hset(key, mapping=values))):
             log.warning("step times replace what is no hash", key=key)
             await self._bounded(self._redis.unlink(key))
             await self._bounded(self._redis.hset(key, mapping=values))
 
     async def _bounded(self, call: Awaitable[Any]) -> Any:
-        """The answer; None while Redis is away, and the error itself where the key is of another type."""
+        """Return the result, None while Redis is away, or the error itself if the key has another type."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 answer = await call

@@ -1,1 +1,1 @@
-"""What a worker of the lab is made of: device, KV, duties, and what it says."""
+"""The parts of a simulated worker: device, KV transfers, credits and roles, and reports."""

@@ -11,13 +11,13 @@ from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
 _MS: Final = 1_000_000 * PS_PER_NS
 BEAT_PS: Final = SIGN_OF_LIFE_MS * _MS
 REST_PS: Final = RESTING_SIGN_OF_LIFE_MS * _MS
-"""Between frames of a worker that rests. They change nothing, and are not sent here; only when they were counts."""
+"""The interval between frames of an idle worker. They change nothing and are not sent here, only allowed for."""
+# The default of live workers, which send a changed load with their telemetry.
 TELEMETRY_PS: Final = 100 * _MS
-"""The workers' own default: a changed load goes out with telemetry."""
 
 
 class Beat:
-    """Heartbeats of one worker. While it decodes, every step reports the load, and nothing is left to do here."""
+    """The heartbeats of one worker. While it decodes, every step reports the load, and none are needed."""
 
     def __init__(self, time: VirtualTime, device: Device, send_load: Callable[[], None]) -> None:
         """`send_load` sends a frame and calls `reported`."""
@@ -27,16 +27,16 @@ class Beat:
         self._reported_ps = time.now_ps
         self._reported: EngineLoad | None = None
         self._beats = False
-        """Whether the next sign of life is planned."""
+        """Whether the next sign of life is scheduled."""
         self._ticks = False
-        """Whether a comparison with the reported load is planned."""
+        """Whether a comparison with the last reported load is scheduled."""
 
     def reported(self, load: EngineLoad, at_ps: int) -> None:
-        """A frame has left, or would have."""
+        """Record a load that a frame carried or would have carried."""
         self._reported, self._reported_ps = load, at_ps
 
     def watch(self, *, reported: bool) -> None:
-        """Something has happened at the worker; `reported`: a frame carries it."""
+        """Schedule heartbeats after an event at the worker; `reported` is whether a frame carries the event."""
         if not (reported or self._ticks):
             self._ticks = True
             passed_ps = self._time.now_ps - START_PS
@@ -53,7 +53,7 @@ class Beat:
 
     @property
     def _steps_report(self) -> bool:
-        """Whether steps pass at once, none of which is longer than a silence may be."""
+        """Whether steps pass at once and none of them takes longer than the permitted silence."""
         return 0 < self._device.longest_coasting_ps < BEAT_PS
 
     def _beat(self) -> None:
@@ -70,13 +70,13 @@ class Beat:
     def _tick(self) -> None:
         self._ticks = False
         if self._device.last_coasted_ps > self._reported_ps:
-            return  # that step has reported it
+            return  # that step has reported the load
         if self._reported is None or _depths(self._device.core.load()) != _depths(self._reported):
             self._send_load()
 
 
 def _depths(load: EngineLoad) -> tuple[int, ...]:
-    """The depths that gateways use."""
+    """Return the queue depths that gateways use."""
     return (
         load.running,
         load.waiting,

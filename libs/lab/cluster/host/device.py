@@ -1,4 +1,4 @@
-"""The device of a worker: the engine core's steps, one by one or many at once, and what its time is spent on."""
+"""A worker's device, which runs the engine core's steps singly or many at once and accounts for its time."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ _SAMPLED: Final = Sampled(ANY_TOKEN)
 
 
 class Listener(Protocol):
-    """The worker, as the device calls it."""
+    """The callbacks of the device to its worker."""
 
     @property
     def submits_taken(self) -> int:
-        """So far."""
+        """The number of submits that the worker has received so far."""
         ...
 
     def may_coast(self) -> bool:
-        """Whether many steps may pass at once now."""
+        """Return whether many steps may pass at once now."""
         ...
 
     def stepped(self, report: StepReport) -> None:
-        """A step has ended, and the device is free."""
+        """Handle the end of a single step, after which the device is free."""
         ...
 
     def coasted(self, decoding: list[CountedSequence], coast: Coast, steps: int) -> None:
-        """`steps` steps have passed at once, the last of them by now."""
+        """Handle `steps` steps that have passed at once, the last of which has ended by now."""
         ...
 
     def coast_ended(self) -> None:
-        """The last of them ends now, and the device is free."""
+        """Handle the end of the last of many steps, after which the device is free."""
         ...
 
 
 @dataclass(slots=True)
 class _Running:
-    """A step that runs."""
+    """The single step in progress on a device."""
 
     batch: Batch
     start_ps: int
@@ -54,7 +54,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Coasting:
-    """Steps that pass at once."""
+    """Steps in progress that pass at once."""
 
     decoding: list[CountedSequence]
     coast: Coast
@@ -63,7 +63,7 @@ class _Coasting:
 
 @dataclass(slots=True)
 class _Passed:
-    """Steps that have passed at once, and what there was before the first of them."""
+    """Steps that have passed at once, and the state before the first of them."""
 
     coast: Coast
     steps: int
@@ -72,11 +72,11 @@ class _Passed:
     fetching: int
     free_blocks: int
     rooms: list[tuple[int, int]]
-    """(tokens, blocks) of each sequence."""
+    """Pairs of tokens and blocks, one for each sequence."""
     submits: int
 
     def load_after(self, steps: int, block_tokens: int) -> EngineLoad:
-        """Depths after `steps` of them."""
+        """Return the queue depths after `steps` of these steps."""
         grown = sum([max(-(-(length + steps) // block_tokens) - blocks, 0) for length, blocks in self.rooms])
         return EngineLoad(
             running=self.running,
@@ -88,7 +88,7 @@ class _Passed:
 
 
 class Device:
-    """One worker's. Its core is replaced where the worker begins anew."""
+    """The device of one worker. Its core is replaced when the worker restarts."""
 
     def __init__(self, shape: WorkerShape, time: VirtualTime, cost: StepCost, core: LabCore) -> None:
         self.core = core
@@ -96,48 +96,47 @@ class Device:
         self.counts = RunCounts()
         self.recent = RecentDecodes()
         self.rest = Rest.IDLE
-        """What a device that computes nothing does."""
+        """The category of time that passes while nothing is computed."""
         self.recent_steps: list[tuple[StepWork, int]] | None = None
-        """(work, duration_ns) since they were last taken; None where nothing takes them. Steps at once count as one."""
+        """Pairs of work and duration in ns since the last `take_recent_steps`, or None if nobody takes them. Steps
+        that passed at once count as one.
+        """
         self._model = shape.step_time
         self._time = time
         self._cost = cost
         self._block_tokens, self._hop_ps = shape.block_tokens, shape.hop_ps
         self._passed: deque[_Passed] = deque()
-        """That ended less than a hop ago, or are yet to be asked for."""
+        """Runs of steps that ended less than a hop ago, or that gateways have yet to ask for."""
         self._listener: Listener | None = None
         self._running: _Running | None = None
         self._coasting: _Coasting | None = None
         self._accounted_ps = time.now_ps
 
     def start(self, listener: Listener) -> None:
-        """Work for it from now on."""
+        """Set the listener, to which the device reports from now on."""
         self._listener = listener
 
     @property
     def free(self) -> bool:
-        """Whether nothing is computed."""
         return self._running is None and self._coasting is None
 
     @property
     def coasting(self) -> bool:
-        """Whether steps pass at once."""
         return self._coasting is not None
 
     @property
     def steps_singly(self) -> bool:
-        """Whether a step runs by itself."""
         return self._running is not None
 
     @property
     def longest_coasting_ps(self) -> int:
-        """End of the last of the steps that pass at once; 0: there are none."""
+        """The duration of the longest of the steps that pass at once; 0 if there are none."""
         coasting = self._coasting
         return 0 if coasting is None else coasting.coast.first_ps + (coasting.most - 1) * coasting.coast.growth_ps
 
     @property
     def last_coasted_ps(self) -> int:
-        """When the latest of them ended that has; 0: none has."""
+        """When the latest completed step of a coast ended; 0 if none has."""
         coasting = self._coasting
         if coasting is None:
             return 0
@@ -145,8 +144,10 @@ class Device:
         return coasting.coast.end_ps(steps) if steps else 0
 
     def passed_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
-        """As `coasted_load`, and the submits taken by then, where the step was one of many that have passed at once and
-        the last of them had not ended; None elsewhere. Their own frame comes only after the last one."""
+        """Return the load at a time within a completed coast, and the submits taken by then.
+
+        The frame of a coast is sent only after its last step. For times outside of one the result is None.
+        """
         while self._passed and self._passed[0].end_ps <= before_ps:
             self._passed.popleft()
         if not self._passed:
@@ -156,9 +157,9 @@ class Device:
         return (passed.load_after(steps, self._block_tokens), passed.submits) if steps > 0 else None
 
     def coasted_load(self, before_ps: int) -> EngineLoad | None:
-        """Depths after the last step that ended by then, where steps pass at once; None elsewhere, where frames report.
+        """Return the load after the last step that ended by then; None unless steps pass at once.
 
-        Only the free blocks change in such steps.
+        Single steps report it in frames. Only the free blocks change in steps that pass at once.
         """
         coasting = self._coasting
         if coasting is None:
@@ -175,16 +176,16 @@ class Device:
         )
 
     def take_recent_steps(self) -> list[tuple[StepWork, int]]:
-        """Those since the last call."""
+        """Return and clear the steps since the last call."""
         steps, self.recent_steps = self.recent_steps or [], []
         return steps
 
     # ------------------------------------------------------------ time
 
     def account(self, *, touched: bool = False) -> None:
-        """Something happens now: time up to now is accounted for, and steps that pass at once are cut at this one.
+        """Account for the time up to an event that happens now, cutting off steps that pass at once.
 
-        `touched`: it concerns sequences that may decode.
+        `touched` is whether the event concerns sequences that may be decoding.
         """
         if self._coasting is not None:
             self._cut(self._coasting, touched=touched)
@@ -192,13 +193,13 @@ class Device:
             self.account_rest()
 
     def account_rest(self) -> None:
-        """The device was free up to now."""
+        """Account for the time up to now as time without a step."""
         now_ps = self._time.now_ps
         self.spent.rested(self.rest, now_ps - self._accounted_ps)
         self._accounted_ps = now_ps
 
     def give_up(self) -> None:
-        """A step that runs has spent its time for nothing."""
+        """Abandon the step in progress, whose time is lost."""
         self.account(touched=True)
         self._passed.clear()
         if self._running is not None:
@@ -207,7 +208,7 @@ class Device:
             self._accounted_ps = self._time.now_ps
 
     def close_books(self) -> None:
-        """Account for all time up to now, that of a step that runs included."""
+        """Account for all time up to now, including that of a step in progress."""
         self.account()
         now_ps = self._time.now_ps
         if self._running is not None:
@@ -221,7 +222,7 @@ class Device:
     # ------------------------------------------------------------ steps
 
     def step(self, *, may_coast: bool = True) -> None:
-        """Begin the next step, or many at once, at the time up to which all is accounted for."""
+        """Begin the next step, or many at once, at the time up to which the device has been accounted for."""
         assert self._listener is not None
         start_ns = self._accounted_ps // PS_PER_NS
         if may_coast and self._listener.may_coast():
@@ -279,8 +280,10 @@ class Device:
             self._listener.coast_ended()
 
     def _cut(self, coasting: _Coasting, *, touched: bool) -> None:
-        """Steps up to now have passed. The one that runs goes on; where its own sequences are `touched` it is a step
-        like any other, which knows what to do about them."""
+        """Apply the steps that have ended by now; the current one continues.
+
+        If its own sequences are `touched` it continues as a single step, which handles such changes.
+        """
         coast = coasting.coast
         steps = coast.steps_by(self._time.now_ps)
         if steps >= coasting.most:
@@ -309,7 +312,7 @@ class Device:
         assert self._listener is not None
         decoding = coasting.decoding
         self._keep(coasting, steps, end_ps)
-        if self.recent_steps is not None:  # one stands for all of them
+        if self.recent_steps is not None:  # one entry represents all of them
             kv_tokens = sum(sequence.length for sequence in decoding)
             step_ns = (end_ps - coasting.coast.start_ps) // steps // PS_PER_NS
             self.recent_steps.append((StepWork(decode_sequences=len(decoding), decode_kv_tokens=kv_tokens), step_ns))
@@ -321,7 +324,7 @@ class Device:
         self._listener.coasted(decoding, coasting.coast, steps)
 
     def _keep(self, coasting: _Coasting, steps: int, end_ps: int) -> None:
-        """For a gateway that hears of them a hop after each."""
+        """Remember the steps for gateways, which learn of each one a hop later."""
         assert self._listener is not None
         passed = self._passed
         while passed and passed[0].end_ps + self._hop_ps <= self._time.now_ps:

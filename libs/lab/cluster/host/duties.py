@@ -1,4 +1,4 @@
-"""What a worker takes and what it lets go: its role, the credits and the prompt budget that follow, what leaves it."""
+"""A worker's role, the credits and prompt budget that follow from it, and the sequences that leave it."""
 
 from dataclasses import replace
 from typing import Final
@@ -24,60 +24,57 @@ from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 
 GATEWAY: Final = 1
-"""The one gateway's number in a worker's credits."""
+"""The number that stands for the only gateway in a worker's credits."""
 
 
 class Duties:
-    """One worker's."""
+    """The assignment, credits and sequences of one worker."""
 
     def __init__(self, shape: WorkerShape, assignment: Assignment, device: Device, outbox: LabOutbox) -> None:
         self.assignment = assignment
         self.draining = False
         self.credits = Credits()
         self.hosted: dict[int, LabSequence] = {}
-        """Sequences that are here, by id."""
         self.left: dict[int, bytes] = {}
-        """Handles that they left, by sequence id."""
+        """KV handles of departed sequences by sequence id."""
         self._shape = shape
         self._step_s = _chunk_s(shape.step_time, shape.chunk_tokens)
         self._device = device
         self._outbox = outbox
         self._prompts = PromptLength()
         self._waiting = GatewayDemand("gateway")
+        # Lacks the time of a step, which comes from the device.
         self._staying = Staying()
-        """Without the time of a step, which the device has."""
         self._hand_over_time = HandOverTime()
         self._sealed: dict[bytes, tuple[int, int]] = {}
-        """(bytes, when) of handles of those that move, until they have moved."""
+        """(bytes, time) by handle of sequences that are moving, until they have moved."""
         self._budget = self._role_budget = 0
         self._unsettled = True
-        """Whether credits have changed hands, or could."""
+        """Whether credits have changed hands or could change hands."""
 
     # ------------------------------------------------------------ the role
 
     def taken(self, role: Role, budget_tokens: int) -> Assignment | None:
-        """What a change of role would make of the assignment; None: it is not taken."""
+        """Return the assignment that a change of role would lead to, or None if it is refused."""
         wanted = assignments.Wanted(role, budget_tokens, self.assignment.epoch)
         taken = assignments.next_assignment(self.assignment, wanted, draining=self.draining)
         return None if isinstance(taken, assignments.NotTaken) else taken
 
     def take(self, assignment: Assignment) -> None:
-        """Another role from now on."""
         self.assignment = assignment
         self.apply()
 
     def begin_as(self, role: Role, budget_tokens: int) -> None:
-        """The role of a process that is being started."""
+        """Assume the role of a process that is being started; it drains until then."""
         self.draining = True
         self.assignment = Assignment(self._shape.model, role, budget_tokens, self.assignment.epoch + 1)
         self.apply()
 
     def attach(self) -> None:
-        """The gateway is there."""
         self.credits.attach(GATEWAY)
 
     def apply(self) -> None:
-        """Fit all to the role."""
+        """Apply the role to slots, budget and running sequences."""
         self._resize()
         self._apply_budget()
         self._outbox.assignment = True
@@ -104,7 +101,7 @@ class Duties:
             self._device.core.set_prefill_budget(budget)
 
     def _weigh(self, hosted: LabSequence) -> None:
-        """Have the gateway look for another place for a sequence of a role that was left, where moving is sooner."""
+        """Request another place for a decode that no longer fits the role, if moving is sooner than staying."""
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
         if not leaves or not hosted.decodes or hosted.weighed:
             return
@@ -117,7 +114,7 @@ class Duties:
     # ------------------------------------------------------------ credits
 
     def heard(self, frame: ToWorker) -> None:
-        """What the gateway says of its queue and its credits."""
+        """Record the gateway's queue and its returned and spent credits."""
         if frame.demand is not None:
             self._heard_demand(frame.demand)
         pools, self._unsettled = self.credits, True
@@ -131,7 +128,7 @@ class Duties:
         self._waiting = GatewayDemand(self._waiting.gateway_id, waiting, deadline_ns)
 
     def has_credit(self) -> bool:
-        """Whether there is something to say of credits, once they are settled."""
+        """Settle credits if needed, and return whether there are changes to report."""
         if self._unsettled:
             self._unsettled = False
             self.credits.settle({GATEWAY: self._waiting})
@@ -143,7 +140,7 @@ class Duties:
     # ------------------------------------------------------------ sequences
 
     def submit(self, request: CountedRequest, now_ns: int) -> None:
-        """Take it, or refuse it."""
+        """Accept a sequence, or report its refusal."""
         pool = self._pool(request.phase)
         has_credit = pool.use(GATEWAY) if self._shape.credits else True
         refused = self._refusal(request, has_credit=has_credit)
@@ -169,7 +166,7 @@ class Duties:
         return None if code is None else SequenceRefused(request.sequence_id, code, code.name.lower())
 
     def came(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
-        """What came of sequences: count it, and pass it on."""
+        """Count the outputs of sequences and add them to the next frame."""
         ended = False
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
         for output in outputs:
@@ -201,7 +198,7 @@ class Duties:
             self.left[output.sequence_id] = output.handle.opaque
 
     def taken_over(self, opaque: bytes, now_ns: int) -> None:
-        """A handle was read: perhaps of a sequence that goes on elsewhere."""
+        """Record the read of a handle, which may belong to a sequence that continues elsewhere."""
         kv_bytes, sealed_ns = self._sealed.pop(opaque, (0, 0))
         if kv_bytes:
             self._hand_over_time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
@@ -209,13 +206,13 @@ class Duties:
     # ------------------------------------------------------------ the end of a process
 
     def give_up(self) -> None:
-        """All sequences, and the core with its budget."""
+        """Drop all sequences, and reset the core's budget."""
         self.hosted.clear()
         self.left.clear()
         self._budget = -1
 
     def forget(self) -> None:
-        """What was learned, and all credits."""
+        """Reset credits and everything learned about requests and transfers."""
         self.credits = Credits()
         self._prompts, self._staying, self._hand_over_time = PromptLength(), Staying(), HandOverTime()
         self._waiting = GatewayDemand(self._waiting.gateway_id)
@@ -224,5 +221,5 @@ class Duties:
 
 
 def _chunk_s(step_time: StepTimeModel, chunk_tokens: int) -> float:
-    """A full prefill step's."""
+    """Return the seconds that a full prefill step takes."""
     return max(step_time.prefill_ns(trial_work(chunk_tokens)), 1.0) / 1e9

@@ -1,4 +1,4 @@
-"""KV transfers of one worker: what it receives over its link, and the receivers that it serves."""
+"""KV transfers of one worker: those it receives over its link, and those that others read from it."""
 
 from functools import partial
 from typing import Final, Protocol
@@ -15,37 +15,35 @@ from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.worker.transfers import TransferSpeed
 
+# The same delay as in `libs.worker.kv.link`.
 ACK_DELAY_PS: Final = 10_000_000 * PS_PER_NS
-"""As `libs.worker.kv.link` has it."""
 
 
 class Owner(Protocol):
-    """Whose KV it is."""
+    """The callbacks to the worker that owns the KV."""
 
     @property
-    def down(self) -> bool:
-        """Whether it is dead."""
-        ...
+    def down(self) -> bool: ...
 
     def enter(self) -> None:
-        """Something happens there."""
+        """Begin an event at the worker, as `LabWorker.enter` does."""
         ...
 
     def leave(self) -> None:
-        """It has happened."""
+        """End the event, acting on its results."""
         ...
 
     def received_at(self, transfers: TransferSpeed) -> None:
-        """A sequence's blocks have come at that speed."""
+        """Record the transfer speed after the blocks of a sequence have arrived."""
         ...
 
     def was_read(self, opaque: bytes) -> None:
-        """A reader has all blocks of a handle, which is let go."""
+        """Handle a handle whose blocks have all been read, and which is released."""
         ...
 
 
 class Fetching:
-    """One worker's."""
+    """The KV transfers to and from one worker."""
 
     def __init__(self, shape: WorkerShape, time: VirtualTime, device: Device) -> None:
         self._hop_ps = shape.hop_ps
@@ -58,15 +56,15 @@ class Fetching:
         self._link = ReceivingLink(time, shape.block_ps, self._part_came)
         self._streams: dict[int, Stream] = {}
         self._unasked: list[CountedSequence] = []
-        """Beyond `MAX_FETCHES`."""
+        """Sequences that exceed `MAX_FETCHES` and have yet to be requested."""
         self._unacknowledged: dict[str, list[Stream]] = {}
-        """Streams of which all is here, by worker id of their source, which keeps their blocks until it hears so."""
+        """Completed streams by worker id of their source, which keeps the blocks until the acknowledgement."""
         self._readers: dict[bytes, tuple[Fetching, Stream]] = {}
-        """Receivers by the handle that they read here while it fills."""
+        """Receivers by the handle that they read from here while it fills."""
         self._transfers = TransferSpeed(shape.block_tokens)
 
     def start(self, owner: Owner, peers: "dict[str, Fetching]") -> None:
-        """Join the cluster; `peers` by worker."""
+        """Join the cluster; `peers` are by worker id."""
         self._owner, self._peers = owner, peers
 
     @property
@@ -75,15 +73,17 @@ class Fetching:
 
     @property
     def rest(self) -> Rest:
-        """What the worker waits for where it computes nothing."""
+        """The category of time that passes while the worker computes nothing."""
         waits = self._link.moving or any(stream.ready > 0 for stream in self._streams.values())
         return Rest.KV_WAIT if waits else Rest.STARVED if self._streams else Rest.IDLE
 
     # ------------------------------------------------------------ from others
 
     def ask(self) -> bool:
-        """Ask the sources of sequences that have got their blocks; whether one had lost its KV, so that others may have
-        got blocks since."""
+        """Request the KV of sequences that have been given blocks.
+
+        Return whether a source had lost its KV, in which case other sequences may have been given blocks meanwhile.
+        """
         core, lost = self._device.core, False
         for sequence in core.take_fetches():
             assert isinstance(sequence, CountedSequence)
@@ -107,7 +107,7 @@ class Fetching:
         return lost
 
     def _in_two_hops(self, stream: Stream) -> None:
-        """For asking and for the answer."""
+        # One hop for the request and one for the response.
         opened = partial(self._time.in_ps, self._hop_ps, partial(self._opened, stream))
         self._time.in_ps(self._hop_ps, opened)
 
@@ -116,19 +116,19 @@ class Fetching:
         self.more(stream)
 
     def more(self, stream: Stream) -> None:
-        """Blocks are ready for this worker at their source, perhaps."""
+        """Pull blocks that may have become ready at their source."""
         if stream.open and self._awaits(stream):
             self._pull(stream)
 
     def _part_came(self, stream: Stream) -> None:
-        if self._awaits(stream):  # else it was aborted meanwhile
+        if self._awaits(stream):  # otherwise it has been aborted
             self._pull(stream)
 
     def _awaits(self, stream: Stream) -> bool:
         return self._streams.get(stream.sequence.request.sequence_id) is stream
 
     def _pull(self, stream: Stream) -> None:
-        """Only the last part is the engine's affair."""
+        # The engine is notified of the last part only.
         assert self._owner is not None
         rests = self._device.free
         if rests:
@@ -152,7 +152,9 @@ class Fetching:
         self._owe_acknowledgement(stream)
 
     def _owe_acknowledgement(self, stream: Stream) -> None:
-        """It goes to its source with whatever is asked for there next, or by itself after a while."""
+        """Queue an acknowledgement, which travels with the next request to the same source or alone after
+        `ACK_DELAY_PS`.
+        """
         kv = stream.sequence.request.kv
         assert kv is not None
         unacknowledged = self._unacknowledged.setdefault(kv.worker_id, [])
@@ -170,7 +172,7 @@ class Fetching:
             self._time.in_ps(self._hop_ps, partial(self._peers[worker_id].acknowledged, stream))
 
     def lost(self, stream: Stream) -> None:
-        """The source of these blocks is gone."""
+        """Fail the sequence of a stream whose source is gone."""
         if not self._awaits(stream):
             return
         assert self._owner is not None
@@ -181,7 +183,7 @@ class Fetching:
         self._owner.leave()
 
     def abort(self, sequence_id: int) -> None:
-        """Await the blocks of a sequence no more."""
+        """Stop fetching the blocks of a sequence."""
         stream = self._streams.pop(sequence_id, None)
         if stream is not None:
             self._drop(stream)
@@ -198,12 +200,12 @@ class Fetching:
     # ------------------------------------------------------------ for others
 
     def left(self, stream: Stream) -> None:
-        """Its reader has gone without all of it."""
+        """Handle a reader that has left before it had all blocks."""
         self._readers.pop(stream.held.opaque, None)
         self._core.offers.leave(stream.held, self._time.now_ns())
 
     def tell_readers(self) -> None:
-        """More blocks of what they read may be ready."""
+        """Notify readers of further blocks that may be ready for them."""
         if not self._readers:
             return
         for opaque, (reader, stream) in list(self._readers.items()):
@@ -213,7 +215,7 @@ class Fetching:
                 del self._readers[opaque]
 
     def acknowledged(self, stream: Stream) -> None:
-        """The reader has all blocks of a handle."""
+        """Handle a reader's acknowledgement of all blocks of a handle."""
         assert self._owner is not None
         if self._owner.down:
             return
@@ -228,11 +230,11 @@ class Fetching:
     # ------------------------------------------------------------ the end of a process
 
     def readers(self) -> "list[tuple[Fetching, Stream]]":
-        """Receivers of handles whose prompt is still being computed."""
+        """Return the receivers of handles whose prompts are still being computed."""
         return list(self._readers.values())
 
     def awaiting(self) -> "list[tuple[Fetching, Stream]]":
-        """Who awaits blocks from here, all of the cluster asked."""
+        """Return the receivers in the whole cluster that await blocks from this worker."""
         return [
             (each, stream)
             for each in self._peers.values()
@@ -241,7 +243,7 @@ class Fetching:
         ]
 
     def give_up(self) -> None:
-        """Nothing is received or read here any more."""
+        """Drop everything that is being received or read here."""
         for stream in self._streams.values():
             self._drop(stream)
         self._streams.clear()
@@ -250,5 +252,5 @@ class Fetching:
         self._readers.clear()
 
     def forget(self) -> None:
-        """What was learned of the link."""
+        """Reset what was learned about the link."""
         self._transfers = TransferSpeed(self._block_tokens)

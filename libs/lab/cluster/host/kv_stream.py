@@ -1,4 +1,4 @@
-"""KV on its way from one worker to another over the receiver's link, as blocks get ready.
+"""Transfers of KV between workers over the receiver's link, as blocks become ready.
 
 The sender's side is not modelled.
 """
@@ -14,58 +14,58 @@ from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import VirtualTime
 
 MAX_FETCHES: Final = 64
-"""Sequences at a time whose KV a worker receives, as `libs.engine.local` bounds them."""
+"""The most sequences whose KV a worker receives at a time, as bounded in `libs.engine.local`."""
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """The blocks of one sequence."""
+    """The transfer of one sequence's blocks to one receiver."""
 
     sequence: CountedSequence
     held: Held
     at: int
-    """Blocks that are here, or on the link."""
+    """The number of blocks that have arrived or are on the link."""
     asked_ns: int
     open: bool = False
-    """Whether the source knows by now that they are wanted."""
+    """Whether the request for the blocks has reached the source."""
     moving: bool = False
     first: int = 0
-    """Blocks that were found here."""
+    """The number of blocks found in the receiver's own cache."""
 
     @property
     def ready(self) -> int:
-        """Blocks at the source that could be sent."""
+        """The number of blocks that the source could send now."""
         return self.held.ready - self.at
 
     @property
     def done(self) -> bool:
-        """Whether all has come."""
+        """Whether the source has finished the prompt and all blocks have arrived."""
         return not self.moving and self.held.whole and self.at >= len(self.held.blocks)
 
 
 class ReceivingLink:
-    """One worker's. All that it receives at a time takes turns on it, a block each, as pulls do live with chunks."""
+    """The link of one receiver, on which concurrent streams take turns block by block, as live pulls do with chunks."""
 
     def __init__(self, time: VirtualTime, block_ps: int, arrived: Callable[[Stream], None]) -> None:
-        """`arrived` is called when all has come that was on its way for a sequence."""
+        """`arrived` is called when everything on its way for a sequence has arrived."""
         self._time = time
         self._block_ps = block_ps
         self._arrived = arrived
         self._left: dict[Stream, int] = {}
-        """Blocks on their way."""
+        """The blocks on their way, by stream."""
         self._turns: deque[Stream] = deque()
-        """A block of the first one is on the link."""
+        """Streams in turn, the first of which has a block on the link."""
         self._since_ps = 0
-        """From when on."""
+        """The time up to which the link has been accounted for."""
         self._plans = 0
 
     @property
     def moving(self) -> int:
-        """Sequences whose blocks are on the link."""
+        """The number of sequences whose blocks are on the link."""
         return len(self._turns)
 
     def pull(self, stream: Stream) -> None:
-        """Send what is ready, beside what is on its way."""
+        """Send the blocks that are ready, in addition to those on their way."""
         blocks = stream.ready
         if blocks <= 0:
             return
@@ -80,7 +80,7 @@ class ReceivingLink:
         self._plan()
 
     def drop(self, stream: Stream) -> None:
-        """The receiver no longer waits for it."""
+        """Remove a stream that the receiver no longer waits for."""
         if stream in self._left:
             self._pass()
             if stream is self._turns[0]:
@@ -93,7 +93,7 @@ class ReceivingLink:
         self._turns.remove(stream)
 
     def _pass(self) -> None:
-        """Blocks up to now have come; none of them was a sequence's last, but for those that are through just now."""
+        """Advance the link to now. Only streams that end at this moment can be complete."""
         if not self._turns:
             return
         blocks = (self._time.now_ps - self._since_ps) // self._block_ps
@@ -104,7 +104,7 @@ class ReceivingLink:
         self._turns.rotate(-more)
 
     def _plan(self) -> None:
-        """Wake up when the next one is through, unless something changes before."""
+        """Schedule a wake-up for when the next stream is through, unless something changes before."""
         self._plans += 1
         if self._turns:
             blocks, place = min((self._left[stream], place) for place, stream in enumerate(self._turns))

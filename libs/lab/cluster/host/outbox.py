@@ -1,4 +1,4 @@
-"""News that waits for the next frame to the gateway."""
+"""Changes at a worker that wait for its next frame to the gateway."""
 
 from libs.dispatch.generation import ApiFinishReason as Ended
 from libs.dispatch.worker_news import Failed, Happened, KvOpened, Prefilled, SequenceFinished, SequenceHandedOver
@@ -9,7 +9,7 @@ from libs.policy.gateway.effects import Blocks
 
 
 class LabOutbox:
-    """News of one worker, until its next frame."""
+    """The changes of one worker since its last frame."""
 
     def __init__(self, worker_id: str, shape: WorkerShape) -> None:
         self._worker_id = worker_id
@@ -17,7 +17,7 @@ class LabOutbox:
         self.restart()
 
     def restart(self) -> None:
-        """All that a new process has to say."""
+        """Reset to the full report of a new process."""
         self.tokens: list[int] = []
         self.happened: list[Happened] = []
         self.load = False
@@ -26,16 +26,15 @@ class LabOutbox:
 
     @property
     def due(self) -> bool:
-        """Whether there is more than a new speed, which can wait for it."""
+        """Whether there is anything beyond a new speed, which can wait for the next frame."""
         return bool(self.tokens or self.happened or self.load or self.assignment)
 
     def sent(self) -> None:
-        """A frame has taken all of it."""
+        """Clear everything that a frame has carried."""
         self.tokens, self.happened = [], []
         self.load = self.assignment = self.speed = False
 
     def add(self, output: SequenceOutput) -> None:
-        """What came of a sequence."""
         self.tokens.extend(output.sequence_id for _ in output.token_ids)
         if not output.only_tokens and (happened := self._event(output)) is not None:
             self.happened.append(happened)

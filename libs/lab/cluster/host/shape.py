@@ -1,4 +1,4 @@
-"""What workers of a cluster are like, and what one of them has done."""
+"""The properties shared by a cluster's workers, and the counters of one of them."""
 
 from dataclasses import dataclass
 
@@ -9,37 +9,36 @@ from libs.policy.step_time import StepTimeModel
 
 @dataclass(frozen=True, slots=True)
 class WorkerShape:
-    """What all workers of a cluster are like."""
+    """The properties shared by all workers of a cluster."""
 
     model: str
     step_time: StepTimeModel
-    """What steps take."""
+    """The model of the duration of steps."""
     block_tokens: int
     kv_blocks: int
     kv_block_bytes: int
     max_sequences: int
     chunk_tokens: int
-    """Prompt tokens of a step at most."""
+    """The most prompt tokens in a step."""
     link_bytes_per_s: float
     hop_ns: int
-    """From a worker to the gateway, or another worker, and back: each way."""
+    """One-way delay between a worker and the gateway or another worker."""
     guard: bool = True
-    """Whether prompts and newcomers are held to the TPOT of what decodes."""
+    """Whether prompts and new sequences are limited to protect the TPOT of running decodes."""
     prompt_order: PromptOrder | None = None
-    """Of the prompts that it holds; None: as they came."""
+    """The order of the prompts on a worker; None for first come, first served."""
     credits: bool = True
-    """Whether work is taken only against credits; off where it queues in workers."""
+    """Whether work is accepted only against credits; False where it queues in workers."""
     stepwise: bool = False
-    """Every decision at every step: slow, and equal in all else."""
+    """Whether every step is simulated singly, which is slow and changes nothing else."""
 
     @property
     def kv_kind(self) -> str:
-        """Equal for all."""
+        # The same for all workers, so that any of them can pull from any other.
         return f"lab/{self.model}/block{self.block_tokens}"
 
     @property
     def hop_ps(self) -> int:
-        """Picoseconds of a hop."""
         return self.hop_ns * PS_PER_NS
 
     @property
@@ -50,11 +49,10 @@ class WorkerShape:
 
 @dataclass(slots=True)
 class RunCounts:
-    """What one worker did over the whole run."""
+    """Counters of one worker over the whole run."""
 
     prompt_tokens: int = 0
-    """Computed, again ones included."""
+    """Prompt tokens computed, counting recomputed ones each time."""
     decode_tokens: int = 0
     steps: int = 0
     moves: int = 0
-    """Of role."""

@@ -1,4 +1,4 @@
-"""GPU time of one worker by what it was spent on, in picoseconds that add up exactly."""
+"""GPU time of one worker by use, in picoseconds that add up exactly."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from libs.lab.cluster.time import PS_PER_NS
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 from libs.policy.worker.handing_over import Staying
 
+# Each step weighs 0.8 of the next one in the mean, so earlier ones would not change a bit of it.
 WEIGHED_STEPS: Final = 256
-"""Each weighs 0.8 of the next one in the mean: those before would change no bit of it."""
 
 
 class Rest(Enum):
-    """What a worker that computes nothing does."""
+    """Categories of time in which a worker computes nothing."""
 
     IDLE = "idle"
     STARVED = "starved"
-    """It waits for a prompt that is being computed elsewhere: a part of idle."""
+    """A prompt is being computed elsewhere; this time is part of idle."""
     KV_WAIT = "kv_wait"
     """Blocks that are ready at their source are on their way."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Four times that add up to all of it; starved is a part of idle."""
+    """Times by category. The first four add up to the total, and starved is a part of idle."""
 
     prefill_ps: int = 0
     decode_ps: int = 0
@@ -36,17 +36,16 @@ class Spent:
 
     @property
     def total_ps(self) -> int:
-        """All of it."""
         return self.prefill_ps + self.decode_ps + self.kv_wait_ps + self.idle_ps
 
     def step(self, model: StepTimeModel, work: StepWork, duration_ps: int) -> None:
-        """A step has passed."""
+        """Add the time of a step, split by phase."""
         prefill_ps, decode_ps = split_step_ns(model, work, duration_ps)
         self.prefill_ps += prefill_ps
         self.decode_ps += decode_ps
 
     def rested(self, what: Rest, duration_ps: int) -> None:
-        """Time without a step has passed."""
+        """Add time in which no step ran."""
         if what is Rest.KV_WAIT:
             self.kv_wait_ps += duration_ps
             return
@@ -56,19 +55,19 @@ class Spent:
 
 
 class RecentDecodes:
-    """Steps one by one and many at once, whose mean is the same either way."""
+    """The latest decode steps, whose mean is the same for single steps and coasts."""
 
     def __init__(self) -> None:
         self._runs: deque[tuple[Coast, int]] = deque(maxlen=WEIGHED_STEPS)
         self._mean_s: float | None = 0.0
 
     def stepped(self, coast: Coast, steps: int) -> None:
-        """Enter `steps` further steps of a coast."""
+        """Add `steps` further steps of a coast."""
         self._runs.append((coast, steps))
         self._mean_s = None
 
     def mean_s(self) -> float:
-        """As the worker's running mean has it; 0: none has passed."""
+        """Return the running mean that a live worker would have; 0 before the first step."""
         if self._mean_s is None:
             staying = Staying()
             for duration_ns in self._durations_ns():
@@ -77,7 +76,7 @@ class RecentDecodes:
         return self._mean_s
 
     def _durations_ns(self) -> list[int]:
-        """How long the latest steps took, the earliest first."""
+        """Return the durations of the latest steps, the earliest first."""
         found: list[int] = []
         for coast, steps in reversed(self._runs):
             first = max(steps - (WEIGHED_STEPS - len(found)), 0)
