@@ -1,4 +1,4 @@
-"""Parts of a worker's idle time that it knows the reason of. They claim no time but of what is idle."""
+"""Parts of a worker's idle time whose cause the worker reports. They never reduce other phases."""
 
 from collections.abc import Iterator
 
@@ -6,23 +6,25 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.worker.intervals import Intervals
 
 LATE_NS = 10_000_000_000
-"""How long before its batch's cover a dummy step may have begun: engines say it late, and a step may be long."""
+"""The time before its batch's cover at which a dummy step may begin. Engines report dummy steps late, and one may be
+long.
+"""
 
 
 class IdleParts:
-    """Spans that are none, or lie where their batch can say nothing, are left out."""
+    """Idle time by cause. Spans that are empty or that lie outside the reach of their batch are left out."""
 
     def __init__(self) -> None:
         self.starved = Intervals()
-        """All KV that sequences awaited was still to be computed elsewhere."""
+        """Time in which all KV that sequences awaited was still being computed elsewhere."""
         self.dummies = Intervals()
-        """A step ran that computed nothing of anybody's: another rank of the data-parallel group had work."""
+        """Time of steps that computed for no sequence, as another rank of the data-parallel group had work."""
 
     def __iter__(self) -> Iterator[Intervals]:
         return iter((self.starved, self.dummies))
 
     def take(self, batch: StepBatch) -> None:
-        """Enter what a batch says of them."""
+        """Record the idle parts that a batch reports."""
         from_ns, to_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
         for span in batch.starved:
             if from_ns <= span.start_unix_ns < span.end_unix_ns <= to_ns:
@@ -33,11 +35,9 @@ class IdleParts:
                     self.dummies.add(span.start_unix_ns, span.end_unix_ns)
 
     def forget_before(self, point_ns: int) -> None:
-        """Drop everything below `point_ns`."""
         for part in self:
             part.forget_before(point_ns)
 
     def forget_from(self, point_ns: int) -> None:
-        """Drop everything at and above `point_ns`."""
         for part in self:
             part.forget_from(point_ns)

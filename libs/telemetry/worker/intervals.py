@@ -1,4 +1,4 @@
-"""Sets of whole numbers kept as disjoint half-open intervals: what time is covered, which batches have come."""
+"""Sets of integers kept as disjoint half-open intervals, for covered time and received batch numbers."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -24,10 +24,10 @@ class Intervals:
         return self._starts[0] if self._starts else 0
 
     def add(self, start: int, end: int) -> None:
-        """Unite with [start, end); an empty one changes nothing."""
+        """Unite with [start, end); an empty interval changes nothing."""
         if end <= start:
             return
-        if self._ends and self._starts[-1] <= start <= self._ends[-1]:  # nearly always: a stream goes on
+        if self._ends and self._starts[-1] <= start <= self._ends[-1]:  # the usual case of a steady stream
             self._ends[-1] = max(end, self._ends[-1])
             return
         first = bisect_left(self._ends, start)
@@ -39,12 +39,12 @@ class Intervals:
         self._ends[first:last] = array("q", (end,))
 
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The parts inside [low, high), in order."""
+        """Return the parts inside [low, high), in order."""
         first = bisect_right(self._ends, low)
         last = bisect_left(self._starts, high)
         if first >= last:
             return []
-        if last == first + 1:  # nearly always: what is steady is one interval
+        if last == first + 1:  # the usual case, as a steady stream is one interval
             return [(max(low, self._starts[first]), min(high, self._ends[first]))]
         return [
             (max(low, start), min(high, end))
@@ -52,27 +52,25 @@ class Intervals:
         ]
 
     def within_each(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts inside spans that lie apart and in order."""
+        """Return the parts inside spans, which must be disjoint and in order."""
         return [part for span in spans for part in self.within(*span)]
 
     def reach(self, point: int) -> int:
-        """The end of the interval that holds or touches `point`; `point` itself where none does."""
+        """Return the end of the interval that holds or touches `point`, or else `point` itself."""
         index = bisect_right(self._starts, point) - 1
         return max(point, self._ends[index]) if index >= 0 and self._ends[index] >= point else point
 
     def start_of_newest(self, count: int) -> int:
-        """The start of the oldest among the `count` newest intervals; there must be as many."""
+        """Return the start of the oldest among the `count` newest intervals; there must be as many."""
         return self._starts[-count]
 
     def forget_before(self, point: int) -> None:
-        """Drop everything below `point`."""
         gone = bisect_right(self._ends, point)
         del self._starts[:gone], self._ends[:gone]
         if self._starts and self._starts[0] < point:
             self._starts[0] = point
 
     def forget_from(self, point: int) -> None:
-        """Drop everything at and above `point`."""
         kept = bisect_left(self._starts, point)
         del self._starts[kept:], self._ends[kept:]
         if self._ends and self._ends[-1] > point:
@@ -80,5 +78,4 @@ class Intervals:
 
 
 def total_ns(spans: list[tuple[int, int]]) -> int:
-    """Sum of the lengths of spans."""
     return sum(end - start for start, end in spans)

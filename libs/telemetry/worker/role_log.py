@@ -1,10 +1,12 @@
-"""Which role a worker had when: spans of time, each with one role."""
+"""The roles of a worker over time, as spans with one role each."""
 
 from bisect import bisect_left, bisect_right
 from typing import Final
 
 MAX_SPANS: Final = 512
-"""Spans kept of one worker; the oldest are dropped. Adjacent spans of one role merge, so a steady worker has one."""
+"""The most spans kept of one worker; the oldest are dropped. Adjacent spans of one role merge, so a steady worker has
+one.
+"""
 
 
 class RoleLog:
@@ -16,8 +18,8 @@ class RoleLog:
         self._roles: list[str] = []
 
     def add(self, start_ns: int, end_ns: int, role: str) -> None:
-        """It had `role` in [start, end). Time of which something was said before keeps what was said."""
-        if self._ends and self._ends[-1] == start_ns and self._roles[-1] == role:  # nearly always
+        """Record that the worker had `role` in [start, end). Time that is known already keeps its role."""
+        if self._ends and self._ends[-1] == start_ns and self._roles[-1] == role:  # the usual case
             self._ends[-1] = max(end_ns, start_ns)
             return
         index = bisect_right(self._starts, start_ns)
@@ -42,14 +44,14 @@ class RoleLog:
         return self._roles[-1] if self._roles else ""
 
     def forget_from(self, from_ns: int) -> None:
-        """Drop what was said of `from_ns` and later."""
+        """Drop the roles at and after `from_ns`."""
         kept = bisect_left(self._starts, from_ns)
         del self._starts[kept:], self._ends[kept:], self._roles[kept:]
         if self._ends and self._ends[-1] > from_ns:
             self._ends[-1] = from_ns
 
     def at(self, at_ns: int) -> str:
-        """The role at a moment: where nothing was said, the one before, else the first; empty when none is known."""
+        """Return the role at a moment, else the one before it, else the first; empty when none is known."""
         if not self._roles:
             return ""
         return self._roles[max(bisect_right(self._starts, at_ns) - 1, 0)]
