@@ -1,7 +1,7 @@
-"""How many requests a second gateways turn away at full queues, from what they have counted. Pure.
+"""Rate of requests that gateways refuse at full queues, from the counts that they report. Pure.
 
-A gateway whose queue is full refuses before it knows a prompt's length, so nothing else shows these requests. A request
-that comes again counts once.
+A gateway with a full queue refuses before it knows a prompt's length, so nothing else shows these requests. A
+retried request counts once.
 """
 
 from collections import Counter, deque
@@ -12,19 +12,21 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.telemetry.gateways import MAX_GATEWAYS
 
 SPAN_NS: Final = 4_000_000_000
-"""What a rate is of: twice the time between two messages."""
+"""The time that a rate averages, twice the interval between messages."""
 HEARD_NS: Final = 10_000_000_000
-"""A gateway that has said nothing for so long counts for nothing."""
+"""The silence after which a gateway no longer counts."""
 
 
 class Refusals:
-    """Counts of all gateways over the last span; the longest silent gateway goes."""
+    """Counts of all gateways over the last span. The gateway that has been silent longest is dropped when there are
+    too many.
+    """
 
     def __init__(self) -> None:
         self._gateways: dict[tuple[str, int], deque[tuple[int, Counter[str]]]] = {}
 
     def take(self, message: DemandTotals) -> None:
-        """Enter what a gateway has counted since it began."""
+        """Record a gateway's counts since its start."""
         key = (message.gateway_id, message.incarnation)
         samples = self._gateways.pop(key, deque())
         if message.last:
@@ -44,7 +46,7 @@ class Refusals:
             samples.popleft()
 
     def per_s(self, model: str, now_ns: int) -> float:
-        """Of one model."""
+        """Return the refused requests per second of one model."""
         rate = 0.0
         for samples in self._gateways.values():
             if len(samples) < 2 or samples[-1][0] <= now_ns - HEARD_NS:
@@ -54,6 +56,6 @@ class Refusals:
         return rate
 
     def total_per_s(self, now_ns: int) -> float:
-        """Of all models."""
+        """Return the refused requests per second of all models."""
         models = {model for samples in self._gateways.values() for model in samples[-1][1]}
         return sum(self.per_s(model, now_ns) for model in models)
