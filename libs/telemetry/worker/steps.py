@@ -255,7 +255,7 @@ class FewBusyTime:
                     continue
                 total += until - after
                 if share:
-                    # Rounded relative to the step's start at both ends of the span, so that its parts add up to the whole.
+                    # Rounded relative to the step's start at both ends, so that its parts add up to the whole.
                     prefill += ((before + until) * share >> SHARE_BITS) - ((before + after) * share >> SHARE_BITS)
         return total, prefill
 
