@@ -1,4 +1,4 @@
-"""Data-parallel groups of a window, each with what its ranks add up to. Pure."""
+"""Figures of data-parallel groups in a window, summed over their ranks. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,20 +9,22 @@ from services.metrics.accounting.phase_windows import WorkerTime, total
 
 
 class KnownIdle(NamedTuple):
-    """Parts of a worker's idle time, in GPU-nanoseconds, each no more than all of it. They may overlap."""
+    """Parts of a worker's idle time in GPU-nanoseconds, each at most all of it. They may overlap."""
 
     starved_ns: int = 0
     dummy_ns: int = 0
 
     def plus(self, other: "KnownIdle") -> "KnownIdle":
-        """Of both."""
         return KnownIdle(self.starved_ns + other.starved_ns, self.dummy_ns + other.dummy_ns)
 
 
 def groups_of(
     spent: Sequence[WorkerTime], workers: Sequence[WorkerOccupancy], idle: Mapping[str, KnownIdle]
 ) -> list[GroupOccupancy]:
-    """By model and name. `workers` are those of `spent` in its order; `idle` by id, of those that are read here."""
+    """Return the groups by model and name.
+
+    `workers` match `spent` in order. `idle` holds the idle parts by id of the workers that this instance reads.
+    """
     ranks: dict[tuple[str, str], list[tuple[WorkerTime, WorkerOccupancy]]] = {}
     for time, worker in zip(spent, workers, strict=True):
         if worker.group:

@@ -1,4 +1,4 @@
-"""What a worker's time in a span counts for: the roles that it had then, window by window. Pure."""
+"""A worker's time in a span divided by the roles that it had then, window by window. Pure."""
 
 from dataclasses import dataclass
 
@@ -19,20 +19,20 @@ class RoleGpuTime:
     role: str
     gpus: int
     time: PhaseTime
-    """In GPU-nanoseconds."""
+    """Time by phase in GPU-nanoseconds."""
     due_ns: int
-    """GPU-nanoseconds that its telemetry should cover."""
+    """GPU-nanoseconds that the worker's telemetry should cover."""
     runs_ns: list[tuple[int, int]]
-    """The windows, [low, high) in Unix ns, neighbours joined."""
+    """The windows as [low, high) in Unix ns, with neighbours joined."""
 
 
 def role_text(number: int) -> str:
-    """The name of a role's number in windows; empty for `NO_ROLE`."""
+    """Return the name of a role's number in windows; empty for `NO_ROLE`."""
     return "" if number == NO_ROLE else ROLE_NAMES[number - NO_ROLE - 1]
 
 
 def last_roles(roles: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[workers]: of roles [windows, workers] the last that was written; `NO_ROLE` where none was."""
+    """Return each worker's last written role [workers] from roles [windows, workers]; `NO_ROLE` if there is none."""
     from_the_end = roles[::-1]
     latest = (from_the_end != NO_ROLE).argmax(axis=0)
     last: NDArray[np.uint8] = from_the_end[latest, np.arange(roles.shape[1])]
@@ -40,14 +40,17 @@ def last_roles(roles: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def moved(roles: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """[workers]: which had more than one role in [windows, workers]."""
+    """Return a mask [workers] of those with more than one role in [windows, workers]."""
     found: NDArray[np.bool_] = ((roles != last) & (roles != NO_ROLE)).any(axis=0)
     return found
 
 
 def parts_of(series: Series, place: int, due: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
-    """The worker at `place` by role, names in order; `due` [windows] are those that its telemetry should cover; where
-    nothing is written they count for its last role."""
+    """Return the time of the worker at `place` by role, in order of role.
+
+    `due` [windows] marks the windows that telemetry should cover. Where nothing is written they count for the last
+    role.
+    """
     written = series.roles[:, place]
     last = last_roles(written[:, None])[0]
     roles = np.where(written != NO_ROLE, written, np.where(due, last, NO_ROLE))
