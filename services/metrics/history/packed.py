@@ -1,8 +1,8 @@
-"""Windows of all workers in bytes, for who wants a thousand GPUs at once. Pure.
+"""Windows of all workers in a binary format, for readers of a thousand GPUs at once. Pure.
 
-A little-endian uint32 that is the length of a JSON header, the header padded with spaces so that what follows is
-aligned to 8, then times [windows, workers, 4] (covered, prefill, decode, KV wait; uint32 or float64 as the header's
-`type` says, in nanoseconds) and [windows, workers] uint8 of roles, with bit 7 set where the time is provisional.
+A little-endian uint32 gives the length of a JSON header, which spaces pad so that the arrays are aligned to 8. Then
+follow times [windows, workers, 4] (covered, prefill, decode, KV wait) in nanoseconds, uint32 or float64 as the
+header's `type` says. Roles [windows, workers] uint8 end the message, with bit 7 set where the time is provisional.
 """
 
 from typing import Final
@@ -22,8 +22,6 @@ _LENGTH_BYTES: Final = 4
 
 
 class Header(msgspec.Struct):
-    """What the arrays are of."""
-
     window_ms: int
     first_start_unix_ms: int
     windows: int
@@ -31,18 +29,18 @@ class Header(msgspec.Struct):
     nodes: list[str]
     models: list[str]
     gpus: list[int]
-    """Of each worker, as last heard of."""
+    """GPUs of each worker by its last report."""
     groups: list[str]
-    """Data-parallel groups of which workers are ranks; empty: of none."""
+    """Data-parallel groups of which workers are ranks; empty for a worker without one."""
     type: str
     told_to_unix_ms: int
-    """The end of the newest 100 ms that are in them: of the window that holds it only what lies before is over."""
+    """End of the newest 100 ms included. Of the window that holds it, only the time before it is over."""
 
 
 def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
-    """The windows as bytes; one that is not over at `written_to_ns` is provisional."""
+    """Encode the windows; one that is not over at `written_to_ns` is provisional."""
     starts = series.starts_ns
-    # What JavaScript reads without loss: nanoseconds of a long window need 53 bits.
+    # JavaScript reads both types without loss; nanoseconds of a long window need 53 bits.
     small = series.window_ns < 2**32
     of = [members.get(worker_id) or Member(worker_id, UNKNOWN, UNKNOWN, 1) for worker_id in series.worker_ids]
     header = msgspec.json.encode(
