@@ -1,5 +1,3 @@
-"""Alerts and their delivery as Prometheus metrics."""
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -16,7 +14,7 @@ from services.metrics.alerts.webhook import Webhook
 
 
 class AlertCollector(Collector):
-    """As of each scrape."""
+    """Alerts and their delivery as Prometheus metrics, read at each scrape."""
 
     def __init__(self, desk: AlertEvaluator, webhooks: Sequence[Webhook], silencer: Silencer) -> None:
         self._desk = desk
@@ -24,7 +22,7 @@ class AlertCollector(Collector):
         self._silencer = silencer
 
     def collect(self) -> Iterator[Metric]:
-        """Every alert there is has a sample, so that 0 is shown."""
+        # Every alert has a sample, so that 0 is shown.
         alerts = self._desk.book.firing()
         loud = self._silencer.loud(alerts)
         firing = Counter((alert.name, alert.severity) for alert in loud)

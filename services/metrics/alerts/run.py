@@ -1,4 +1,4 @@
-"""Alerts put together: what is sent of them to the topic and webhooks, what is silent, routes and metrics."""
+"""Assembly of alerts: topic, webhooks, silences, routes and metrics."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from services.metrics.settings import MetricsSettings
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """What the service runs of it."""
+    """The parts of alerting that the service runs and serves."""
 
     desk: AlertEvaluator
     silencer: Silencer
@@ -32,7 +32,7 @@ class Alerting:
     router: APIRouter
 
     def start(self, page_url: str, tasks: TaskOwner) -> None:
-        """Once the page is there, which alerts name."""
+        """Start the webhooks once the page, whose address alerts carry, is served."""
         self.desk.book.runbook_url = f"{page_url}/runbook"
         for webhook in self.webhooks:
             webhook.page_url = page_url
@@ -49,8 +49,10 @@ def open_alerts(
     make_client: MakeClient | None,
     guard: ChangeGuard,
 ) -> Alerting:
-    """Has `desk` observed. make_client: what webhooks post with; None: there are none. guard: before who
-    keeps alerts silent."""
+    """Assemble alerting and register the observers of `desk`.
+
+    Webhooks post with `make_client`; None means no webhooks. `guard` admits callers who silence alerts.
+    """
     webhooks = list(_webhooks(settings, desk, clock, make_client))
     silencer = Silencer(desk.book, bus, clock)
     for webhook in webhooks:

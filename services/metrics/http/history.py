@@ -1,4 +1,4 @@
-"""Routes of what was and what comes: history by scope, windows of all workers, events, and the live stream."""
+"""Routes of history by scope, windows of all workers, events and the live stream."""
 
 import asyncio
 from typing import Annotated, Any
@@ -30,12 +30,12 @@ BAD_QUERY: dict[int | str, dict[str, Any]] = {400: {"description": "the error na
 
 
 def asked_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
-    """The end of what is asked for: the newest there is without one, and never later."""
+    """Return the requested end, at most the newest data; without a request, the newest."""
     return newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
 
 
 class HistoryApi:
-    """Answers from the roll-ups; the newest windows end `lag_ns` before now."""
+    """Routes over the roll-ups, whose newest windows end `lag_ns` before now."""
 
     def __init__(self, state: MetricsState, hub: Hub, clock: Clock, *, lag_ns: int) -> None:
         self._state = state
@@ -44,11 +44,10 @@ class HistoryApi:
         self._lag_ns = lag_ns
 
     def router(self) -> APIRouter:
-        """The routes."""
         router = APIRouter(prefix="/v1")
         router.get("/occupancy/history", responses=BAD_QUERY)(self.history)
         router.get("/events")(self.events)
-        # Bytes of a layout of its own, and an answer that never ends: OpenAPI has no words for them.
+        # OpenAPI cannot describe a binary layout and an endless answer.
         router.get("/occupancy/windows", include_in_schema=False)(self.windows)
         router.get("/occupancy/stream", include_in_schema=False)(self.stream)
         return router
@@ -56,7 +55,7 @@ class HistoryApi:
     async def history(
         self, window: Window = "1s", span: Span = "2m", scope: ScopeText = "cluster", end_unix_ms: End = None
     ) -> OccupancyHistory:
-        """GPU time by phase of a scope, window by window: whole GPU-nanoseconds, with coverage beside them."""
+        """Return the GPU time by phase of a scope, window by window: whole GPU-nanoseconds, with their coverage."""
         wanted, tier = parse_scope(scope), parse_tier(window)
         bounds_ns = self._bounds(tier, span, end_unix_ms)
         pieces = []
@@ -66,7 +65,7 @@ class HistoryApi:
         return history(pieces, wanted, tier.window_ns, self._covered_to_ns())
 
     async def windows(self, window: Window = "100ms", span: Span = "2s", end_unix_ms: End = None) -> Response:
-        """The same of every worker by itself, as bytes: a JSON header, then arrays (see history/packed.py)."""
+        """Return the windows of every worker as bytes: a JSON header, then arrays (see history/packed.py)."""
         tier = parse_tier(window)
         low_ns, high_ns = self._bounds(tier, span, end_unix_ms)
         workers = len(self._state.rollups.worker_ids())
@@ -79,25 +78,30 @@ class HistoryApi:
         return Response(pack(series, self._state.members, self._covered_to_ns()), media_type="application/octet-stream")
 
     async def events(self, limit: Limit = 100) -> list[Event]:
-        """Role moves and changes of the planner's mode, the newest first."""
+        """List role moves and changes of the planner's mode, the newest first."""
         return self._state.events.newest(limit)
 
     async def stream(self, request: Request, *, between: bool = True) -> EventStream:
-        """Server-sent events: `members`, then a `tick` every 100 ms and wherever something changes between (see
-        stream/ticks.py). `between=false` is for readers to whom every 100 ms is enough: what changes between
-        comes with the next tick, unless other readers want it sooner."""
+        """Stream server-sent events: `members`, then a `tick` every 100 ms and at changes in between (see
+        stream/ticks.py).
+
+        `between=false` is for readers content with 100 ms. They get changes with the next tick, unless other
+        readers want them sooner.
+        """
         caller = caller_of(request.scope).name
         self._hub.check_room(caller)
         return EventStream(self._hub, caller, between=between)
 
     def _covered_to_ns(self) -> int:
-        """Windows are written up to there."""
+        """Return the end of the written windows."""
         return self._state.history.written_to_ns or self._clock.now_ns() - self._lag_ns
 
     def _bounds(self, tier: Tier, span: str, end_unix_ms: int | None) -> tuple[int, int]:
-        """[low, high) in whole windows; the newest is the one that holds the last moment written."""
+        """Return [low, high) in whole windows, the newest being the one that holds the last moment written."""
         span_ns, length_ns = parse_span_ns(span, tier), tier.window_ns
-        newest_ns = min(self._clock.now_ns() - self._lag_ns, self._covered_to_ns())  # due, but not written yet: no 0
+        newest_ns = min(
+            self._clock.now_ns() - self._lag_ns, self._covered_to_ns()
+        )  # a due window that is not written yet would read as 0
         end_ns = asked_end_ns(end_unix_ms, newest_ns)
         high_ns = max(-(-end_ns // length_ns) if length_ns > 10**8 else end_ns // length_ns, 0) * length_ns
         return max(high_ns - span_ns // length_ns * length_ns, 0), high_ns

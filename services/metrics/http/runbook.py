@@ -1,5 +1,3 @@
-"""The runbook's pages, one an alert, as the documentation has them."""
-
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -20,12 +18,11 @@ FRAME: Final = """<!doctype html>
 
 
 def runbook_router() -> APIRouter:
-    """`/runbook/NAME`."""
     router = APIRouter()
 
     @router.get("/runbook/{name}", response_class=HTMLResponse, include_in_schema=False)
     async def runbook(name: str) -> HTMLResponse:
-        """What an alert means, how to see it, what to do."""
+        """Return the runbook page of an alert as HTML."""
         known = sorted(path.stem for path in FOLDER.glob("*.md"))
         if name not in known:
             raise HTTPException(404, f"there is no runbook page {name[:80]!r}; known: {', '.join(known)}")
@@ -35,6 +32,6 @@ def runbook_router() -> APIRouter:
 
 
 def page(name: str) -> str:
-    """One page as HTML; raises FileNotFoundError where the documentation was not installed."""
+    """Render one page as HTML. Raise FileNotFoundError if the documentation is not installed."""
     text = (FOLDER / f"{name}.md").read_text()
     return FRAME.format(title=escape(name), body=MarkdownIt("commonmark").enable("table").render(text))

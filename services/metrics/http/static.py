@@ -1,4 +1,4 @@
-"""The page's files, served as they are: no build step, nothing from elsewhere, no inline script."""
+"""The page's static files, served as they are, without a build step, foreign resources or inline scripts."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,12 @@ HEADERS: Final = {
 
 
 class Page(StaticFiles):
-    """Files of the folder; `/` is index.html."""
+    """The folder's files with security headers; `/` is index.html."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER, html=True)
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """With the headers that keep everything else out."""
         response = super().file_response(*args, **kwargs)
         response.headers.update(HEADERS)
         return response

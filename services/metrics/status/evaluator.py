@@ -1,4 +1,4 @@
-"""Looks every so often at how hard work presses, and keeps the verdict."""
+"""Periodic evaluation of pressure on all models, whose last verdict is kept."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,23 +30,23 @@ from services.metrics.status.planner_news import PlannerNews
 from services.metrics.status.traffic import TrafficLog
 
 WINDOW_NS: Final = 2_000_000_000
-"""What shares of time are of."""
+"""The window over which shares of time are taken."""
 ENGINE_EVERY_NS: Final = 1_000_000_000
-"""Step-time models change slowly."""
+"""The time for which a step-time model is reused, as it changes slowly."""
 PACES_A_LOOK: Final = 100
-"""Workers whose steps are looked at anew in one look, the longest unseen first: 10 ms."""
+"""Workers whose steps are measured again in one evaluation, the oldest measurements first: 10 ms."""
 SMOOTHED_NS: Final = 800_000_000
-"""Time constant of the running mean of what sequences await."""
+"""Time constant of the running means of awaited KV."""
 MOST_AGE_S: Final = 10.0
-"""One that was longest awaited says no more than that."""
+"""Bound on the age of awaited KV that enters the running mean."""
 FRESH_NS: Final = 2_000_000_000
-"""A worker whose last batch is older is not heard now."""
+"""The age of its last batch from which a worker does not count as live."""
 Subject = ModelState | UnknownState
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTime:
-    """How the workers of a phase spent the last two seconds, in shares of their GPU time; None: not known."""
+    """Shares of a phase's GPU time over the last two seconds; None if unknown."""
 
     workers: int = 0
     gpus: int = 0
@@ -57,27 +57,30 @@ class PoolTime:
 
 @dataclass(frozen=True, slots=True)
 class StatusLook:
-    """What the last look found."""
+    """The result of one evaluation over all models."""
 
     at_ns: int
     verdict: Verdict
     models: Sequence[Subject] = ()
     tpot_ms: tuple[tuple[str, float], ...] = ()
-    """Measured over the window, by model."""
+    """Time per output token measured over the window, by model."""
     pools: tuple[tuple[tuple[str, str], PoolTime], ...] = ()
-    """By model and phase."""
+    """Shares of time by model and phase."""
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
-    """Sequences that decode workers run at most, by model."""
+    """The most sequences that decode workers run, by model."""
 
 
 class VerdictEvaluator:
-    """Takes records as they come; `look` makes a verdict of what is known."""
+    """The verdict's evaluator, which collects records and evaluates them in `look`."""
 
     def __init__(
         self, state: MetricsState, limits: VerdictLimits, *, ttft_limit_ns: int, tpot_ns: int, lag_ns: int
     ) -> None:
-        """`ttft_limit_ns`, `tpot_ns`: where requests name none. Windows end `lag_ns` before now."""
+        """Create an evaluator over windows that end `lag_ns` before now.
+
+        `ttft_limit_ns` and `tpot_ns` apply where requests name no targets.
+        """
         self._state = state
         self._defaults = ttft_limit_ns, tpot_ns
         self._lag_ns = lag_ns
@@ -87,16 +90,16 @@ class VerdictEvaluator:
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
-        """By worker: see `_awaits`."""
+        """The running means of `_awaits`, by worker."""
         self._looked_ns = 0
         self._since_ns = 0
-        """From the look before the last one to the last."""
+        """Time between the last two evaluations in ns."""
         self.traffic = TrafficLog()
         self.planner = PlannerNews()
         self.seen: StatusLook | None = None
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Enter a record, beside the state."""
+        """Record what the verdict needs beyond the state."""
         value = record.value
         if isinstance(value, StepBatch):
             return
@@ -110,17 +113,17 @@ class VerdictEvaluator:
             self.planner.take(value, now_ns)
 
     def judged(self, now_ns: int) -> tuple[Sequence[Cause], frozenset[str]]:
-        """The causes that are named, and the models of which enough is known to name them; nothing of an old look."""
+        """Return the named causes and the models for which enough is known; nothing if the last result is old."""
         seen = self.seen
         if seen is None or now_ns - seen.at_ns > FRESH_NS:
             return (), frozenset()
         known = frozenset(each.model for each in seen.models if isinstance(each, ModelState))
-        if self.planner.status(now_ns).acts:  # and needs nobody to type its moves
+        if self.planner.status(now_ns).acts:  # no operator needs to run its moves
             return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
 
     async def look(self, now_ns: int) -> None:
-        """Make the verdict of now, if it is time, with turns for others between."""
+        """Evaluate if it is time, yielding to the event loop in between."""
         batches = self._batches(now_ns)
         every = every_ns(len(batches))
         if now_ns // every == self._looked_ns // every:
@@ -138,7 +141,7 @@ class VerdictEvaluator:
         self.seen = self._seen(by_model, engines, now_ns)
 
     def _batches(self, now_ns: int) -> list[StepBatch]:
-        """The newest batch of each worker that takes work; of workers that other instances read nothing is known."""
+        """Return the newest batch of each worker that takes work, without workers that other instances read."""
         timelines = self._state.fleet.directory.timelines
         found = (timeline.newest for timeline in timelines.values())
         return [
@@ -158,7 +161,7 @@ class VerdictEvaluator:
     def _look_at_paces(
         self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int
     ) -> None:
-        """Look at the paces of those that were not looked at for longest."""
+        """Measure the pace of the workers whose measurement is oldest."""
         ids = {each.worker_id: model for model, own in by_model.items() for each in own}
         self._paces = {name: found for name, found in self._paces.items() if name in ids}
         due = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]
@@ -207,7 +210,9 @@ class VerdictEvaluator:
         return ObservedStatus(batch, slowness, share.kv_wait if share else 0.0, *self._awaited[batch.worker_id])
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
-        """Running means: of moments with ready KV on its way, of sequences that await it, of its age in s."""
+        """Return running means: the share of moments with ready KV under way, the sequences that await it, its age in
+        s.
+        """
         count, since_ns = batch.load.awaiting_ready_kv, batch.load.ready_kv_since_unix_ns
         age_s = max(batch.covered_to_unix_ns - since_ns, 0) / 1e9 if since_ns else 0.0
         share, sequences, age = self._awaited.get(batch.worker_id, (0.0, 0.0, 0.0))
@@ -219,14 +224,16 @@ class VerdictEvaluator:
         )
 
     def _targets(self, model: str, now_ns: int) -> tuple[int, int]:
-        """TTFT limit and TPOT target: that of the planner, which people may have set one, before those of requests."""
+        """Return the TTFT limit and the TPOT target. A target of the planner, where operators may set one, precedes
+        requests'.
+        """
         limit_ns, tpot_ns = self.traffic.targets_ns(model)
         tpot_ns = self.planner.tpot_ns(model, now_ns) or tpot_ns
         return limit_ns or self._defaults[0], tpot_ns or self._defaults[1]
 
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model, now_ns)
-        # Prompts of those refused at a full queue are as long as those that wait in it.
+        # Prompts refused at a full queue are assumed as long as those that wait in it.
         each = waiting.prompt_tokens / max(waiting.prefill_requests + waiting.decode_requests, 1)
         refused_per_s = self.refusals.per_s(model, now_ns)
         refused = max(self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * each)

@@ -1,4 +1,4 @@
-"""How long workers' steps take, over what the same steps take their peers; and the time per output token. Pure."""
+"""Step durations of workers relative to their peers, and the time per output token. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +13,17 @@ from libs.telemetry.worker.steps import FinishedSteps, StepCounts
 
 WINDOW_NS: Final = 2_000_000_000
 LOOK_BACK_NS: Final = 3 * WINDOW_NS
-"""Where a window holds fewer than `LEAST_STEPS`, the newest of so long count: steps may take half a second."""
+"""The time from which the newest steps count if a window holds fewer than `LEAST_STEPS`; a step may take half a
+second.
+"""
 LEAST_STEPS: Final = 3
 LEAST_NS: Final = 150_000_000
-"""Fewer steps, or less time in them, tell nothing of a worker."""
+"""The least time in steps, beside `LEAST_STEPS`, that says anything about a worker."""
 LAST_STEPS: Final = 2
 LAST_NS: Final = 400_000_000
-"""Where each of the newest steps took as much longer, and they took this long together, the worker has become slow
-since, however fast it was before."""
+"""The least time of the last steps together. If each of them took longer than usual, the worker has just become slow,
+however fast it was before.
+"""
 _BATCH: Final = StepCounts._fields.index("decode_sequences")
 
 
@@ -29,11 +32,11 @@ class StepPace:
     """How slow one worker's steps are in a window."""
 
     slowness: float | None
-    """Measured over expected; None for too few steps."""
+    """Measured over expected duration; None for too few steps."""
     token_ns: float
-    """Durations of steps that decode, each times its sequences."""
+    """Durations of steps that decode, each times its sequences, summed."""
     tokens: float
-    """Sequences of those steps, added up."""
+    """Sequences of the steps that decode, summed."""
 
 
 NO_PACE: Final = StepPace(None, 0.0, 0.0)
@@ -41,8 +44,11 @@ LEAST_PEERS: Final = 3
 
 
 def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
-    """How slow each of a model's workers is beside the one in the middle: what slows all of them accuses none. None for
-    those that ran too little, and where fewer than `LEAST_PEERS` did not."""
+    """Return each worker's slowness relative to the model's median worker.
+
+    What slows all workers thus accuses none. The result is None for workers that ran too little, and for all of
+    them if fewer than `LEAST_PEERS` ran enough.
+    """
     known = sorted(each.slowness for each in paces.values() if each.slowness is not None)
     if len(known) < LEAST_PEERS:
         return dict.fromkeys(paces)
@@ -51,7 +57,7 @@ def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
 
 
 def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> StepPace:
-    """Pace of the newest of the finished steps of `LOOK_BACK_NS`, by what is usual among the worker's peers."""
+    """Measure the newest of the finished steps of `LOOK_BACK_NS` against the usual step-time model."""
     first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
     took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
     if not len(took_ns):
@@ -66,6 +72,8 @@ def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> StepPace:
 
 
 def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """The least slow of the newest steps, so that one that stood still accuses nobody; 0 where they say too little."""
+    """Return the least slowness among the newest steps, so that a single stall accuses nobody; 0 if they are too
+    short.
+    """
     took, most = took_ns[-LAST_STEPS:], np.maximum(expected[-LAST_STEPS:], 1.0)
     return float((took / most).min()) if took.sum() >= LAST_NS else 0.0

@@ -1,5 +1,3 @@
-"""Pressures and the verdict as Prometheus metrics."""
-
 from collections.abc import Iterator
 
 from prometheus_client import Metric
@@ -14,13 +12,12 @@ from services.metrics.status.report import MAX_PRESSURE, firing_codes
 
 
 class VerdictCollector(Collector):
-    """As of the last look; what is not known has no sample rather than zero."""
+    """Pressures and the verdict at the last evaluation; unknown values have no sample rather than zero."""
 
     def __init__(self, verdicts: VerdictEvaluator) -> None:
         self._verdicts = verdicts
 
     def collect(self) -> Iterator[Metric]:
-        """By model."""
         pressure = GaugeMetricFamily(
             names.PRESSURE,
             "Work over what there is for it; above 1 it grows into a queue.",
