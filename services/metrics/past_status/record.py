@@ -1,5 +1,3 @@
-"""The owned task that keeps what the status says, twice a second."""
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import fields
@@ -10,11 +8,11 @@ from services.metrics.past_status.recorder import ModelPoint, StatusRecorder, St
 from services.metrics.status.report import ClusterStatus, ModelStatus
 
 EVERY_NS: Final = 500_000_000
-"""Twice in the shortest window that is kept: a service that is held up for a moment leaves no gap."""
+"""Interval between two records, half the shortest window, so that a short stall leaves no gap."""
 
 
 async def record_status(recorder: StatusRecorder, look: Callable[[int], ClusterStatus], clock: Clock) -> None:
-    """Enter the status every `EVERY_NS`, as long as it is of the present: what is not known then stays unknown."""
+    """Record the status every `EVERY_NS` while it is live; windows without a live status stay unknown."""
     while True:
         await asyncio.sleep((EVERY_NS - clock.now_ns() % EVERY_NS) / 1e9)
         now_ns = clock.now_ns()
@@ -24,7 +22,6 @@ async def record_status(recorder: StatusRecorder, look: Callable[[int], ClusterS
 
 
 def enter(recorder: StatusRecorder, status: ClusterStatus, now_ns: int) -> None:
-    """One status."""
     verdict, traffic = status.verdict, status.traffic
     recorder.add(
         now_ns,

@@ -1,4 +1,4 @@
-"""Pressure, traffic and verdicts of the past: what the status said, second by second. Pure."""
+"""Pressure, traffic and verdicts of the past, recorded from the status. Pure."""
 
 import math
 from collections import deque
@@ -13,23 +13,22 @@ from numpy.typing import NDArray
 from services.metrics.past_status.rings import Rings
 
 MAX_MODELS: Final = 64
-"""Of which figures are kept; 16 MB."""
+"""The most models whose figures are kept, 16 MB."""
 MAX_VERDICTS: Final = 2_000
-"""Changes of the verdict that are kept."""
+"""The most changes of the verdict that are kept."""
 MS_NS: Final = 1_000_000
 DIGITS: Final = 4
-"""Behind the point: as many as a chart can show."""
+"""Decimal places, as many as a chart can show."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPoint:
-    """One model at a moment; None is not known."""
+    """One model's figures at a moment; None where unknown."""
 
     prefill: float | None
-    """Pressures of its pools ..."""
+    """Pressure of the prefill pool; the next two are those of the decode pool and of the best split."""
     decode: float | None
     cluster: float | None
-    """... and under the best of all splits."""
     waiting_tokens: float | None
     running: float | None
     starved: float | None
@@ -39,7 +38,7 @@ class ModelPoint:
 
 @dataclass(frozen=True, slots=True)
 class TrafficPoint:
-    """All models at a moment; None is not known."""
+    """The traffic of all models at a moment; None where unknown."""
 
     requests_per_s: float | None
     prompt_tokens_per_s: float | None
@@ -62,28 +61,28 @@ TRAFFIC_FIELDS: Final = tuple(field.name for field in fields(TrafficPoint))
 
 
 class StoodVerdict(msgspec.Struct, frozen=True):
-    """A verdict, from when on it stood."""
+    """A verdict with the time from which it stood."""
 
     unix_ms: int
     code: str
     sentence: str
     command: str
-    """Empty where none was advised."""
+    """The advised command; empty if there was none."""
 
 
 class StatusHistory(msgspec.Struct):
-    """Windows from `first_start_unix_ms` on, `window_ms` each; figures beside them, null where nothing is known."""
+    """Windows of `window_ms` from `first_start_unix_ms` on, with figures in the same order, null where unknown."""
 
     window_ms: int
     first_start_unix_ms: int
     models: dict[str, dict[str, list[float | None]]]
     traffic: dict[str, list[float | None]]
     verdicts: list[StoodVerdict]
-    """That which stood at the start, and changes since, the oldest first."""
+    """The verdict at the start and the changes since, the oldest first."""
 
 
 class StatusRecorder:
-    """Grows by a point at each look at the status."""
+    """The history of the status, which grows by one point at each record."""
 
     def __init__(self) -> None:
         self._traffic = Rings(len(TRAFFIC_FIELDS))
@@ -93,7 +92,7 @@ class StatusRecorder:
         """Points of models for which there was no room."""
 
     def add(self, unix_ns: int, models: Mapping[str, ModelPoint], traffic: TrafficPoint, verdict: StoodVerdict) -> None:
-        """Enter what the status says at a moment."""
+        """Record the status of a moment."""
         self._traffic.add(unix_ns, _row(traffic, TRAFFIC_FIELDS))
         for name, point in models.items():
             rings = self._models.get(name)
@@ -108,7 +107,7 @@ class StatusRecorder:
             self._verdicts.append(verdict)
 
     def history(self, window_ns: int, first_ns: int, last_ns: int) -> StatusHistory:
-        """Windows that start in [first, last), both multiples of `window_ns`, a length that is kept."""
+        """Return windows that start in [first, last), both multiples of `window_ns`, a length that is kept."""
         first_ms, last_ms = first_ns // MS_NS, last_ns // MS_NS
         read = {name: rings.read(window_ns, first_ns, last_ns) for name, rings in sorted(self._models.items())}
         before = [each for each in self._verdicts if each.unix_ms <= first_ms][-1:]

@@ -1,4 +1,4 @@
-"""Figures over time in rings of windows, the finest first: means of what was known in each. Pure."""
+"""Means of figures over time in rings of windows, the finest first. Pure."""
 
 from typing import Final
 
@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 from libs.telemetry.windows.rollups import TIERS as OCCUPANCY_TIERS
 
 TIERS: Final = OCCUPANCY_TIERS[1:]
-"""As far back as occupancy's, but for its finest: an hour, six hours, two days. A status is of seconds."""
+"""The tiers of occupancy but for its finest, as a status covers seconds: an hour, six hours, two days."""
 
 
 class Rings:
-    """Rows of `fields` numbers by time; NaN is not known. 8,640 windows: 35 kB a field."""
+    """Rows of `fields` numbers by time, NaN where unknown. The 8,640 windows take 35 kB a field."""
 
     def __init__(self, fields: int) -> None:
         self._fields = fields
         self._sums = [np.zeros((tier.windows, fields), np.float32) for tier in TIERS]
         self._known = [np.zeros((tier.windows, fields), np.uint8) for tier in TIERS]
-        """Rows that a sum is of: 120 at most."""
+        """Number of rows in each sum, 120 at most."""
         self._numbers = [np.full(tier.windows, -1, np.int64) for tier in TIERS]
 
     def add(self, unix_ns: int, row: NDArray[np.float32]) -> None:
-        """Enter figures of a moment; of one that lies too far back nothing is kept."""
+        """Add the figures of a moment; one older than the rings reach is ignored."""
         known = ~np.isnan(row)
         values = np.where(known, row, np.float32(0))
         for tier, sums, counts, numbers in zip(TIERS, self._sums, self._known, self._numbers, strict=True):
@@ -36,8 +36,10 @@ class Rings:
             counts[place] += known
 
     def read(self, window_ns: int, first_ns: int, last_ns: int) -> NDArray[np.float32]:
-        """[windows, fields]: means of the windows that start in [first, last), both multiples of `window_ns`, one of
-        those of `TIERS`; NaN where nothing is known."""
+        """Return the means [windows, fields] of the windows that start in [first, last), NaN where nothing is known.
+
+        Both bounds are multiples of `window_ns`, which is one of the lengths in `TIERS`.
+        """
         place = [tier.window_ns for tier in TIERS].index(window_ns)
         wanted = np.arange(first_ns // window_ns, last_ns // window_ns)
         at = wanted % TIERS[place].windows

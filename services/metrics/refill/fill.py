@@ -1,4 +1,4 @@
-"""From the telemetry of a chunk into what the service knows. Pure."""
+"""Entry of a gap's telemetry into the service's state. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
@@ -12,10 +12,10 @@ from services.metrics.state import MetricsState
 
 ItemT = TypeVar("ItemT")
 A_TURN: Final = 50
-"""Batches: a few ms."""
+"""Batches entered in one turn of the event loop, a few ms."""
 WORKERS_A_TURN: Final = 20
 LONGEST_NS: Final = 600 * 1_000_000_000
-"""Of a batch: one that covers more is left to the live reader's bounds."""
+"""The longest cover of a batch that is filled in; longer ones are left to the live reader's bounds."""
 
 
 def fill(
@@ -25,11 +25,11 @@ def fill(
     own: slice,
     now_ns: int,
 ) -> Iterator[None]:
-    """Enter `own` of `batches`, which are those of a chunk with its margins, in order; yields after each part of the
-    work, for others to have a turn. To be gone through to its end, once.
+    """Enter the part `own` of `batches`, the ordered batches of a chunk with its margins.
 
-    They go into the live timelines, as far as those reach back, and into windows by a fleet of their own: it knows a
-    worker's earlier incarnations too, and does not forget them for want of room.
+    Yields after each part of the work, for the event loop to take a turn. Run it to its end, once. Batches enter
+    the live timelines as far as those reach back. Windows are computed by a separate fleet, which also holds
+    workers' earlier incarnations and does not drop them for lack of room.
     """
     fleet = FleetTelemetry(prefill_shares)
     known: list[BatchOutcome] = []

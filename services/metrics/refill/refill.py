@@ -1,4 +1,4 @@
-"""The owned task that reads afterwards what the live reader has left out."""
+"""The task that reads what the live reader has jumped over."""
 
 import asyncio
 import time
@@ -22,9 +22,9 @@ from services.metrics.state import MetricsState
 log = structlog.get_logger()
 
 CPU_SHARE: Final = 0.2
-"""Of a core that entering what lies behind may take: the present comes first."""
+"""Share of a core that filling gaps may take, as the present comes first."""
 LOOK_S: Final = 0.5
-"""How soon a gap is found due."""
+"""The interval at which due gaps are looked for."""
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 10.0
 Partition = tuple[Topic, int]
@@ -32,7 +32,7 @@ Connect = Callable[[], AbstractAsyncContextManager[BackReader]]
 
 
 class Refill:
-    """Between the gaps of the live reader and the state."""
+    """The link between the live reader's gaps and the state."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Refill:
         clock: Clock,
         thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`thread_s`: CPU time that the calling thread has taken."""
+        """Create a refill; `thread_s` returns the CPU time of the calling thread."""
         self._state = state
         self._gaps = gaps
         self._prefill_shares = prefill_shares
@@ -50,12 +50,12 @@ class Refill:
         self._thread_s = thread_s
 
     def note(self, gap: Gap) -> None:
-        """The live reader has jumped."""
+        """Record a gap over which the live reader has jumped."""
         log.warning("telemetry is read from now on, and what lies before afterwards", records=gap.end - gap.start)
         self._gaps.add(Stretch((gap.topic, gap.partition), gap.start, gap.end), self._clock.now_ns())
 
     async def run(self, connect: Connect) -> None:
-        """Fill gaps as they come, until cancelled; outages of the broker are waited out."""
+        """Fill gaps as they come until cancelled, waiting out outages of the broker."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             await asyncio.sleep(LOOK_S)
@@ -72,7 +72,7 @@ class Refill:
                 await asyncio.sleep(wait_s)
 
     async def _take(self, reader: BackReader, chunk: GapChunk[Partition]) -> None:
-        """Count one chunk, or find that it must be cut otherwise."""
+        """Fill in one chunk, or report to the gaps that it must be cut differently."""
         gap, (topic, partition) = chunk.gap, chunk.gap.partition
         held = await reader.held(topic, partition)
         if held.start > gap.start:
@@ -115,7 +115,6 @@ _DONE: Final = object()
 
 
 def _covered_to_ns(record: Record) -> int:
-    """End of the time that a batch covers."""
     assert isinstance(record.value, StepBatch)
     return record.value.covered_to_unix_ns
 

@@ -1,5 +1,7 @@
-"""Windows that could not be sent in time: only their workers and their start are kept, since roll-ups hold the rest.
-Pure."""
+"""Bookkeeping of windows that could not be sent in time. Pure.
+
+Only their workers and their start are kept, since roll-ups hold the rest.
+"""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -13,12 +15,14 @@ from libs.telemetry.windows.ring import NO_ROLE
 from libs.telemetry.windows.rollups import MAX_WORKERS, RollUps, Series
 
 MAX_UNSENT: Final = MAX_WORKERS
-"""Workers with unsent windows that are kept; those of further workers are lost."""
+"""The most workers with unsent windows that are remembered; those of further workers are lost."""
 
 
 class Again:
-    """A moment from which the windows of some workers are sent again as the roll-ups hold them by then: the instance
-    that reads those workers by then may not have read their earlier telemetry."""
+    """The time from which some workers' windows are sent again, as roll-ups then hold them.
+
+    By then another instance may read those workers, without their earlier telemetry.
+    """
 
     def __init__(self) -> None:
         self._from_ns: int | None = None
@@ -26,11 +30,10 @@ class Again:
 
     @property
     def workers(self) -> AbstractSet[str]:
-        """Workers with unsent windows."""
         return self._workers
 
     def unsent(self, windows: Sequence[WrittenWindow]) -> None:
-        """These windows were not sent, and those until the next `take` will not be."""
+        """Record that these windows were not sent, nor any until the next `take`."""
         starts = [window.start_ns for window in windows]
         if self._from_ns is not None:
             starts.append(self._from_ns)
@@ -40,7 +43,7 @@ class Again:
                 self._workers.add(name)
 
     def take(self, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
-        """The next `MAX_FRESH` windows of those workers; windows that are no longer kept are lost."""
+        """Return the next `MAX_FRESH` windows of those workers; windows that are no longer kept are lost."""
         if self._from_ns is None:
             return []
         tier = rollups.tiers[0]
@@ -56,7 +59,7 @@ class Again:
 
 
 def _windows(series: Series) -> list[WrittenWindow]:
-    """Each window with the workers that have something written in it."""
+    """Return each window with the workers that have something written in it."""
     marked = series.roles | series.provisional * np.uint8(PROVISIONAL)
     return [
         WrittenWindow(start_ns, Cells(series.worker_ids, times, roles).where(roles != NO_ROLE), revised=True)

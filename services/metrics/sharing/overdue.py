@@ -11,17 +11,17 @@ from libs.telemetry.windows.rollups import RollUps, Written
 from libs.telemetry.worker.phase_time import PhaseTime
 
 OVERDUE_NS: Final = 500_000_000
-"""After the end of a window: a live instance has sent it by then."""
+"""The time after a window's end by which a live instance has sent it."""
 
 
 class Overdue:
-    """Writes these windows as uncovered, so that they lower coverage; a later report covers more and replaces it."""
+    """The writer of overdue windows as uncovered, which lowers coverage until a later report replaces them."""
 
     def __init__(self) -> None:
         self._to_ns = 0
 
     def write(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
-        """Windows that have become overdue since the last call, at most `MAX_FRESH`."""
+        """Return the windows that have become overdue since the last call, at most `MAX_FRESH`."""
         length_ns = rollups.tiers[0].window_ns
         due_ns = now_ns - OVERDUE_NS
         due_ns -= due_ns % length_ns

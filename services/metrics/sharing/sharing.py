@@ -1,5 +1,7 @@
-"""One of several instances: sends the others the windows of its own workers, and takes theirs. Pure, but for the bus
-that it publishes on, and one warning."""
+"""Exchange of windows between instances of the metrics service, each of which reads a part of the telemetry.
+
+Pure but for the bus that it publishes on and one warning.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,34 +24,39 @@ from services.metrics.sharing.wire import messages, shared_worker, written
 log = structlog.get_logger()
 
 MAX_HEARD: Final = 65_536
-"""Windows of one worker each that wait for the stream's next tick; what is beyond is in history only."""
+"""The most received windows, of one worker each, that wait for the stream's next tick. Further ones are in history
+only.
+"""
 MAX_AGE_NS: Final = 2 * LISTED_NS
 MAX_APART_NS: Final = 5_000_000_000
-"""Largest difference between clocks of instances. An older record was read after an absence: its windows count, but it
-says nothing of which instances live, nor of clocks. An instance that wrongly counts as alive for this long costs
-nothing: partitions are taken over from ten seconds back."""
+"""Largest difference between clocks of instances.
+
+An older record was read after an absence. Its windows count, but it says nothing about live instances or clocks. An
+instance wrongly taken for alive for this long does no harm, as partitions are taken over from ten seconds back.
+"""
 MAX_UNSENT: Final = 32
-"""Records that the broker has not taken. With more nothing is sent: others could not read it, and it would push alerts
-out of the bus's buffer."""
+"""The most records that may wait for the broker before sending stops. Others could not read more, and it would push
+alerts out of the bus's buffer.
+"""
 
 
 class LeftOut(StrEnum):
-    """Why something in a record is not taken."""
+    """Reason for which a part of a record is not taken."""
 
     PAST = "past"
-    """A window that is no longer kept, or that came back from a file."""
+    """A window that is no longer kept, or that was restored from a file."""
     FUTURE = "future"
     """A window further ahead than clocks may differ."""
     MALFORMED = "malformed"
-    """A window or a worker that cannot be."""
+    """A window or a worker with impossible values."""
     UNSTREAMED = "unstreamed"
-    """A worker's window that is in history, and not in the stream."""
+    """A worker's window that is in history but not in the stream."""
     NAMESAKE = "namesake"
     """A record of another instance of the same id."""
 
 
 class Sharing:
-    """Between the own fleet and the others'."""
+    """The exchange between this instance's fleet and those of others."""
 
     def __init__(
         self,
@@ -59,15 +66,15 @@ class Sharing:
         began_ns: int,
         unsent: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`began_ns`: when this process did; `unsent` records wait to be taken by the broker."""
+        """Create the exchange of a process begun at `began_ns`; `unsent` counts records that wait for the broker."""
         self.shares = shares
         self._publish = publish
         self._began_ns = began_ns
         self._unsent = unsent
         self._newest: dict[str, tuple[StepBatch, int]] = {}
-        """The newest batch of each worker to report, and when it came."""
+        """The newest batch of each worker to report, with its time of arrival."""
         self._kept: list[WrittenWindow] = []
-        """Windows written since the last record: of no more than a few rounds."""
+        """Windows written since the last record, of no more than a few rounds."""
         self._again = Again()
         self._overdue = Overdue()
         self._heard: list[WrittenWindow] = []
@@ -75,18 +82,21 @@ class Sharing:
         self.left_out = Counter(dict.fromkeys(LeftOut, 0))
 
     def note(self, batch: StepBatch, now_ns: int) -> None:
-        """A batch of an own worker was counted."""
+        """Record a counted batch of a worker that this instance reads."""
         known = self._newest.get(batch.worker_id)
         if known is None or batch.covered_to_unix_ns >= known[0].covered_to_unix_ns:
             self._newest[batch.worker_id] = batch, now_ns
 
     def keep(self, windows: Sequence[WrittenWindow]) -> None:
-        """Windows of own workers, for the next record."""
+        """Add windows of own workers to the next record."""
         self._kept += windows
 
     def send(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> None:
-        """Publish the new windows of own workers, without those long silent, and earlier unsent windows of workers that
-        were own then. The record also shows that this instance lives."""
+        """Publish the new windows of own workers without those long silent, and earlier unsent windows of workers own
+        then.
+
+        The record also shows that this instance is alive.
+        """
         windows, self._kept = self._kept, []
         away = self._unsent() > MAX_UNSENT
         if away:
@@ -106,8 +116,10 @@ class Sharing:
             self._publish(message)
 
     def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
-        """Take another instance's record; of its windows those from `from_ns` on. Where both read a worker, the window
-        that covers more counts."""
+        """Enter another instance's record with its windows from `from_ns` on.
+
+        Where both instances read a worker, the window that covers more counts.
+        """
         sent_ns = message.told_unix_ns
         if message.metrics_id == self.shares.own_id:
             self._hear_own_id(message)
@@ -116,7 +128,7 @@ class Sharing:
         if fresh:
             self.shares.hear(message.metrics_id, now_ns)
         for worker in message.workers:
-            # By the own clock, but for the way from there, whatever the other's says.
+            # On this process's clock, less the age that the sender reports; the transit is not known.
             arrived_ns = now_ns - max(sent_ns - worker.arrived_unix_ns, 0)
             if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
                 self.left_out[LeftOut.MALFORMED] += 1
@@ -155,12 +167,12 @@ class Sharing:
             self._heard_cells += len(streamed)
 
     def take_heard(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
-        """Windows that others have sent since the last call, and those that nobody reports any more."""
+        """Return windows received since the last call, and those that no instance reports any more."""
         heard, self._heard, self._heard_cells = self._heard, [], 0
         return heard + self._overdue.write(fleet, rollups, now_ns)
 
     def makes_trace(self, event: RequestEvent, fleet: FleetTelemetry, now_ns: int) -> bool:
-        """Whether this instance makes the request's trace."""
+        """Report whether this instance makes the request's trace."""
         worker_id = event.decode_worker or event.prefill_worker
         if not worker_id:
             return self.shares.leads(now_ns)

@@ -1,4 +1,4 @@
-"""Windows and workers as instances send them to one another. Pure."""
+"""Wire format of the windows and workers that instances exchange. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -11,14 +11,14 @@ from libs.telemetry.windows.rollups import Written
 from libs.telemetry.worker.phase_time import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
-"""About 200 kB: a record of Kafka takes 1 MB ..."""
+"""The most workers in a record, about 200 kB; Kafka takes records of 1 MB."""
 MAX_WINDOWS_A_RECORD: Final = 20
-"""... and 400 kB with this many workers."""
+"""The most windows in a record, 400 kB with that many workers."""
 _ROLES: Final = frozenset(ROLE_NUMBERS.values())
 
 
 def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> SharedWorker:
-    """A worker by its newest batch, with what later batches do not repeat."""
+    """Describe a worker by its newest batch, with what later batches do not repeat."""
     start_ns, share = fleet.running_step(batch.worker_id) or (0, 0)
     worker = SharedWorker(
         newest=batch,
@@ -30,13 +30,13 @@ def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> S
     )
     for field in ("steps", "kv_waits", "starved", "kv_transfers"):
         worker.newest.ClearField(field)
-    if worker.newest.HasField("dummy_steps"):  # to clear a part of what is absent would make it present
+    if worker.newest.HasField("dummy_steps"):  # clearing a field of an absent message would make it present
         worker.newest.dummy_steps.ClearField("spans")
     return worker
 
 
 def messages(workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]) -> Iterator[SharedWindows]:
-    """As many messages as it takes; one without workers where there are none. The caller fills in the sender."""
+    """Yield as many messages as needed, at least one. The caller fills in the sender."""
     for first in range(0, max(len(workers), 1), MAX_WORKERS_A_RECORD):
         part = workers[first : first + MAX_WORKERS_A_RECORD]
         places = {worker.newest.worker_id: place for place, worker in enumerate(part)}
@@ -60,7 +60,7 @@ def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
 
 
 def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: int) -> Iterable[Written]:
-    """The window of each worker; raises ValueError for values that cannot be."""
+    """Yield the window of each worker. Raise ValueError for impossible values."""
     if window.start_unix_ns % window_ns:
         raise ValueError("no window begins there")
     times = zip(window.covered_ns, window.prefill_ns, window.decode_ns, window.kv_wait_ns, strict=True)

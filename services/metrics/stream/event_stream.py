@@ -1,5 +1,3 @@
-"""A hub's messages as an HTTP answer of server-sent events."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
@@ -11,16 +9,16 @@ from libs.runtime.tasks import until_first
 from services.metrics.stream.hub import Hub
 
 WRITE_STALL_S: Final = 30.0
-"""How long a reader may leave its socket unread before the stream ends; it connects again by itself."""
+"""The time for which a reader may leave its socket unread before the stream ends. A browser reconnects by itself."""
 
 
 class EventStream(Response):
-    """Lasts until the client goes or the hub closes."""
+    """A hub's messages as server-sent events, until the client leaves or the hub closes."""
 
     media_type = "text/event-stream"
 
     def __init__(self, hub: Hub, caller: str = "", *, between: bool = True) -> None:
-        """caller, between: as in `Hub.reader`."""
+        """Create an answer; `caller` and `between` are those of `Hub.reader`."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
@@ -28,7 +26,7 @@ class EventStream(Response):
         self._between = between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, holding a place at the hub meanwhile."""
+        """Send the answer, holding a place at the hub meanwhile."""
         with self._hub.reader(self._caller, between=self._between) as messages:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await until_first(gone=_gone(receive), writing=_write(messages, send))

@@ -1,4 +1,4 @@
-"""The newest messages, for any number of readers: each reads at its own pace, and one that is slow skips."""
+"""The newest messages for any number of readers, each at its own pace; a slow reader skips."""
 
 import asyncio
 from collections import Counter, deque
@@ -11,30 +11,30 @@ from libs.policy.limits.slots import may_take
 
 MAX_READERS: Final = 64
 KEPT_TICKS: Final = 32
-"""A reader that is further behind goes on with the newest."""
+"""Ticks that are kept; a reader that is further behind continues with the newest."""
 RETRY_AFTER_S: Final = 10.0
 
 
 class Hub:
-    """One writer, many readers; what it holds is the same for all of them."""
+    """The messages of one writer, shared by all readers."""
 
     def __init__(self) -> None:
         self._ticks: deque[bytes] = deque(maxlen=KEPT_TICKS)
         self._written = 0
         self._members = b""
         self._members_from = 0
-        """The tick that the present members came with."""
+        """Number of the tick that the present members came with."""
         self._news = asyncio.Event()
         self._closed = False
         self._readers: Counter[str] = Counter()
-        """By caller."""
+        """Number of readers by caller."""
         self.close_readers = 0
-        """Of them, those that want to know between two windows what has changed."""
+        """Number of readers that want changes between two windows."""
         self.skipped_ticks = 0
-        """That readers did not get because they were slow."""
+        """Ticks that readers did not get because they were slow."""
 
     def publish(self, tick: bytes, members: bytes | None = None) -> None:
-        """Hand a tick to every reader, and before it who there is, if that has changed."""
+        """Hand a tick to every reader, preceded by `members` if those have changed."""
         if members is not None:
             self._members, self._members_from = members, self._written
         self._ticks.append(tick)
@@ -42,18 +42,18 @@ class Hub:
         self._wake()
 
     def close(self) -> None:
-        """End every reader."""
         self._closed = True
         self._wake()
 
     @property
     def readers(self) -> int:
-        """All of them."""
         return self._readers.total()
 
     def check_room(self, caller: str = "") -> None:
-        """Raise QueueFull when no more readers are taken, or none of this caller's, who leaves room to others. caller:
-        a key's id; empty where nobody needs one."""
+        """Raise QueueFull when no more readers are admitted, or none of this caller, who leaves room to others.
+
+        `caller` is a key's id, empty where no key is needed.
+        """
         if self.readers >= MAX_READERS:
             raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
         own = self._readers[caller]
@@ -63,9 +63,11 @@ class Hub:
 
     @contextmanager
     def reader(self, caller: str = "", *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
-        """Messages from the newest on, until `close`; holds a place while the context is open. caller: as in
-        `check_room`. `between`: what changes
-        between two windows comes at once; without such readers it comes with the next window."""
+        """Yield messages from the newest on until `close`, holding a place while the context is open.
+
+        `caller` is that of `check_room`. With `between`, changes between two windows come at once. Without any such
+        reader they come with the next window.
+        """
         self.check_room(caller)
         self._readers[caller] += 1
         self.close_readers += between
@@ -89,7 +91,7 @@ class Hub:
             if sent_members != self._members_from <= following:
                 sent_members = self._members_from
                 yield self._members
-                continue  # much may have been written while this one was sent
+                continue  # many ticks may have been written while this was sent
             tick = self._ticks[following - self._written]
             following += 1
             yield tick

@@ -1,5 +1,7 @@
-"""Messages of the stream: the workers, the windows of each 100 ms, and changes between. Encoded once for all
-readers. Pure."""
+"""Messages of the stream: the workers, the windows of each 100 ms, and changes in between. Pure.
+
+Each is encoded once for all readers.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +19,7 @@ MS_NS: Final = 1_000_000
 
 
 class StreamWorker(msgspec.Struct, frozen=True):
-    """A worker in the stream: where it stands in `StreamWorkers.workers` is how ticks name it."""
+    """A worker in the stream; ticks refer to it by its place in `StreamWorkers.workers`."""
 
     id: str
     node: str
@@ -25,11 +27,11 @@ class StreamWorker(msgspec.Struct, frozen=True):
     gpus: int
     engine: str
     group: str
-    """Data-parallel group of which it is a rank; empty: of none."""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
 
 
 class StreamWorkers(msgspec.Struct):
-    """Workers heard of in the last five minutes, one for those that left; sent first, and again whenever it changes."""
+    """Workers seen in the last five minutes, or one minute after leaving; sent first and after each change."""
 
     version: int
     window_ms: int
@@ -41,8 +43,10 @@ class StreamWorkers(msgspec.Struct):
 
 
 class Window(msgspec.Struct, array_like=True):
-    """One window of `workers`, places in `members`; None for all. The other lists are in the same order; times are in
-    ns of one GPU."""
+    """One window of `workers`, given as places in `members`; None for all of them.
+
+    The other lists are in the same order; times are in ns of one GPU.
+    """
 
     start_unix_ms: int
     workers: list[int] | None
@@ -51,11 +55,11 @@ class Window(msgspec.Struct, array_like=True):
     decode: list[int]
     kv_wait: list[int]
     roles: list[int]
-    """With 128 added where a step that still runs is counted as far as it is known to have run."""
+    """Role numbers, plus 128 where a step that still runs is counted as far as it is known to have run."""
 
 
 class Depths(msgspec.Struct):
-    """Of each worker, at its last report."""
+    """Queue depths of each worker at its last report."""
 
     running: list[int]
     waiting: list[int]
@@ -64,39 +68,38 @@ class Depths(msgspec.Struct):
 
 
 class Tick(msgspec.Struct):
-    """What is new since the last one: revised windows first."""
+    """Changes since the last tick, revised windows first."""
 
     number: int
     version: int
     now_unix_ms: int
     windows: list[Window]
     depths: Depths | None
-    """None between two windows, where a tick has only changes."""
+    """None between two windows, where a tick holds only changes."""
     queues: list[PhaseQueue] | None
-    """What waits at workers and gateways; None where depths are."""
+    """Queues at workers and gateways; None where depths are None."""
     events: list[Event]
     age_ms: int | None
-    """How old the data were at `now_unix_ms` (see `age_ns` in state.py); None without any worker, and where depths
-    are None."""
+    """Age of the data at `now_unix_ms` (see `age_ns` in state.py); None without workers or where depths are None."""
     alerts: list[Alert]
-    """Changes: alerts that fire now, and that are over."""
+    """Alerts that have begun or ended since the last tick."""
 
 
 class TickWriter:
-    """Makes the messages, numbered; says who there is again when that changes."""
+    """The encoder of numbered messages, which repeats the members when they change."""
 
     def __init__(self, *, window_ns: int, settled_ns: int) -> None:
         self._window_ms = window_ns // MS_NS
         self._settled_ms = settled_ns // MS_NS
         self._listing: Listing | None = None
         self._members: list[StreamWorker] = []
-        """What was said of it."""
+        """The members as they were last sent."""
         self._places: dict[str, int] = {}
         self.version = 0
         self.number = 0
 
     def members(self, listing: Listing) -> bytes | None:
-        """A message when other workers are listed than before; the first time always."""
+        """Encode the members if they have changed, and always the first time."""
         if listing is self._listing:
             return None
         members = [
@@ -122,17 +125,17 @@ class TickWriter:
         queues: list[PhaseQueue],
         age_ms: int | None = None,
     ) -> bytes:
-        """What has been written; `loads` are of the workers of the last `members`."""
+        """Encode a whole tick; `loads` belong to the workers of the last `members`."""
         columns = (loads.running, loads.waiting, loads.waiting_prefill_tokens, loads.awaiting_kv)
         depths = Depths(*(each.tolist() for each in columns))
         return self._message(now_ns, written, events, alerts, depths=depths, queues=queues, age_ms=age_ms)
 
     def knows(self, written: Sequence[WrittenWindow]) -> bool:
-        """Whether the last `members` has every worker of these windows."""
+        """Report whether the last `members` contained every worker of these windows."""
         return all(self._places.keys() >= set(window.workers.worker_ids) for window in written)
 
     def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
-        """What has been written between two windows."""
+        """Encode a tick with only what was written between two windows."""
         return self._message(now_ns, written, [], alerts)
 
     def _message(
