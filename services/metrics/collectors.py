@@ -1,4 +1,4 @@
-"""Counters of queues, shared telemetry and refilled history for Prometheus, read at each scrape."""
+"""Prometheus metrics of queues, shared telemetry and refilled history, read at each scrape."""
 
 from collections.abc import Iterator
 
@@ -16,13 +16,13 @@ from services.metrics.state import MetricsState
 
 
 class GapCollector(Collector):
-    """Reads `Gaps` at each scrape."""
+    """Gaps of the live reader as Prometheus metrics, read at each scrape."""
 
     def __init__(self, gaps: Gaps[Partition]) -> None:
         self._gaps = gaps
 
     def collect(self) -> Iterator[Metric]:
-        """Every fate has a sample, so that 0 shows."""
+        # Every fate has a sample, so that 0 is shown.
         yield CounterMetricFamily(
             names.TELEMETRY_JUMPS_TOTAL, "Times that a partition was read on at its end.", self._gaps.jumps
         )
@@ -38,13 +38,12 @@ class GapCollector(Collector):
 
 
 class SharingCollector(Collector):
-    """Reads a `Sharing` at each scrape."""
+    """Rejected records of other instances as Prometheus metrics, read at each scrape."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
 
     def collect(self) -> Iterator[Metric]:
-        """What was not taken, by reason."""
         left_out = CounterMetricFamily(
             names.SHARED_LEFT_OUT_TOTAL, "Sent by other instances and not taken.", labels=("reason",)
         )
@@ -57,14 +56,13 @@ LABELS = ("model", "phase")
 
 
 class QueueCollector(Collector):
-    """As of each scrape; what is not known has no sample rather than zero."""
+    """Queue lengths at each scrape; unknown values have no sample rather than zero."""
 
     def __init__(self, state: MetricsState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """By model and phase."""
         requests = GaugeMetricFamily(names.QUEUE_REQUESTS, "Requests waiting at workers and gateways.", labels=LABELS)
         tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens to compute there.", labels=LABELS)
         fleet, now_ns = self._state.fleet, self._clock.now_ns()
