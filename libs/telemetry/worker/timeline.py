@@ -14,10 +14,8 @@ from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_colum
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.worker.batch_columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
 from libs.telemetry.worker.facts import Shape, WorkerFacts, facts_of, what_stays
-from libs.telemetry.worker.idle_parts import IdleParts
-from libs.telemetry.worker.intervals import Intervals, total_ns
+from libs.telemetry.worker.intervals import IdleParts, Intervals, RoleLog, total_ns
 from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.role_log import RoleLog
 from libs.telemetry.worker.steps import (
     COUNTS,
     BusyTime,
