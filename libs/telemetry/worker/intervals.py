@@ -1,4 +1,4 @@
-"""Sets of integers kept as disjoint half-open intervals, and the roles and idle parts of a worker's time in such spans."""
+"""Sets of integers as disjoint half-open intervals, and spans with the roles and idle parts of a worker's time."""
 
 from array import array
 from bisect import bisect_left, bisect_right

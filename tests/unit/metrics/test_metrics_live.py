@@ -21,7 +21,7 @@ from services.metrics.accounting.series import history, sums
 from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.cluster_events.events import MAX_EVENTS, EventLog
-from services.metrics.history.packed import pack
+from services.metrics.http.history import pack
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
