@@ -21,8 +21,7 @@ from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
 from services.metrics.accounting.window import ALLOWED, TIER_NAMES, parse_span_ns, parse_tier, parse_window_ns
 from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
 from services.metrics.http.history import BAD_QUERY, End, HistoryApi, ScopeText, Span, asked_end_ns
-from services.metrics.http.runbook import runbook_router
-from services.metrics.http.static import Page
+from services.metrics.http.static import Page, runbook_router
 from services.metrics.past_status.recorder import StatusRecorder
 from services.metrics.past_status.rings import TIERS
 from services.metrics.requests.wire import FinishedRequest, RequestsReport
