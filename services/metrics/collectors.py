@@ -1,4 +1,4 @@
-"""Prometheus metrics of queues, shared telemetry and refilled history, read at each scrape."""
+"""Prometheus metrics of queues, verdict, shared telemetry and refilled history, read at each scrape."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,15 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.policy.metrics.gaps import Gaps
+from libs.policy.verdict.cause import CauseCode
+from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
 from services.metrics.accounting.queues import phase_queues
 from services.metrics.refill.refill import Partition
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.status.report import MAX_PRESSURE, firing_codes
 
 
 class GapCollector(Collector):
@@ -71,3 +75,43 @@ class QueueCollector(Collector):
                 if count is not None:
                     family.add_metric((queue.model, queue.phase), count)
         yield from (requests, tokens)
+
+
+class VerdictCollector(Collector):
+    """Pressures and the verdict at the last evaluation; unknown values have no sample rather than zero."""
+
+    def __init__(self, verdicts: VerdictEvaluator) -> None:
+        self._verdicts = verdicts
+
+    def collect(self) -> Iterator[Metric]:
+        pressure = GaugeMetricFamily(
+            names.PRESSURE,
+            "Work over what there is for it; above 1 it grows into a queue.",
+            labels=("model", "phase"),
+        )
+        verdict = GaugeMetricFamily(names.VERDICT, "1 where it holds the model up.", labels=("model", "code"))
+        seen = self._verdicts.seen
+        firing = firing_codes(seen.verdict.causes) if seen else frozenset()
+        for each in seen.models if seen else ():
+            if isinstance(each, ModelState):
+                found = each.pressures
+                for phase, value in (
+                    ("prefill", found.prefill),
+                    ("decode", found.decode),
+                    ("decode_batch", found.batch),
+                    ("decode_kv", found.kv),
+                    ("cluster", found.cluster),
+                ):
+                    pressure.add_metric((each.model, phase), min(value, MAX_PRESSURE))
+            own = [code for model, code in firing if model == each.model]
+            calm = (
+                CauseCode.UNKNOWN
+                if not isinstance(each, ModelState)
+                else CauseCode.IDLE
+                if each.at_rest
+                else CauseCode.BALANCED
+            )
+            for code in CauseCode:
+                verdict.add_metric((each.model, code), code in own or (not own and code is calm))
+        yield pressure
+        yield verdict

@@ -29,7 +29,7 @@ from libs.telemetry.worker.split import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.audit import open_audit
-from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector
+from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector, VerdictCollector
 from services.metrics.demand.file import DemandFile
 from services.metrics.demand.run import open_demand
 from services.metrics.history.file import HistoryFile
@@ -50,7 +50,6 @@ from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.prometheus import VerdictCollector
 from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
 from services.metrics.traces.book import TraceBook
