@@ -1,24 +1,23 @@
 """Periodic evaluation of pressure on all models and of workers' pace, whose last verdict is kept."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
-import numpy as np
-from numpy.typing import NDArray
-from libs.perfmodel.reference import expected_ns
-from libs.policy.step_time import StepTimeModel
-from libs.telemetry.worker.steps import FinishedSteps, StepCounts
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, StepBatch
 from libs.contracts.roles import role_name
+from libs.perfmodel.reference import expected_ns
 from libs.policy.alerts.watch import every_ns
 from libs.policy.pressure.splits import WorkerProfile
+from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.cause import Cause
 from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState
@@ -26,12 +25,14 @@ from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
 from libs.telemetry.gateways import ModelBacklog
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
+from libs.telemetry.worker.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
 from services.metrics.status.planner_news import PlannerNews
 from services.metrics.status.traffic import TrafficLog
 
 WINDOW_NS: Final = 2_000_000_000
+"""The window over which shares of time and the pace of steps are measured."""
 LOOK_BACK_NS: Final = 3 * WINDOW_NS
 """The time from which the newest steps count if a window holds fewer than `LEAST_STEPS`; a step may take half a
 second.
@@ -99,8 +100,6 @@ def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> floa
     return float((took / most).min()) if took.sum() >= LAST_NS else 0.0
 
 
-WINDOW_NS: Final = 2_000_000_000
-"""The window over which shares of time are taken."""
 ENGINE_EVERY_NS: Final = 1_000_000_000
 """The time for which a step-time model is reused, as it changes slowly."""
 PACES_A_LOOK: Final = 100
