@@ -18,8 +18,7 @@ from services.metrics.alerts.run import open_alerts
 from services.metrics.http.login import Door
 from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.past_status.record import record_status
-from services.metrics.past_status.recorder import StatusRecorder
+from services.metrics.past_status import StatusRecorder, record_status
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now

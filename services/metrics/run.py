@@ -40,8 +40,7 @@ from services.metrics.ingest import Take, ingest, read_from_ns
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.loads import LoadPublisher
 from services.metrics.outgoing import MakeClient
-from services.metrics.past_status.record import record_status
-from services.metrics.past_status.recorder import StatusRecorder
+from services.metrics.past_status import StatusRecorder, record_status
 from services.metrics.planner_routes import PlannerRoutes
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.refill.refill import Partition, Refill

@@ -22,8 +22,7 @@ from services.metrics.accounting.window import ALLOWED, TIER_NAMES, parse_span_n
 from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
 from services.metrics.http.history import BAD_QUERY, End, HistoryApi, ScopeText, Span, asked_end_ns
 from services.metrics.http.static import Page, runbook_router
-from services.metrics.past_status.recorder import StatusRecorder
-from services.metrics.past_status.rings import TIERS
+from services.metrics.past_status import TIERS, StatusRecorder
 from services.metrics.requests.wire import FinishedRequest, RequestsReport
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.api import status_router

@@ -1,8 +1,12 @@
-"""Pressure, traffic and verdicts of the past, recorded from the status. Pure."""
+"""Pressure, traffic and verdicts of the past, recorded from the status twice a second.
 
+Figures are kept as means over rings of windows, the finest first. Only `record_status` does more than compute.
+"""
+
+import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -10,7 +14,51 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.metrics.past_status.rings import Rings
+from libs.runtime.clock import Clock
+from libs.telemetry.windows.rollups import TIERS as OCCUPANCY_TIERS
+from services.metrics.status.report import ClusterStatus, ModelStatus
+
+TIERS: Final = OCCUPANCY_TIERS[1:]
+"""The tiers of occupancy but for its finest, as a status covers seconds: an hour, six hours, two days."""
+
+
+class Rings:
+    """Rows of `fields` numbers by time, NaN where unknown. The 8,640 windows take 35 kB a field."""
+
+    def __init__(self, fields: int) -> None:
+        self._fields = fields
+        self._sums = [np.zeros((tier.windows, fields), np.float32) for tier in TIERS]
+        self._known = [np.zeros((tier.windows, fields), np.uint8) for tier in TIERS]
+        """Number of rows in each sum, 120 at most."""
+        self._numbers = [np.full(tier.windows, -1, np.int64) for tier in TIERS]
+
+    def add(self, unix_ns: int, row: NDArray[np.float32]) -> None:
+        """Add the figures of a moment; one older than the rings reach is ignored."""
+        known = ~np.isnan(row)
+        values = np.where(known, row, np.float32(0))
+        for tier, sums, counts, numbers in zip(TIERS, self._sums, self._known, self._numbers, strict=True):
+            number = unix_ns // tier.window_ns
+            place = number % tier.windows
+            if numbers[place] > number:
+                continue
+            if numbers[place] < number:
+                numbers[place], sums[place], counts[place] = number, 0, 0
+            sums[place] += values
+            counts[place] += known
+
+    def read(self, window_ns: int, first_ns: int, last_ns: int) -> NDArray[np.float32]:
+        """Return the means [windows, fields] of the windows that start in [first, last), NaN where nothing is known.
+
+        Both bounds are multiples of `window_ns`, which is one of the lengths in `TIERS`.
+        """
+        place = [tier.window_ns for tier in TIERS].index(window_ns)
+        wanted = np.arange(first_ns // window_ns, last_ns // window_ns)
+        at = wanted % TIERS[place].windows
+        counts = np.where((self._numbers[place][at] == wanted)[:, None], self._known[place][at], 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found: NDArray[np.float32] = np.where(counts > 0, self._sums[place][at] / counts, np.float32(np.nan))
+        return found
+
 
 MAX_MODELS: Final = 64
 """The most models whose figures are kept, 16 MB."""
@@ -128,3 +176,41 @@ def _row(point: ModelPoint | TrafficPoint, names: tuple[str, ...]) -> NDArray[np
 def _columns(rows: NDArray[np.float32], names: tuple[str, ...]) -> dict[str, list[float | None]]:
     return {name: [None if math.isnan(value) else value for value in np.round(column, DIGITS).tolist()]
             for name, column in zip(names, rows.T, strict=True)}  # fmt: skip
+
+
+EVERY_NS: Final = 500_000_000
+"""Interval between two records, half the shortest window, so that a short stall leaves no gap."""
+
+
+async def record_status(recorder: StatusRecorder, look: Callable[[int], ClusterStatus], clock: Clock) -> None:
+    """Record the status every `EVERY_NS` while it is live; windows without a live status stay unknown."""
+    while True:
+        await asyncio.sleep((EVERY_NS - clock.now_ns() % EVERY_NS) / 1e9)
+        now_ns = clock.now_ns()
+        status = look(now_ns)
+        if status.live:
+            enter(recorder, status, now_ns)
+
+
+def enter(recorder: StatusRecorder, status: ClusterStatus, now_ns: int) -> None:
+    verdict, traffic = status.verdict, status.traffic
+    recorder.add(
+        now_ns,
+        {each.model: _point(each) for each in status.models if each.known},
+        TrafficPoint(**{field.name: getattr(traffic, field.name) for field in fields(TrafficPoint)}),
+        StoodVerdict(
+            now_ns // 1_000_000, verdict.code, verdict.sentence, verdict.action.command if verdict.action else ""
+        ),
+    )
+
+
+def _point(model: ModelStatus) -> ModelPoint:
+    return ModelPoint(
+        prefill=model.prefill.pressure,
+        decode=model.decode.pressure,
+        cluster=model.cluster_pressure,
+        waiting_tokens=model.prefill.waiting_prompt_tokens,
+        running=model.decode.running,
+        starved=model.decode.starved,
+        kv_wait=model.decode.kv_wait,
+    )
