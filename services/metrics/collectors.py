@@ -12,7 +12,7 @@ from libs.policy.verdict.cause import CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
 from services.metrics.accounting.queues import phase_queues
-from services.metrics.refill.refill import Partition
+from services.metrics.refill import Partition
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator

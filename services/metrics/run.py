@@ -43,7 +43,7 @@ from services.metrics.outgoing import MakeClient
 from services.metrics.past_status import StatusRecorder, record_status
 from services.metrics.planner_routes import PlannerRoutes
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
-from services.metrics.refill.refill import Partition, Refill
+from services.metrics.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
