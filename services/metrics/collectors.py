@@ -13,7 +13,7 @@ from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
 from services.metrics.accounting.queues import phase_queues
 from services.metrics.refill import Partition
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.report import MAX_PRESSURE, firing_codes

@@ -45,7 +45,7 @@ from services.metrics.planner_routes import PlannerRoutes
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator

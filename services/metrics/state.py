@@ -23,7 +23,7 @@ from services.metrics.cluster_events.events import Event, EventLog
 from services.metrics.cluster_events.lives import WorkerLives, together
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests.log import RequestLog
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 
 MS_NS: Final = 1_000_000
 STALE_NS: Final = 3_000_000_000

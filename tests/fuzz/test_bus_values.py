@@ -34,7 +34,7 @@ from services.metrics.http.routes import make_api as make_metrics_api
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
