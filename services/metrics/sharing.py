@@ -26,7 +26,7 @@ from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.windows.ring import NO_ROLE
-from libs.telemetry.windows.rollups import MAX_WORKERS, RollUps, Series, Written
+from libs.telemetry.windows.rollups import RollUps, Series, Written
 from libs.telemetry.worker.phase_time import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
