@@ -23,8 +23,7 @@ from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 MS_NS: Final = 1_000_000
 LAG_NS: Final = 4 * TICK_NS

@@ -39,8 +39,7 @@ from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 MS_NS: Final = 1_000_000
 LENGTH_BYTES: Final = 4

@@ -13,8 +13,7 @@ from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.loads import LoadPublisher
 from services.metrics.state import MS_NS, MetricsState, age_ns
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 TICK_NS: Final = 100_000_000
 """The window that a tick sends for the first time, for every worker."""

@@ -16,7 +16,7 @@ from libs.telemetry.windows.rollups import RollUps
 from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.requests.wire import FinishedRequest
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 
 MAX_MODELS: Final = 64
 """The most model labels. Names come from clients, so later ones are counted as `OTHER_MODEL`."""

@@ -49,8 +49,7 @@ from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 from services.metrics.traces.book import TraceBook
 from services.metrics.traces.otlp import TraceExporter
 

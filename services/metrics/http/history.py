@@ -25,8 +25,7 @@ from services.metrics.accounting.series import OccupancyHistory, history, sums
 from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
 from services.metrics.cluster_events.events import Event
 from services.metrics.state import MetricsState
-from services.metrics.stream.event_stream import EventStream
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import EventStream, Hub
 
 MAX_CELLS: Final = 200_000
 """Windows x workers in one answer: 3.4 MB of windows below 4 s, 6.6 MB of longer ones."""
@@ -142,7 +141,7 @@ class HistoryApi:
 
     async def stream(self, request: Request, *, between: bool = True) -> EventStream:
         """Stream server-sent events: `members`, then a `tick` every 100 ms and at changes in between (see
-        stream/ticks.py).
+        stream.py).
 
         `between=false` is for readers content with 100 ms. They get changes with the next tick, unless other
         readers want them sooner.

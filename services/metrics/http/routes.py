@@ -27,7 +27,7 @@ from services.metrics.requests.wire import FinishedRequest, RequestsReport
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.api import status_router
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 
 LENGTHS = [name for name, tier in TIER_NAMES.items() if tier in TIERS]
 StatusWindow = Annotated[str, Query(description=f"Length of each window: {', '.join(LENGTHS)}.")]

@@ -26,9 +26,7 @@ from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.event_stream import EventStream
-from services.metrics.stream.hub import KEPT_TICKS, MAX_READERS, Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import KEPT_TICKS, MAX_READERS, EventStream, Hub, TickWriter
 
 TIER = TIER_NAMES["100ms"]
 

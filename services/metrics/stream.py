@@ -1,15 +1,24 @@
-"""Messages of the stream: the workers, the windows of each 100 ms, and changes in between. Pure.
+"""The live stream: its messages, the hub that hands them to readers, and the answer as server-sent events.
 
-Each is encoded once for all readers.
+Messages hold the workers, the windows of each 100 ms, and changes in between. Each is encoded once for all readers. A
+reader takes them at its own pace, and a slow one skips.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from libs.contracts.errors import QueueFull
 from libs.contracts.roles import ROLE_NAMES
 from libs.policy.alerts.store import Alert
+from libs.policy.limits.slots import may_take
+from libs.runtime.tasks import until_first
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.listing import Listing, Loads
 from services.metrics.accounting.queues import PhaseQueue
@@ -161,3 +170,134 @@ class TickWriter:
         everybody = len(places) == len(self._places) and places == list(range(len(places)))
         start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
         return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)
+
+
+MAX_READERS: Final = 64
+KEPT_TICKS: Final = 32
+"""Ticks that are kept; a reader that is further behind continues with the newest."""
+RETRY_AFTER_S: Final = 10.0
+
+
+class Hub:
+    """The messages of one writer, shared by all readers."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[bytes] = deque(maxlen=KEPT_TICKS)
+        self._written = 0
+        self._members = b""
+        self._members_from = 0
+        """Number of the tick that the present members came with."""
+        self._news = asyncio.Event()
+        self._closed = False
+        self._readers: Counter[str] = Counter()
+        """Number of readers by caller."""
+        self.close_readers = 0
+        """Number of readers that want changes between two windows."""
+        self.skipped_ticks = 0
+        """Ticks that readers did not get because they were slow."""
+
+    def publish(self, tick: bytes, members: bytes | None = None) -> None:
+        """Hand a tick to every reader, preceded by `members` if those have changed."""
+        if members is not None:
+            self._members, self._members_from = members, self._written
+        self._ticks.append(tick)
+        self._written += 1
+        self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    @property
+    def readers(self) -> int:
+        return self._readers.total()
+
+    def check_room(self, caller: str = "") -> None:
+        """Raise QueueFull when no more readers are admitted, or none of this caller, who leaves room to others.
+
+        `caller` is a key's id, empty where no key is needed.
+        """
+        if self.readers >= MAX_READERS:
+            raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
+        own = self._readers[caller]
+        if caller and not may_take(MAX_READERS, self.readers, own):
+            text = f"{own} of {MAX_READERS} readers of the stream have this key already: others need room too"
+            raise QueueFull(text, retry_after_s=RETRY_AFTER_S)
+
+    @contextmanager
+    def reader(self, caller: str = "", *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
+        """Yield messages from the newest on until `close`, holding a place while the context is open.
+
+        `caller` is that of `check_room`. With `between`, changes between two windows come at once. Without any such
+        reader they come with the next window.
+        """
+        self.check_room(caller)
+        self._readers[caller] += 1
+        self.close_readers += between
+        try:
+            yield self._read()
+        finally:
+            self._readers[caller] -= 1
+            if not self._readers[caller]:
+                del self._readers[caller]
+            self.close_readers -= between
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        sent_members, following = -1, max(self._written - 1, 0)
+        while not self._closed:
+            if following == self._written:
+                await self._news.wait()
+                continue
+            if following < self._written - len(self._ticks):
+                self.skipped_ticks += self._written - 1 - following
+                following = self._written - 1
+            if sent_members != self._members_from <= following:
+                sent_members = self._members_from
+                yield self._members
+                continue  # many ticks may have been written while this was sent
+            tick = self._ticks[following - self._written]
+            following += 1
+            yield tick
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+WRITE_STALL_S: Final = 30.0
+"""The time for which a reader may leave its socket unread before the stream ends. A browser reconnects by itself."""
+
+
+class EventStream(Response):
+    """A hub's messages as server-sent events, until the client leaves or the hub closes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, hub: Hub, caller: str = "", *, between: bool = True) -> None:
+        """Create an answer; `caller` and `between` are those of `Hub.reader`."""
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._hub = hub
+        self._caller = caller
+        self._between = between
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, holding a place at the hub meanwhile."""
+        with self._hub.reader(self._caller, between=self._between) as messages:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await until_first(gone=_gone(receive), writing=_write(messages, send))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _write(messages: AsyncIterator[bytes], send: Send) -> None:
+    async for message in messages:
+        try:
+            async with asyncio.timeout(WRITE_STALL_S):
+                await send({"type": "http.response.body", "body": message, "more_body": True})
+        except TimeoutError:
+            return
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
