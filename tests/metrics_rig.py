@@ -18,14 +18,12 @@ from services.metrics.alerts.run import open_alerts
 from services.metrics.http.login import Door
 from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.past_status.record import record_status
-from services.metrics.past_status.recorder import StatusRecorder
+from services.metrics.past_status import StatusRecorder, record_status
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 MS_NS: Final = 1_000_000
 LAG_NS: Final = 4 * TICK_NS

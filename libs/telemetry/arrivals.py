@@ -1,48 +1,55 @@
-"""How many prompt tokens come a second, by model, from what gateways have counted. Pure.
+"""Rates of prompt tokens that arrive and of requests that are refused, from the counts that gateways report. Pure.
 
-A few requests a second say little of their rate in two seconds: twelve are a third off as often as not. So a rate is of
-up to four spans, as far back as each older one could be of the same rate as all newer ones.
+A few requests a second say little about their rate within two seconds: twelve requests are off by a third in every
+other sample. A rate of arrivals therefore averages up to four spans. It reaches back as long as each older span agrees
+statistically with all newer ones.
+
+A gateway with a full queue refuses before it knows a prompt's length, so nothing but its counts shows these requests. A
+retried request counts once.
 """
 
-from collections import deque
+from collections import Counter, deque
 from itertools import pairwise
 from math import sqrt
 from typing import Final, NamedTuple
 
+from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues
 from libs.telemetry.gateways import MAX_GATEWAYS, MAX_MODELS, SILENT_NS
 
 SPAN_NS: Final = 2_500_000_000
-"""What a rate is of at least; before a gateway's first message nothing came."""
+"""The shortest time that a rate averages. Nothing is assumed to have come before a gateway's first message."""
 MOST_SPANS: Final = 4
 ALIKE: Final = 2.5
-"""Standard errors by which an older span may differ from the newer ones: fewer, and chance would look like a change."""
+"""The most standard errors by which an older span may differ from the newer ones. A lower bound would take chance for
+change.
+"""
 ALIKE_SHARE: Final = 0.05
-"""And whatever the errors, by this share."""
+"""The share of the newer rate by which an older span may always differ, whatever the standard error."""
 WHOLE: Final = 0.8
-"""Of an older span, what a gateway must have been heard for."""
+"""The fraction of an older span for which a gateway must have reported."""
 BURST_NS: Final = 600_000_000
 BURST_SHARE: Final = 0.6
-"""Where as much of what came in two spans came within `BURST_NS`, it was a burst, and tells nothing of what is to come:
-of one span, two requests a second would be bursts as often as not."""
+"""The share of two spans' tokens that makes a burst when it came within `BURST_NS`. Bursts do not count in a rate, as
+they predict nothing. Measured on a single span, two requests a second would pass for a burst in every other sample.
+"""
 MAX_SAMPLES: Final = 256
-"""Of one gateway: twice what it tells in all spans at ten messages a second."""
+"""The most samples of one gateway, twice what it reports in all spans at ten messages a second."""
 
 _Sample = tuple[int, dict[str, int]]
 _Count = tuple[int, int]
-"""(ns, tokens that have come up to then)"""
+"""A pair of a time in ns and the tokens that have come up to then."""
 
 
 class Rate(NamedTuple):
-    """Tokens a second, and the standard error of that."""
+    """A rate in tokens a second with its standard error."""
 
     tokens_per_s: float = 0.0
     error: float = 0.0
 
 
 class _Gateway:
-    """What one gateway counted, over the last span."""
-
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.heard_ns = 0
@@ -50,13 +57,15 @@ class _Gateway:
 
 
 class ArrivalRates:
-    """Counts of all gateways over time; the longest silent gateway goes."""
+    """Token counts of all gateways over time. The gateway that has been silent longest is dropped when there are too
+    many.
+    """
 
     def __init__(self) -> None:
         self._gateways: dict[str, _Gateway] = {}
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
-        """Enter a message that came at `now_ns`; a gateway that restarted counts anew."""
+        """Record a message received at `now_ns`. A gateway that restarted counts from zero again."""
         key, reported_ns = message.gateway_id, message.told_unix_ns
         known = self._gateways.pop(key, None)
         if message.last:
@@ -71,13 +80,15 @@ class ArrivalRates:
         known.heard_ns = now_ns
         counted = {each.model: each.arrived_tokens for each in message.queues[:MAX_MODELS]}
         known.samples.append((reported_ns, counted))
-        # One sample from before the spans stays, so that they are whole.
+        # One sample from before the spans stays, so that the oldest span is complete.
         while len(known.samples) > 2 and known.samples[1][0] <= reported_ns - MOST_SPANS * SPAN_NS:
             known.samples.popleft()
 
     def rate(self, model: str, now_ns: int) -> Rate:
-        """Rate at gateways that are heard; the first requests for a model count from its gateway's last message without
-        any."""
+        """Return the rate over all gateways that still report.
+
+        A model's first requests count from its gateway's last message without any.
+        """
         rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
         return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
 
@@ -107,33 +118,87 @@ def _rate(samples: "deque[_Sample]", model: str) -> Rate:
 
 
 def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
-    """From the last sample before it begins, or the first there is, to the last in it; fewer than two: nothing is
-    known of it."""
+    """Return the samples of a span, starting with the last one before it or else the first there is.
+
+    Fewer than two samples mean that nothing is known about the span.
+    """
     upto = [each for each in counted if each[0] <= end_ns]
     first = max((number for number, each in enumerate(upto) if each[0] <= begin_ns), default=0)
     return upto[first:]
 
 
 def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
-    """What came without what came in a burst, and whether there was none; `beside`: what came in two spans."""
+    """Return the tokens outside a burst, and whether there was no burst; `beside` is the count of two spans."""
     came = max(part[-1][1] - part[0][1], 0)
     burst = _largest_burst(part)
     return (came - burst, False) if burst > BURST_SHARE * max(beside, came) else (came, True)
 
 
 def _variance(counted: list[_Count], begin_ns: int) -> float:
-    """Variance of the tokens that come in a second: by how much neighbouring messages differ, which a rate that changes
-    once adds little to."""
+    """Estimate the variance of the tokens that come in a second from the differences of neighbouring messages.
+
+    A single change of the rate adds little to it.
+    """
     came = [(after[1] - before[1]) for before, after in pairwise(counted) if after[0] > begin_ns]
     seconds = (counted[-1][0] - max(begin_ns, counted[0][0])) / 1e9
     return sum((after - before) ** 2 for before, after in pairwise(came)) / 2 / seconds if seconds > 0 else 0.0
 
 
 def _largest_burst(counted: list[_Count]) -> int:
-    """The most that came within `BURST_NS`, or between two messages that are further apart."""
+    """Return the most tokens that came within `BURST_NS`, or between two messages that are further apart."""
     most = begin = 0
     for end in range(1, len(counted)):
         while begin < end - 1 and counted[end][0] - counted[begin][0] > BURST_NS:
             begin += 1
         most = max(most, counted[end][1] - counted[begin][1])
     return most
+
+
+REFUSAL_SPAN_NS: Final = 4_000_000_000
+"""The time that a rate averages, twice the interval between messages."""
+REFUSAL_SILENT_NS: Final = 10_000_000_000
+"""The silence after which a gateway no longer counts."""
+
+
+class Refusals:
+    """Counts of all gateways over the last span. The gateway that has been silent longest is dropped when there are
+    too many.
+    """
+
+    def __init__(self) -> None:
+        self._gateways: dict[tuple[str, int], deque[tuple[int, Counter[str]]]] = {}
+
+    def take(self, message: DemandTotals) -> None:
+        """Record a gateway's counts since its start."""
+        key = (message.gateway_id, message.incarnation)
+        samples = self._gateways.pop(key, deque())
+        if message.last:
+            return
+        if len(self._gateways) >= MAX_GATEWAYS:
+            del self._gateways[next(iter(self._gateways))]
+        self._gateways[key] = samples
+        told_ns = message.told_unix_ns
+        if samples and samples[-1][0] >= told_ns:
+            return
+        refused = Counter[str]()
+        for each in message.counts:
+            if each.service_class != BATCH_CLASS:
+                refused[each.model] += each.queue_full
+        samples.append((told_ns, refused))
+        while len(samples) > 2 and samples[1][0] <= told_ns - REFUSAL_SPAN_NS:
+            samples.popleft()
+
+    def per_s(self, model: str, now_ns: int) -> float:
+        """Return the refused requests per second of one model."""
+        rate = 0.0
+        for samples in self._gateways.values():
+            if len(samples) < 2 or samples[-1][0] <= now_ns - REFUSAL_SILENT_NS:
+                continue
+            (first_ns, first), (last_ns, last) = samples[0], samples[-1]
+            rate += max(last[model] - first[model], 0) * 1e9 / (last_ns - first_ns)
+        return rate
+
+    def total_per_s(self, now_ns: int) -> float:
+        """Return the refused requests per second of all models."""
+        models = {model for samples in self._gateways.values() for model in samples[-1][1]}
+        return sum(self.per_s(model, now_ns) for model in models)

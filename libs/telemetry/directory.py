@@ -1,4 +1,4 @@
-"""Who is known, and what each said last of itself. Pure."""
+"""The workers that are known, and the latest report of each. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from libs.telemetry.worker.steps import FULL_SHARE, RunningStep
 from libs.telemetry.worker.timeline import Timeline
 
 LISTED_NS: Final = 300 * 1_000_000_000
-"""A worker that is silent for this much longer than the others is given up; until then it is listed and lowers
-coverage. It is longer than an alert takes: Prometheus's rule waits a minute, over gauges of 15 s."""
+"""The time for which a worker stays listed, and lowers coverage, after it fell silent while others still report. It
+exceeds the delay of alerts: Prometheus's rule waits a minute over gauges of 15 s.
+"""
 LEFT_NS: Final = 60 * 1_000_000_000
-"""How long one that left in good order is still listed."""
+"""The time for which a worker that left in good order stays listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,14 @@ class Relayed:
     lost_batches: int
     running_step: RunningStep | None
     reader: str = ""
-    """Name of the process that reads it."""
+    """Name of the process that reads the worker's telemetry."""
 
     def listed(self) -> Listed:
-        """Its entry in a listing."""
         return listed_of(self.facts, own=False, reader=self.reader)
 
 
 def relayed_of(worker: SharedWorker, reader: str) -> Relayed:
-    """A worker from the report of the process `reader`."""
+    """Build the entry of a worker that the process `reader` reports."""
     batch = worker.newest
     facts = facts_of(batch, reported_compute(batch))
     return Relayed(facts, worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker), reader)
@@ -48,28 +48,30 @@ def _running_step(worker: SharedWorker) -> RunningStep | None:
 
 
 class WorkerDirectory:
-    """Workers whose telemetry comes here, and those that others report."""
+    """The workers whose telemetry this process reads, and those that other processes report."""
 
     def __init__(self) -> None:
         self.timelines: dict[str, Timeline] = {}
-        """Timelines of the workers that this process reads; the fleet adds and removes them, then calls `heard`."""
+        """Timelines of the workers that this process reads. The fleet adds and removes them, then calls `heard`."""
         self.relayed: dict[str, Relayed] = {}
-        """While a worker's telemetry comes here it is here too as long as this covers more."""
+        """Workers that other processes report. A worker that this process reads is also here while the other process
+        covers more of its time.
+        """
         self.newest_cover_ns = 0
         """The latest moment that any batch covers."""
         self._order: list[str] | None = None
-        """All ids in order; None: to be sorted again."""
+        """All ids in order; None once they must be sorted again."""
         self._known: list[WorkerFacts] | None = None
-        """In that order; None: something has come since."""
+        """Facts of all workers in the order of their ids; None once anything new has come."""
         self._listing = Listing(())
         self._listed_ns: int | None = None
-        """When that was made; None: to be made again."""
+        """Time at which the listing was made; None once it must be rebuilt."""
 
     def heard(self, worker_id: str, covered_to_ns: int) -> None:
         """Record that a worker of this process has reported up to `covered_to_ns`."""
         self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
         self._known = None
-        if worker_id not in self._listing:  # it was given up, or left
+        if worker_id not in self._listing:  # it was given up or had left
             self._listed_ns = None
         relayed = self.relayed.get(worker_id)
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
@@ -77,7 +79,7 @@ class WorkerDirectory:
             self._listed_ns = None
 
     def relay(self, worker: Relayed) -> None:
-        """Take a worker that another process reads."""
+        """Record the state of a worker that another process reads."""
         worker_id, covered_to_ns = worker.facts.worker_id, worker.facts.covered_to_unix_ns
         known = self.relayed.get(worker_id)
         self.relayed[worker_id] = worker
@@ -89,38 +91,37 @@ class WorkerDirectory:
             self._listed_ns = None
 
     def said_new(self) -> None:
-        """An own worker says something else of itself than before."""
+        """Invalidate what is cached after a worker of this process changed its description."""
         self._known = self._listed_ns = None
 
     def came_or_went(self) -> None:
-        """Others are known than before."""
+        """Invalidate what is cached after workers were added or removed."""
         self._order = self._known = self._listed_ns = None
 
     def is_own(self, worker_id: str) -> bool:
-        """Whether its telemetry comes here."""
+        """Report whether this process reads the worker's telemetry."""
         return worker_id in self.timelines
 
     def reader(self, worker_id: str) -> str | None:
-        """The process that reads a worker's telemetry in place of this one; None where none does."""
+        """Return the other process that reads a worker's telemetry; None if none does."""
         relayed = self.relayed.get(worker_id)
         return relayed.reader if relayed else None
 
     def newest(self, worker_id: str) -> Relayed | Timeline | None:
-        """Who knows most of a worker; None for a stranger."""
+        """Return the source that covers most of a worker's time; None for an unknown worker."""
         return self.relayed.get(worker_id) or self.timelines.get(worker_id)
 
     def facts(self, worker_id: str) -> WorkerFacts | None:
-        """What a worker last said of itself."""
         known = self.newest(worker_id)
         return known.facts if known else None
 
     def lost_batches(self, worker_id: str) -> int:
-        """Batches of a worker that never came, so far."""
+        """Return how many of a worker's batches have been lost so far."""
         known = self.newest(worker_id)
         return known.lost_batches if known else 0
 
     def known(self) -> Iterator[WorkerFacts]:
-        """All workers, by id."""
+        """Iterate over the facts of all workers, ordered by id."""
         if self._order is None:
             self._order = sorted({**self.timelines, **self.relayed})
         if self._known is None:
@@ -129,21 +130,21 @@ class WorkerDirectory:
         return iter(self._known)
 
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
-        """Workers that have not been silent for `LISTED_NS`, nor gone for `LEFT_NS`, by id.
+        """Iterate by id over workers that have neither been silent for `LISTED_NS` nor gone for `LEFT_NS`.
 
-        Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Queues and
-        places of the silent are left out after `LOAD_NS`; what they have counted stays.
+        Silence is measured against the newest report of any worker, so nobody is given up when all are silent.
+        After `LOAD_NS` a silent worker's queues and slots count as zero, while its cumulative counters stay.
         """
         heard_from_ns = now_ns - LOAD_NS
         for facts in self.known():
             heard = facts.covered_to_unix_ns > heard_from_ns
-            if heard and not facts.left:  # nearly all, and they are listed
+            if heard and not facts.left:  # the usual case
                 yield facts
             elif self._is_listed(facts, now_ns):
                 yield facts if heard else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def listing(self, now_ns: int) -> Listing:
-        """`listed`, but for what changes from batch to batch."""
+        """Return the cached list of the workers that `listed` yields, without what changes from batch to batch."""
         made_ns = self._listed_ns
         if made_ns is not None and made_ns - LISTED_FOR_NS < now_ns < made_ns + RELIST_NS:
             return self._listing
@@ -158,18 +159,20 @@ class WorkerDirectory:
         return self._listing
 
     def loads(self, now_ns: int) -> Loads:
-        """The latest loads of the workers of `listing`."""
+        """Return the latest loads of the workers of `listing`."""
         listing, relayed, timelines = self.listing(now_ns), self.relayed, self.timelines
         newest = [relayed[name].facts if name in relayed else timelines[name].newest for name in listing.ids]
         return loads_of(listing, newest, now_ns)
 
     def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
-        """Listed workers of other processes that have not left and whose last report covers less than `since_ns`."""
+        """Return listed workers of other processes that have not left and whose last report covers less than
+        `since_ns`.
+        """
         silent = (each.facts for each in self.relayed.values() if each.facts.covered_to_unix_ns < since_ns)
         return [facts for facts in silent if not facts.left and self._is_listed(facts, now_ns)]
 
     def longest_silent(self, worker_ids: Iterable[str]) -> str:
-        """The worker among `worker_ids` that has been silent for longest."""
+        """Return the worker among `worker_ids` that has been silent for longest."""
         return min(worker_ids, key=self._heard_ns)
 
     def _heard_ns(self, worker_id: str) -> int:
@@ -182,7 +185,7 @@ class WorkerDirectory:
 
 
 def _counted(load: Load) -> Load:
-    """What does not end with silence: counters that went back would be taken for new work once it is over."""
+    # Cumulative counters must not fall: the next report would pass for new work once the silence is over.
     return Load(
         preemptions=load.preemptions,
         recomputed_tokens=load.recomputed_tokens,

@@ -23,55 +23,57 @@ from libs.telemetry.worker.steps import COUNTS, RunningStep
 from libs.telemetry.worker.timeline import MAX_STEPS, BatchOutcome, Timeline
 
 MAX_WORKERS: Final = 4096
-"""The longest silent one goes."""
+"""The most workers that are tracked; the one that has been silent longest is dropped."""
 MAX_FLEET_STEPS: Final = 1_250_000
-"""Of all workers, 90 MB with what they computed: each may keep its part, at most `timeline.MAX_STEPS` and at least
-`MIN_STEPS`. 1,000 workers with 60 steps a second are remembered for 20 s step by step, for telemetry that comes late
-and for utilisation; roll-ups reach further back. With theirs (260 MB), requests (30 MB) and the process's own (80 MB)
-that is 460 MB."""
+"""The bound on steps of all workers, 90 MB with what the steps computed.
+
+Each worker keeps an equal part, at most `timeline.MAX_STEPS` and at least `MIN_STEPS`. Steps of 1,000 workers at 60
+steps a second are kept for 20 s, for telemetry that comes late and for utilisation. Roll-ups (260 MB), requests (30
+MB) and the process itself (80 MB) bring the total to 460 MB.
+"""
 MIN_STEPS: Final = 1_024
 MAX_FOLLOWED: Final = 1_024
-"""Batches: a tenth of a second of a thousand workers."""
+"""The most batches gathered before they are entered, a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
-"""A batch that claims to cover time further ahead than clocks can differ is malformed."""
+"""The furthest that a batch may reach into the future. Clocks do not differ by more, so a later one is malformed."""
 BEHIND_NS: Final = 500_000_000
-"""A worker of which another process knows so much more is read there, and here no more."""
+"""The lead of another process's report at which this process drops its own timeline of a worker."""
 Changes = Callable[[Sequence[str], Ints, Ints], None]
-"""Takes workers, and beside each from when until when something else is known of it than before."""
+"""A callback that receives worker ids with the begin and end of the time that has changed for each."""
 Windows = Callable[[str, int, int], PhaseTime]
-"""What a worker's windows say of [low, high) in Unix ns."""
+"""A function that returns what a worker's windows hold for [low, high) in Unix ns."""
 
 
 class FleetTelemetry:
-    """What is known of every worker from its telemetry."""
+    """The telemetry of every worker, read by this process or reported by others."""
 
     def __init__(self, prefill_shares: PrefillShares, windows: Windows = lambda *_: PhaseTime()) -> None:
-        """`windows` knows the time of workers whose telemetry others read."""
+        """Create an empty fleet; `windows` supplies the time of workers whose telemetry other processes read."""
         self._prefill_shares = prefill_shares
         self._windows = windows
         self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
         """Time from which this process reads a worker that another process read before, by id."""
         self._followed: list[Followed] = []
-        """Still to be entered."""
+        """Batches that are gathered and not entered yet."""
         self._nodes = NodeStats(self._incarnation_of)
         self.tell_changes: Changes = lambda *_: None
-        """Called with each batch that counts, before anybody reads its content."""
+        """The callback for each batch that counts; it runs before anybody reads the batch's content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self._batches: Counter[BatchOutcome] = Counter()
         self.latest_arrival_ns: int | None = None
-        """When the newest batch came, by the clock of this process."""
+        """Arrival of the newest batch by the clock of this process."""
 
     def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
-        """Enter a worker's batch that came at `now_ns`."""
+        """Record a worker's batch received at `now_ns`."""
         self.latest_arrival_ns = now_ns
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
         relayed = self.directory.relayed.get(worker_id)
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
-            self.settle()  # what is gathered of it is counted elsewhere, which nobody knows after this batch
+            self.settle()  # gathered batches are counted by the other process, which is forgotten after this batch
         timeline = self.directory.timelines.get(worker_id)
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
@@ -86,8 +88,10 @@ class FleetTelemetry:
         return BatchOutcome.COUNTED
 
     def add_late(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
-        """Enter a batch that was left out when its time was the present. It says nothing of who is heard now, nor of
-        clocks."""
+        """Record a batch that was skipped when it was new.
+
+        It updates neither clock offsets nor the set of workers that report now.
+        """
         if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
         taken = self._sort_in_time(batch, batch.worker_id)
@@ -97,25 +101,29 @@ class FleetTelemetry:
         return self._count(taken)
 
     def add_late_transfers(self, batch: StepBatch) -> None:
-        """Count a late batch's hand-offs: those of an earlier process of its worker too, whose time is void here."""
+        """Count the hand-offs of a late batch.
+
+        Those of an earlier incarnation of the worker count as well, although its time is void.
+        """
         if batch.worker_id not in self.directory.relayed:
             self._nodes.note_transfers([batch])
 
     @property
     def batches(self) -> Counter[BatchOutcome]:
-        """How many there were, by what became of them."""
         self.settle()
         return self._batches
 
     @property
     def kv_bytes(self) -> Counter[str]:
-        """Bytes handed over between workers, by way: "shared_memory" or "network"."""
+        """Bytes handed over between workers, by route: "shared_memory" or "network"."""
         self.settle()
         return self._nodes.kv_bytes
 
     def kv_links(self, now_ns: int) -> list[KvLink]:
-        """How fast KV has come of late from one worker to another, of workers that have not left, where this process
-        reads the receiver's telemetry."""
+        """Return the recent KV speeds between workers that have not left.
+
+        Only links whose receiver's telemetry this process reads are included.
+        """
         self.settle()
         there = (each for each in self.directory.listing(now_ns).workers if not each.left)
         peers = {each.worker_id: Peer(each.model, each.node, self._incarnation_of(each.worker_id)) for each in there}
@@ -123,13 +131,11 @@ class FleetTelemetry:
 
     @property
     def hardware(self) -> NodeGpus:
-        """GPUs' own counters."""
         self.settle()
         return self._nodes.hardware
 
     @property
     def clocks(self) -> Clocks:
-        """Clock offsets of the workers' hosts."""
         self.settle()
         return self._nodes.clocks
 
@@ -139,9 +145,10 @@ class FleetTelemetry:
             self._sort_in_time(batch, batch.worker_id)
 
     def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
-        """Another process, `reader`, reports a worker that it reads; False where that cannot be. Changes nothing where
-        as much is known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None:
-        not known.
+        """Record a worker that the process `reader` reports; return False for an invalid report.
+
+        Nothing changes if as much is known already. `arrived_ns` is when the worker's newest batch reached that
+        process, by the clock of this process; None if unknown.
         """
         self.settle()
         batch = worker.newest
@@ -165,14 +172,14 @@ class FleetTelemetry:
         return True
 
     def timeline(self, worker_id: str) -> Timeline | None:
-        """The timeline of a worker that this process reads; None for others."""
+        """Return the timeline of a worker that this process reads; None for others."""
         self.settle()
         return self.directory.timelines.get(worker_id)
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
-        """How a worker spent [low, high); nothing is covered for one that is not known.
+        """Return how a worker spent [low, high); an unknown worker has no covered time.
 
-        Of one that others read, or did at `low_ns`, in whole windows: both ends are moved back to where one begins.
+        For a worker that others read, or read at `low_ns`, both ends are moved back to the begin of a window.
         """
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
@@ -181,21 +188,26 @@ class FleetTelemetry:
         return self._windows(worker_id, low_ns, high_ns)
 
     def starved_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
-        """Of a worker's idle time in [low, high), when all KV that its sequences awaited was still to be computed
-        elsewhere; 0 of one that others read."""
+        """Return the idle nanoseconds in [low, high) in which all KV that was awaited was still being computed
+        elsewhere.
+
+        The result is 0 for a worker that another process reads.
+        """
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
         return timeline.starved_ns(low_ns, high_ns) if timeline else 0
 
     def dummy_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
-        """Of a worker's idle time in [low, high), when it ran dummy steps; 0 of one that others read."""
+        """Return the idle nanoseconds in [low, high) spent in dummy steps; 0 if another process reads the worker."""
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
         return timeline.dummy_ns(low_ns, high_ns) if timeline else 0
 
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
-        """How a worker whose telemetry comes here spent [low, high), and its role at the end; None where it had left in
-        good order by then, and of others."""
+        """Return how a worker of this process spent [low, high), and its role at the end.
+
+        None if the worker had left in good order by then, or if another process reads it.
+        """
         self.settle()
         timeline, facts = self.directory.timelines.get(worker_id), self.directory.facts(worker_id)
         role = timeline.role_at(high_ns - 1) if timeline else ""
@@ -204,7 +216,7 @@ class FleetTelemetry:
         return self.phases(worker_id, low_ns, high_ns), role
 
     def cells(self, worker_ids: Sequence[str], low_ns: int, high_ns: int) -> Cells:
-        """`window` of many workers; those of which it says nothing are left out."""
+        """Return `window` of many workers side by side, without those for which it is None."""
         self.settle()
         times, roles, exact = self._newest.read(low_ns, worker_ids)
         if self.directory.relayed:
@@ -221,31 +233,34 @@ class FleetTelemetry:
         return Cells(worker_ids, times, roles).where(roles != NO_ROLE)
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
-        """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
+        """Return what a worker's finished steps computed and moved in [low, high), as far as it is reported."""
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
     def efforts_from_ns(self, worker_id: str) -> int | None:
-        """From when on what a worker's steps computed is known; None for one that others read."""
+        """Return the time since which a worker's work is known; None if another process reads the worker."""
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
         return timeline.efforts_from_ns if timeline else None
 
     def last_step_end_ns(self, worker_id: str) -> int:
-        """When a worker's last finished step ended; its start where there is none, 0 for a stranger."""
+        """Return the end of a worker's last finished step.
+
+        Without a finished step it is the worker's start, and 0 for an unknown worker.
+        """
         self.settle()
         known = self.directory.newest(worker_id)
         return known.last_step_end_ns if known else 0
 
     def running_step(self, worker_id: str) -> RunningStep | None:
-        """A worker's step that has been announced and has not ended."""
+        """Return the step that a worker has announced and not yet finished."""
         self.settle()
         known = self.directory.newest(worker_id)
         return known.running_step if known else None
 
     def last_step_ends_ns(self, worker_ids: Sequence[str]) -> Ints:
-        """`last_step_end_ns` of many."""
+        """Return `last_step_end_ns` of many workers as an array."""
         self.settle()
         newest = (self.directory.newest(worker_id) for worker_id in worker_ids)
         return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
@@ -259,7 +274,6 @@ class FleetTelemetry:
         return taken
 
     def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> BatchOutcome:
-        """A batch that does not simply go on."""
         taken = self._sort_in_time(batch, worker_id)
         if taken is BatchOutcome.COUNTED:
             self.directory.heard(worker_id, batch.covered_to_unix_ns)
@@ -283,7 +297,7 @@ class FleetTelemetry:
 
     def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
         self._nodes.note(batches, arrived_ns)
-        if self.directory.relayed:  # the process that reads such a worker counts it already
+        if self.directory.relayed:  # the process that reads such a worker counts its transfers
             batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
         self._nodes.note_transfers(batches)
 
@@ -305,7 +319,7 @@ class FleetTelemetry:
         return taken
 
     def settle(self) -> None:
-        """Enter what has been gathered; whoever reads does it first."""
+        """Enter all gathered batches; every reader calls it first."""
         if not self._followed:
             return
         gathered, self._followed = StepBatchColumns.of(self._followed), []
@@ -313,7 +327,7 @@ class FleetTelemetry:
         self._batches[BatchOutcome.COUNTED] += len(worker_ids)
         self._note_asides(gathered.batches, gathered.arrived_ns)
         laid = lay(gathered, self._prefill_shares)
-        if not laid.plain.all():  # what is not plain has a part in the time of its worker's others
+        if not laid.plain.all():  # a batch that is not plain affects the worker's other batches
             sorted_in = {worker_ids[place] for place in np.flatnonzero(~laid.plain).tolist()}
             laid.plain[[worker_id in sorted_in for worker_id in worker_ids]] = False
         self.tell_changes(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
@@ -341,7 +355,7 @@ class FleetTelemetry:
             self._begin_newest(self.directory.timelines[worker_id], worker_id)
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
-        """A batch that was counted, and is not as plain as it looked."""
+        """Enter a batch that was counted already and turned out not to be plain."""
         if timeline.sort_in(batch):
             self._tell_change(timeline, worker_id, NEVER)
         else:
@@ -352,7 +366,7 @@ class FleetTelemetry:
         self.tell_changes([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
 
     def _begin_newest(self, timeline: Timeline, worker_id: str) -> None:
-        """From here on, batches that follow the last one are added up without sorting."""
+        """Let the accumulator add up the batches that follow the last one, without sorting them in."""
         left = timeline.facts is not None and timeline.facts.left
         role = ROLE_NUMBERS.get(timeline.role_at(timeline.known_to_ns), NO_ROLE)
         self._newest.begin(worker_id, NEVER if left else timeline.known_to_ns, role)

@@ -1,5 +1,8 @@
-"""What a metrics service sends about its workers ten times a second: their loads, the windows that were written, and in
-turn how long their steps take. Who decides about all of them reads this, and no steps. Pure."""
+"""The message that a metrics service publishes about its workers ten times a second. Pure.
+
+It holds the workers' loads, the windows that were written and, in turn, their step times. The planner decides from
+it without reading any steps.
+"""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -14,13 +17,13 @@ from libs.telemetry.history import WrittenWindow
 from libs.telemetry.windows.cells import DECODE, PREFILL
 
 WINDOW_NS: Final = 100_000_000
-"""Of windows that are sent."""
+"""Length of the windows in a message."""
 MAX_WINDOWS: Final = 40
-"""Of one message, the newest: what was revised long ago is of no use to a decision."""
+"""The most windows of one message. The newest are sent, since a decision has no use for old revisions."""
 STEP_TIMES: Final = 100
-"""Of one message; those of more workers are sent in turn."""
+"""The most step times of one message; those of more workers are sent in turn."""
 MOST_COUNTED: Final = 2**49
-"""Of anything by a worker; more is nonsense. Sums over all workers fit 64 bits."""
+"""Bound on any count that a worker reports. Sums over all workers then fit 64 bits."""
 ENTRY_BYTES: Final = 8
 COLUMNS: Final = (
     "incarnations",
@@ -37,9 +40,9 @@ COLUMNS: Final = (
     "recomputed_tokens",
     "pool_faults",
 )
-"""Fields of a message, one entry a worker: 64-bit integers, little-endian."""
+"""Fields of a message with one entry for each worker: 64-bit integers, little-endian."""
 _COUNTED_FROM: Final = COLUMNS.index("roles")
-# Attributes of protobuf's are read in C by these, several times faster than one by one; in the order of `COLUMNS`.
+# attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `COLUMNS`.
 _OF_BATCH: Final = attrgetter("incarnation", "covered_to_unix_ns", "assignment", "load")
 _OF_ASSIGNMENT: Final = attrgetter("epoch", "role", "budget_tokens")
 _OF_LOAD: Final = attrgetter(
@@ -56,16 +59,16 @@ class LoadMessage(NamedTuple):
 
 
 class LoadTeller:
-    """Makes the messages of one metrics service."""
+    """The builder of one metrics service's load messages."""
 
     def __init__(self, metrics_id: str, incarnation: int) -> None:
         self._metrics_id = metrics_id
         self._incarnation = incarnation
         self._turn = 0
-        """Of the worker whose step time is sent next."""
+        """Number of the worker whose step time is sent next."""
 
     def message(self, fleet: FleetTelemetry, written: Sequence[WrittenWindow], now_ns: int) -> LoadMessage | None:
-        """Of the workers whose telemetry comes here; None without any."""
+        """Build the message about the workers that this process reads; None without any worker."""
         timelines = fleet.directory.timelines
         ids, newest = [], []
         for name in fleet.directory.listing(now_ns).own_ids:
@@ -100,15 +103,20 @@ class LoadTeller:
 
 
 def columns_of(message: FleetLoads, workers: int) -> NDArray[np.uint64]:
-    """[columns, workers] of `COLUMNS`. Raises ValueError for a column of another length."""
+    """Return a message's columns as [columns, workers] in the order of `COLUMNS`.
+
+    Raise ValueError for a column of another length.
+    """
     found = np.array([_column(getattr(message, name), workers) for name in COLUMNS], np.uint64)
     np.minimum(found[_COUNTED_FROM:], np.uint64(MOST_COUNTED), out=found[_COUNTED_FROM:])
     return found
 
 
 def window_of(window: LoadWindow, workers: int) -> tuple[int, NDArray[np.int64], NDArray[np.int32]]:
-    """Its start, places of the workers that it is of, and [those, 3] covered, prefill and decode in ns. Raises
-    ValueError for what cannot be."""
+    """Return a window's start, the places of its workers, and [places, 3] covered, prefill and decode time in ns.
+
+    Raise ValueError for a window that is out of bounds.
+    """
     places: NDArray[np.int64] = np.arange(workers, dtype=np.int64)
     if window.workers:
         asked = _column(window.workers, len(window.workers) // ENTRY_BYTES)

@@ -1,4 +1,6 @@
-"""Queues at gateways by their latest reports; bounded, and dropped when a gateway falls silent."""
+"""Queue lengths from the latest report of each gateway. The number of gateways is bounded, and silent ones are
+dropped.
+"""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -6,18 +8,19 @@ from typing import Final, NamedTuple
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 
 SILENT_NS: Final = 2_000_000_000
-"""Gateways tell five times a second, idle ones nearly twice: one that says nothing for so long while others do is gone,
-with what it held."""
+"""The silence after which a gateway is taken for gone, with its queue, while others report. Gateways report five times
+a second, idle ones nearly twice.
+"""
 GONE_NS: Final = 60_000_000_000
-"""When no gateway at all is heard what waits is not known; after so long nobody is thought to be there."""
+"""The time without any report after which no gateway is assumed to exist. Until then, queue lengths are unknown."""
 OLD_NS: Final = 30_000_000_000
-"""A report older than this was replayed by the broker, and says nothing of the present."""
+"""The age at which a report no longer describes the present, as when the broker replays it."""
 MAX_GATEWAYS: Final = 256
-"""The longest silent one goes."""
+"""The most gateways that are tracked; the one that has been silent longest is dropped."""
 MAX_MODELS: Final = 64
-"""Models taken from one gateway's report."""
+"""The most models taken from one gateway's report."""
 MAX_TOKENS: Final = 2**40
-"""Tokens of one gateway and model; a higher count is invalid."""
+"""Bound on the tokens of one gateway and model; higher counts are clipped."""
 
 
 class ModelBacklog(NamedTuple):
@@ -27,23 +30,22 @@ class ModelBacklog(NamedTuple):
     prefill_tokens: int = 0
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
-    """Tokens that requests waiting for decode still have to compute once there is a place."""
+    """Tokens that requests waiting for decode still have to compute once they get a slot."""
     hopeful_tokens: int = 0
-    """Prompt tokens of all that can still be in time; all of them, where a gateway does not say."""
+    """Prompt tokens of requests that can still meet their deadline; all tokens where a gateway does not report it."""
     batch_requests: int = 0
-    """Of those that wait, lines of batch jobs."""
+    """Waiting requests that are lines of batch jobs."""
     batch_tokens: int = 0
-    """Of their prompts; a part of `hopeful_tokens`."""
+    """Prompt tokens of those lines, a part of `hopeful_tokens`."""
     batch_bound: int = 0
-    """Lines of batch jobs that workers have."""
+    """Lines of batch jobs that workers hold."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Still to be computed."""
         return self.prefill_tokens + self.decode_prompt_tokens
 
     def plus(self, queue: ModelQueue) -> "ModelBacklog":
-        """With one gateway's."""
+        """Return the sum of this backlog and one gateway's queue."""
         tokens = queue.hopeful_tokens if queue.HasField("hopeful_tokens") else MAX_TOKENS
         every = min(queue.prefill_tokens, MAX_TOKENS) + min(queue.decode_prompt_tokens, MAX_TOKENS)
         return ModelBacklog(
@@ -59,8 +61,6 @@ class ModelBacklog(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """A gateway's newest message."""
-
     heard_ns: int
     incarnation: int
     reported_unix_ns: int
@@ -68,13 +68,11 @@ class _Report(NamedTuple):
 
 
 class GatewayReports:
-    """The latest report of each gateway."""
-
     def __init__(self) -> None:
         self._latest: dict[str, _Report] = {}
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
-        """Enter a message that came at `now_ns`; older ones than the newest change nothing."""
+        """Record a message received at `now_ns`; one older than the newest changes nothing."""
         if message.told_unix_ns < now_ns - OLD_NS:
             return
         key, known = message.gateway_id, self._latest.get(message.gateway_id)
@@ -93,7 +91,7 @@ class GatewayReports:
         self._latest[key] = _Report(now_ns, *age, tuple(message.queues[:MAX_MODELS]))
 
     def waiting(self, now_ns: int) -> dict[str, ModelBacklog] | None:
-        """By model, where anything waits; None when gateways are there and none is heard."""
+        """Return the backlog of each model with waiting requests; None if gateways exist but none reports."""
         newest_ns = self._newest_ns()
         if newest_ns is None or now_ns > newest_ns + GONE_NS:
             return {}
@@ -103,7 +101,7 @@ class GatewayReports:
         return _by_model(queue for report in heard for queue in report.queues)
 
     def waiting_tokens(self, now_ns: int) -> int:
-        """Waiting prompt tokens of all models; 0 where no gateway reports."""
+        """Return the waiting prompt tokens of all models; 0 if no gateway reports."""
         return sum(each.prompt_tokens for each in (self.waiting(now_ns) or {}).values())
 
     def _newest_ns(self) -> int | None:

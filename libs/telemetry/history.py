@@ -1,5 +1,7 @@
-"""Keeps roll-ups true to the fleet: a window is written when its time has come, and again when something late changes
-it. Pure; time is passed in."""
+"""Roll-ups that follow the fleet's telemetry. Pure; time is passed in.
+
+A window is written once its time has come, and again when late telemetry changes it.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,11 +17,12 @@ from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.batch_columns import Ints
 
 MAX_REVISED: Final = 65_536
-"""Windows waiting to be written again, of one worker each; further ones keep what they had, which is counted."""
+"""The most windows, of one worker each, that wait to be revised. Further ones stay as they were and are counted."""
 
 MAX_FRESH: Final = 20
-"""Windows that one call writes for the first time: after a pause they are caught up with call by call, since each
-takes 15 ms for 1,000 workers."""
+"""The most windows that one call writes for the first time. After a pause the rest follows call by call, since one
+window takes 15 ms for 1,000 workers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,16 @@ class WrittenWindow:
     start_ns: int
     workers: Cells
     revised: bool
-    """Written before; `workers` are those of which something else is known now."""
+    """Whether the window was written before; `workers` then holds only those whose time changed."""
 
 
 class History:
-    """Follows a fleet, window by window."""
+    """The writer that turns a fleet's telemetry into roll-ups, window by window."""
 
     def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
-        """`shared`: others write into the same roll-ups, and know more of the time before a worker came here."""
+        """Attach to `fleet`. With `shared`, others write into the same roll-ups and cover more of the time before a
+        worker moved here.
+        """
         self._shared = shared
         self._fleet = fleet
         fleet.tell_changes = self._note
@@ -49,34 +54,37 @@ class History:
         self._listing: Listing | None = None
         """The listing that the members were last computed for."""
         self._filled_to_ns = 0
-        """Windows that begin before may hold more than the fleet knows."""
+        """End of the filled windows; those that begin earlier may hold more than the fleet does."""
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
         self.unrevised_windows = 0
-        """Changed by late telemetry and left as they were, for want of room to note it."""
+        """How many windows late telemetry changed without being revised, as `MAX_REVISED` were waiting."""
 
     @property
     def written_to_ns(self) -> int | None:
-        """The end of the newest window; None before the first."""
+        """End of the newest written window; None before the first one."""
         return self._written_to_ns
 
     @property
     def resumed_ns(self) -> int:
-        """Before that nothing is written any more; 0 where it began anew."""
+        """Time before which windows are final; 0 if the history was not resumed."""
         return self._resumed_ns
 
     def resume(self, written_to_ns: int) -> None:
-        """Go on from there: what came before is in the roll-ups already, whole, and is not revised any more."""
+        """Continue at `written_to_ns`. Windows before it are complete in the roll-ups and are no longer revised."""
         self._written_to_ns = self._resumed_ns = written_to_ns
 
     @property
     def filled_ns(self) -> int:
-        """How long a window is that `fill` takes."""
+        """Length of the windows that `fill` takes."""
         return self._rollups.tiers[1].window_ns
 
     def fill(self, start_ns: int, worker_ids: Sequence[str], known: FleetTelemetry) -> bool:
-        """Take what another fleet knows of workers in a window of the second tier, as far as it covers no less than
-        what is known here. False for one that is no longer kept; one that is not written yet is left to `advance`."""
+        """Take workers' time in a window of the second tier from another fleet, where it covers no less than is known
+        here.
+
+        Return False for a window that is no longer kept. One that is not written yet is left to `advance`.
+        """
         end_ns = start_ns + self.filled_ns
         if self._written_to_ns is None or end_ns > self._written_to_ns:
             return True
@@ -87,7 +95,7 @@ class History:
         )
 
     def _note(self, worker_ids: Sequence[str], lows_ns: Ints, highs_ns: Ints) -> None:
-        """Something else is known of what they did in [low, high): windows written before are written again."""
+        """Schedule the written windows that overlap each worker's changed time [low, high) for revision."""
         if self._written_to_ns is None:
             return
         low_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns, int(lows_ns.min()))
@@ -105,13 +113,13 @@ class History:
         self._waiting += min(len(new), room)
 
     def advance(self, end_ns: int) -> list[WrittenWindow]:
-        """Write what has changed, and all windows that end by `end_ns`; what was written, revised windows first."""
+        """Write all changed windows and all that end by `end_ns`; return them, revised windows first."""
         self._fleet.settle()
         end_ns -= end_ns % self._window_ns
         written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
         revised, self._revised, self._waiting = self._revised, defaultdict(set), 0
         written = [self._write(start_ns, sorted(revised[start_ns]), revised=True) for start_ns in sorted(revised)]
-        # After a pause only what is kept is worth writing.
+        # After a pause, windows older than the tier reaches are skipped.
         from_ns = max(written_to_ns, end_ns - self._kept_ns)
         fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
         if fresh:

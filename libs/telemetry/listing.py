@@ -1,4 +1,4 @@
-"""Cached list of live workers, with their latest loads as arrays. Pure."""
+"""The cached list of live workers, with their latest loads as arrays. Pure."""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -11,20 +11,23 @@ from libs.telemetry.worker.batch_columns import Bools, Ints
 from libs.telemetry.worker.facts import WorkerFacts
 
 RELIST_NS: Final = 1_000_000_000
-"""How long the same list is given out while nobody says anything new of itself: who falls silent is given up after
-minutes, and may be so a second later."""
+"""The time for which a listing is reused while no worker changes its description. A worker that falls silent is given
+up after minutes, so a second more does no harm.
+"""
 LISTED_FOR_NS: Final = 15 * 1_000_000_000
-"""It also stands for moments so long before: some ask of now, others of where the newest window ends."""
+"""The time before its making for which a listing also holds. Some callers ask for now, others for the end of the
+newest window.
+"""
 LOAD_NS: Final = 60 * 1_000_000_000
-"""How long what a silent worker said of its queues and places is held true: what it had, others have taken up."""
+"""The time for which a silent worker's queues and slots count. Later, others have taken up its work."""
 MOST_COUNTED: Final = 2**49
-"""Bound on any count that a worker reports; a higher one is invalid. Sums over all workers then fit 64 bits."""
+"""Bound on any count that a worker reports; higher ones are clipped. Sums over all workers then fit 64 bits."""
 
 _COUNTS: Final = attrgetter("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
 
 
 class Listed(NamedTuple):
-    """What a worker says of itself again and again."""
+    """The part of a worker's description that seldom changes."""
 
     worker_id: str
     node: str
@@ -36,15 +39,15 @@ class Listed(NamedTuple):
     max_sequences: int
     left: bool
     own: bool
-    """Its telemetry comes here."""
+    """Whether this process reads the worker's telemetry."""
     reader: str
-    """The process that reads it in place of this one; empty where none does."""
+    """Name of the other process that reads the worker's telemetry; empty if none does."""
     group: str = ""
-    """Data-parallel group of which it is a rank; empty: of none."""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
 
 
 class Listing:
-    """Workers by id; the same object as long as it says the same."""
+    """The listed workers ordered by id. The same object is reused as long as its content stays the same."""
 
     def __init__(self, workers: Sequence[Listed]) -> None:
         self.workers = workers
@@ -54,20 +57,20 @@ class Listing:
         self.gpus: Ints = np.array([worker.gpus for worker in workers], np.int64)
         self.left: Bools = np.array([worker.left for worker in workers], np.bool_)
         self.pools = _pools(workers)
-        """Places of those that have not left, by model and role."""
+        """Places of the workers that have not left, by model and role."""
 
     def __contains__(self, worker_id: str) -> bool:
         return worker_id in self._ids
 
 
 class Loads(NamedTuple):
-    """[workers] each, of a listing's in its order; nothing but zeros of one that has been silent for `LOAD_NS`."""
+    """Arrays [workers] in the order of a listing; all zeros for a worker that has been silent for `LOAD_NS`."""
 
     listing: Listing
     heard: Bools
-    """It has not."""
+    """Whether the worker has reported within `LOAD_NS`."""
     covered_to_ns: Ints
-    """Where its telemetry ends, of the silent ones too."""
+    """End of the worker's telemetry, also for silent workers."""
     running: Ints
     waiting: Ints
     waiting_prefill_tokens: Ints
@@ -76,7 +79,6 @@ class Loads(NamedTuple):
 
 
 def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
-    """From a worker's own words."""
     return Listed(
         facts.worker_id,
         facts.node,
@@ -94,7 +96,7 @@ def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
 
 
 def loads_of(listing: Listing, newest: Iterable[Any], now_ns: int) -> Loads:
-    """Loads from `newest`: the newest batch or facts of each listed worker, in order."""
+    """Build loads from `newest`, the newest batch or facts of each listed worker in order."""
     reported = np.array([(each.covered_to_unix_ns, *_COUNTS(each.load)) for each in newest], np.uint64).reshape(-1, 6)
     covered_to_ns = reported[:, 0].astype(np.int64)
     heard = covered_to_ns > now_ns - LOAD_NS

@@ -1,4 +1,7 @@
-"""Who windows are of: kept for workers that have gone, so that what they did still counts where it belongs. Pure."""
+"""Node, model and GPUs of each worker that windows name. Pure.
+
+Entries outlive their workers, so that past work still counts where it belongs.
+"""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -7,33 +10,33 @@ from libs.telemetry.listing import Listed
 from libs.telemetry.windows.rollups import MAX_WORKERS
 
 UNKNOWN: Final = "not heard of"
-"""Node and model of a worker of which windows are all that is known."""
+"""Node and model of a worker known from windows alone."""
 
 
 class Member(NamedTuple):
-    """A worker as last heard of."""
+    """The last report of a worker, without what windows hold."""
 
     worker_id: str
     node: str
     model: str
     gpus: int
     group: str = ""
-    """Data-parallel group of which it is a rank; empty: of none."""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
 
     @property
     def group_name(self) -> str:
-        """That no other group has, of whatever model; empty for a worker of none."""
+        """Name of the group that is unique across models; empty for a worker without a group."""
         return group_name(self.model, self.group)
 
 
 class Members:
-    """By worker id; of more than roll-ups keep, the longest silent is forgotten."""
+    """Members by worker id. Beyond the roll-ups' bound, the worker that has been silent longest is dropped."""
 
     def __init__(self) -> None:
         self._known: dict[str, Member] = {}
 
     def enter(self, members: Iterable[Member]) -> None:
-        """What is known of them by now."""
+        """Add or replace members, which become the most recent ones."""
         for member in members:
             self._known.pop(member.worker_id, None)
             self._known[member.worker_id] = member
@@ -41,19 +44,17 @@ class Members:
             del self._known[next(iter(self._known))]
 
     def get(self, worker_id: str) -> Member | None:
-        """None for one that is not known."""
         return self._known.get(worker_id)
 
     def all(self) -> list[Member]:
-        """The longest silent first."""
+        """Return all members, the longest silent first."""
         return list(self._known.values())
 
 
 def member_of(worker: Listed) -> Member:
-    """From a worker's own words."""
     return Member(worker.worker_id, worker.node, worker.model, worker.gpus, worker.group)
 
 
 def group_name(model: str, group: str) -> str:
-    """Of a data-parallel group, with the model: groups of several may meet at one address, one after the other."""
+    # Groups of several models may use one address, one after the other.
     return f"{model}/{group}" if group else ""

@@ -28,8 +28,7 @@ from services.metrics.live import ROUND_NS, TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 MS_NS: Final = 1_000_000
 WARM_UP_S: Final = 3

@@ -37,10 +37,9 @@ from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 MS_NS: Final = 1_000_000
 LENGTH_BYTES: Final = 4

@@ -1,4 +1,4 @@
-"""The metrics service put together: the only place that knows which adapters stand behind the ports."""
+"""The composition root of the metrics service, the only module that chooses adapters for its ports."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,7 +20,6 @@ from services.metrics.settings import MetricsSettings
 
 
 async def main(service: Service[MetricsSettings]) -> None:
-    """Serve until asked to stop."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
@@ -46,14 +45,14 @@ async def main(service: Service[MetricsSettings]) -> None:
 
 
 def _open_history(settings: MetricsSettings) -> HistoryFile | None:
-    """Raises StartupError where there is a file and it cannot be used."""
+    """Open the history file if one is set. Raise StartupError if it cannot be used."""
     if not settings.history_file:
         return None
     return HistoryFile(Path(settings.history_file).expanduser(), settings.cluster, TIERS[1:])
 
 
 def _open_demand(settings: MetricsSettings) -> DemandFile | None:
-    """Beside the history. Raises StartupError where there is a file and it cannot be used."""
+    """Open the demand file beside the history, if one is set. Raise StartupError if it cannot be used."""
     if not settings.history_file:
         return None
     path = Path(settings.history_file).expanduser()

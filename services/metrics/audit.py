@@ -1,4 +1,4 @@
-"""The audit trail: its last events from the topic, changes of keys brought there, and the route that shows them."""
+"""The audit trail: its last events from the topic, changes of keys published there, and the route that lists them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
 Group = Literal["operators", "users", "planner"]
-"""Who acted: people who keep the suite, tenants at gateways, or a planner at workers."""
+"""Who acted: operators of the suite, tenants at gateways, or a planner at workers."""
 MAX_CHANGES: Final[Mapping[Group, int]] = {"operators": 4_500, "users": 2_500, "planner": 2_000}
-"""In memory; the topic has more. Nobody of one group pushes out what others did."""
+"""The most changes held in memory by group; the topic has more. No group displaces another's events."""
 MAX_REFUSED: Final[Mapping[Group, int]] = {"operators": 400, "users": 400, "planner": 200}
-"""The same of what was refused, and so changed nothing."""
+"""The most refused requests held in memory by group."""
 MAX_TENANTS: Final = 10_000
-"""For which it is known what was given up."""
+"""The most tenants whose dropped events are tracked one by one."""
 MAX_ANSWERED: Final = 1_000
 READ_RECORDS: Final = 2_000
 """Records of the topic that are read at a time, the newest first."""
 MAX_READ_RECORDS: Final = 50_000
-"""For one answer; the next page goes on from there."""
+"""The most records read for one answer; the next page continues from there."""
 MAX_READERS: Final = 2
-"""Of the topic at once; each has a connection of its own."""
+"""The most readers of the topic at once; each has a connection of its own."""
 READ_S: Final = 10.0
 LOOK_S: Final = 1.0
-"""Between two looks for changes of keys."""
+"""The interval between two checks for changes of keys."""
 _KEY_ID: Final = "key_"
 Limit = Annotated[int, Query(ge=1, le=MAX_ANSWERED, description="How many events, the newest.")]
 Named = Annotated[str, Query(max_length=200, description="Of these alone; empty: of all.")]
@@ -46,8 +46,10 @@ Before = Annotated[int | None, Query(ge=0, le=2**62, description="With since: `n
 
 @dataclass(frozen=True, slots=True)
 class AuditAnswer:
-    """Who changed what, and what came of it. `repeats`: requests of the same actor that were refused with the same
-    status within the minute before, beside this one."""
+    """A change with its actor and outcome.
+
+    `repeats` counts further requests of the actor that were refused with the same status in the minute before.
+    """
 
     id: str
     unix_ms: int
@@ -63,9 +65,11 @@ class AuditAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """Events, the newest first. `older`: whether others may exist that were not looked at, or are not shown.
-    `complete_since_unix_ms`: from then on none is missing. `next`: of a page that was read from the topic, where the
-    next one begins; null at the end."""
+    """Events, the newest first.
+
+    `older` says whether others may exist that were not read or are not shown. From `complete_since_unix_ms` on none is
+    missing. `next` is where the next page begins if this one was read from the topic; null at the end.
+    """
 
     events: list[AuditAnswer]
     older: bool
@@ -75,14 +79,12 @@ class AuditPage:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events are asked for."""
-
     actor: str = ""
     tenant: str = ""
     refused: bool = False
 
     def has(self, event: AuditEvent) -> bool:
-        """Whether it is one of them; an actor matches whatever name was given with it."""
+        """Report whether the event matches; an actor matches whatever name was given with it."""
         return (
             changed_nothing(event.status) == self.refused
             and self.actor in ("", event.actor, event.actor.partition(" ")[0])
@@ -91,18 +93,18 @@ class Wanted:
 
 
 class KeptEvents:
-    """The newest events of one group. When there are too many, the tenant that has most gives up its oldest."""
+    """The newest events of one group. When there are too many, the tenant with the most loses its oldest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._by_tenant: dict[str, dict[str, AuditEvent]] = {}
         self._count = 0
         self._given_up_ns: dict[str, int] = {}
-        """By tenant, the time of the newest event that is kept no more."""
+        """Time of the newest dropped event, by tenant."""
         self._others_given_up_ns = 0
 
     def take(self, event: AuditEvent) -> None:
-        """Keep one event; again what is known changes nothing."""
+        """Keep an event; a known one changes nothing."""
         own = self._by_tenant.setdefault(event.tenant, {})
         if event.event_id in own:
             return
@@ -123,21 +125,22 @@ class KeptEvents:
         self._given_up_ns[tenant] = max(self._given_up_ns.get(tenant, 0), oldest.at_unix_ns)
 
     def found(self, wanted: Wanted) -> list[AuditEvent]:
-        """In no order."""
+        """Return the matching events in no particular order."""
         return [each for own in self._by_tenant.values() for each in own.values() if wanted.has(each)]
 
     def has(self, event: AuditEvent) -> bool:
-        """Whether it is kept."""
         return event.event_id in self._by_tenant.get(event.tenant, ())
 
     def given_up_ns(self, tenant: str) -> int:
-        """When the newest event of a tenant, or with "" of any, was made that is kept no more; 0: all are kept."""
+        """Return the time of the newest dropped event of a tenant, or of any if `tenant` is empty; 0 if none was
+        dropped.
+        """
         known = [self._given_up_ns.get(tenant, 0)] if tenant else list(self._given_up_ns.values())
         return max(self._others_given_up_ns, *known, 0)
 
 
 class AuditLog:
-    """What one metrics service knows of the trail."""
+    """The audit trail as one metrics service holds it."""
 
     def __init__(self, bus: LiveBus, clock: Clock, keys: KeyTable | None) -> None:
         self._bus = bus
@@ -148,19 +151,22 @@ class AuditLog:
         self._readers = 0
 
     def publish(self, event: AuditEvent) -> None:
-        """Of this service's own door: shown at once, also while the broker is away."""
+        """Publish an event of this service, which is listed at once even while the broker is unreachable."""
         self.take(event)
         self._bus.publish(AUDIT, event)
 
     async def follow(self) -> None:
-        """Take what any service records, and what was recorded before this start; ends with the bus."""
+        """Read every service's events, from before this start on, until the bus ends."""
         since_ns = max(self._clock.now_ns() - AUDIT.retention_ms * 1_000_000, 0)
         async for record in self._bus.subscribe((AUDIT,), since_unix_ns=since_ns):
             if isinstance(record.value, AuditEvent):
                 self.take(record.value)
 
     async def bring_keys(self) -> None:
-        """Changes of keys are made in their store, by a command that need not reach the broker. Until cancelled."""
+        """Publish changes of keys until cancelled.
+
+        They are made in the key store, by a command that need not reach the broker.
+        """
         brought: tuple[KeyChange, ...] = ()
         while self._keys is not None:
             if self._keys.changes != brought:
@@ -171,14 +177,14 @@ class AuditLog:
             await asyncio.sleep(LOOK_S)
 
     def take(self, event: AuditEvent) -> None:
-        """One event; again what is known changes nothing."""
+        """Keep an event; a known one changes nothing."""
         self._kept(event).take(event)
 
     def _kept(self, event: AuditEvent) -> KeptEvents:
         return (self._refused if changed_nothing(event.status) else self._changes)[group_of(event)]
 
     def newest(self, limit: int, wanted: Wanted = Wanted()) -> AuditPage:
-        """Of what is in memory."""
+        """Return a page of the events in memory."""
         groups = (self._refused if wanted.refused else self._changes).values()
         found = [event for group in groups for event in group.found(wanted)]
         found.sort(key=lambda each: each.at_unix_ns, reverse=True)
@@ -189,8 +195,10 @@ class AuditLog:
         return AuditPage([_answer(each) for each in found[:limit]], bool(given_up_ns), since_ms)
 
     async def read_back(self, limit: int, wanted: Wanted, since_ms: int, before: int | None) -> AuditPage:
-        """Read the topic, the newest first, back to a time. Raises QueueFull where too many others do so now, and
-        StoreUnavailable where the broker is away."""
+        """Read the topic back to a time, the newest first.
+
+        Raise QueueFull if too many others do so now, and StoreUnavailable if the broker does not answer.
+        """
         if self._readers >= MAX_READERS:
             raise QueueFull("others read the audit trail back now: ask again", retry_after_s=READ_S)
         self._readers += 1
@@ -227,7 +235,6 @@ class AuditLog:
         return AuditPage([_answer(each) for _, each in found[:limit]], after is not None, complete_ms, after)
 
     def router(self) -> APIRouter:
-        """`/v1/audit`."""
         router = APIRouter(prefix="/v1")
 
         @router.get("/audit", responses={503: {"description": "with since: the broker does not answer"}})
@@ -240,8 +247,9 @@ class AuditLog:
             since: Since = None,
             before: Before = None,
         ) -> AuditPage:
-            """Changes of keys, limits, roles, models, modes and silences, and what was deleted: the newest first. With
-            `refused` what was asked for and refused in their place."""
+            """List changes of keys, limits, roles, models, modes and silences, and deletions, the newest first. With
+            `refused` list refused requests instead.
+            """
             wanted = Wanted(actor, tenant, refused)
             if since is None:
                 return self.newest(limit, wanted)
@@ -251,7 +259,7 @@ class AuditLog:
 
 
 def group_of(event: AuditEvent) -> Group:
-    """Whose share of memory it takes. Records of older versions name no role."""
+    """Return the group whose share of memory the event takes; records of older versions name no role."""
     if event.service == "worker" and not event.actor.startswith((_KEY_ID, SUITE_TOKEN.name)):
         return "planner"
     if event.role:
@@ -260,7 +268,7 @@ def group_of(event: AuditEvent) -> Group:
 
 
 def open_audit(bus: LiveBus, clock: Clock, keys: KeyTable | None, tasks: TaskOwner) -> AuditLog:
-    """A trail that is followed from now on."""
+    """Open a trail and spawn the tasks that follow it."""
     found = AuditLog(bus, clock, keys)
     tasks.spawn("audit", found.follow())
     if keys is not None:
@@ -269,7 +277,7 @@ def open_audit(bus: LiveBus, clock: Clock, keys: KeyTable | None, tasks: TaskOwn
 
 
 def key_event(change: KeyChange) -> AuditEvent:
-    """The event of a change in the book of keys: each instance that records it gives it the same id."""
+    """Build the event of a change in the key store; its id is the same at each instance that records it."""
     return AuditEvent(
         event_id=f"keys-{change.at_unix_ns}-{change.subject}",
         at_unix_ns=change.at_unix_ns,

@@ -1,4 +1,4 @@
-"""Counters of queues, shared telemetry and refilled history for Prometheus, read at each scrape."""
+"""Prometheus metrics of queues, verdict, shared telemetry and refilled history, read at each scrape."""
 
 from collections.abc import Iterator
 
@@ -8,21 +8,25 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.policy.metrics.gaps import Gaps
+from libs.policy.verdict.cause import CauseCode
+from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
 from services.metrics.accounting.queues import phase_queues
-from services.metrics.refill.refill import Partition
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.refill import Partition
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.status.report import MAX_PRESSURE, firing_codes
 
 
 class GapCollector(Collector):
-    """Reads `Gaps` at each scrape."""
+    """Gaps of the live reader as Prometheus metrics, read at each scrape."""
 
     def __init__(self, gaps: Gaps[Partition]) -> None:
         self._gaps = gaps
 
     def collect(self) -> Iterator[Metric]:
-        """Every fate has a sample, so that 0 shows."""
+        # Every fate has a sample, so that 0 is shown.
         yield CounterMetricFamily(
             names.TELEMETRY_JUMPS_TOTAL, "Times that a partition was read on at its end.", self._gaps.jumps
         )
@@ -38,13 +42,12 @@ class GapCollector(Collector):
 
 
 class SharingCollector(Collector):
-    """Reads a `Sharing` at each scrape."""
+    """Rejected records of other instances as Prometheus metrics, read at each scrape."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
 
     def collect(self) -> Iterator[Metric]:
-        """What was not taken, by reason."""
         left_out = CounterMetricFamily(
             names.SHARED_LEFT_OUT_TOTAL, "Sent by other instances and not taken.", labels=("reason",)
         )
@@ -57,14 +60,13 @@ LABELS = ("model", "phase")
 
 
 class QueueCollector(Collector):
-    """As of each scrape; what is not known has no sample rather than zero."""
+    """Queue lengths at each scrape; unknown values have no sample rather than zero."""
 
     def __init__(self, state: MetricsState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """By model and phase."""
         requests = GaugeMetricFamily(names.QUEUE_REQUESTS, "Requests waiting at workers and gateways.", labels=LABELS)
         tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens to compute there.", labels=LABELS)
         fleet, now_ns = self._state.fleet, self._clock.now_ns()
@@ -73,3 +75,43 @@ class QueueCollector(Collector):
                 if count is not None:
                     family.add_metric((queue.model, queue.phase), count)
         yield from (requests, tokens)
+
+
+class VerdictCollector(Collector):
+    """Pressures and the verdict at the last evaluation; unknown values have no sample rather than zero."""
+
+    def __init__(self, verdicts: VerdictEvaluator) -> None:
+        self._verdicts = verdicts
+
+    def collect(self) -> Iterator[Metric]:
+        pressure = GaugeMetricFamily(
+            names.PRESSURE,
+            "Work over what there is for it; above 1 it grows into a queue.",
+            labels=("model", "phase"),
+        )
+        verdict = GaugeMetricFamily(names.VERDICT, "1 where it holds the model up.", labels=("model", "code"))
+        seen = self._verdicts.seen
+        firing = firing_codes(seen.verdict.causes) if seen else frozenset()
+        for each in seen.models if seen else ():
+            if isinstance(each, ModelState):
+                found = each.pressures
+                for phase, value in (
+                    ("prefill", found.prefill),
+                    ("decode", found.decode),
+                    ("decode_batch", found.batch),
+                    ("decode_kv", found.kv),
+                    ("cluster", found.cluster),
+                ):
+                    pressure.add_metric((each.model, phase), min(value, MAX_PRESSURE))
+            own = [code for model, code in firing if model == each.model]
+            calm = (
+                CauseCode.UNKNOWN
+                if not isinstance(each, ModelState)
+                else CauseCode.IDLE
+                if each.at_rest
+                else CauseCode.BALANCED
+            )
+            for code in CauseCode:
+                verdict.add_metric((each.model, code), code in own or (not own and code is calm))
+        yield pressure
+        yield verdict

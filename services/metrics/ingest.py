@@ -1,4 +1,4 @@
-"""From the bus into what the service knows."""
+"""The reader of the bus, which hands every record to the service's takers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,15 +10,17 @@ from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import Clock
 
 RECORDS_A_TURN: Final = 100
-"""2 to 3 ms."""
+"""Records between two turns of the event loop, 2 to 3 ms."""
 Take = Callable[[Record, int], None]
-"""Enters a record that came at a moment in Unix ns."""
+"""A function that records a value of the bus received at a Unix ns."""
 
 
 def read_from_ns(kept_from_ns: int | None, now_ns: int, *, shared: bool) -> int:
-    """Since when a service reads that starts now: where its kept history says, else from its start, however long it
-    takes until it has found the ends of its topics; one that shares from before that, since its partitions may have had
-    no reader."""
+    """Return the time from which a service that starts now reads.
+
+    Kept history decides it, else the service's start, however long finding the ends of its topics takes. A service
+    that shares reads from before its start, since its partitions may have had no reader.
+    """
     if kept_from_ns is not None:
         return kept_from_ns
     return now_ns - TAKEN_OVER_NS if shared else now_ns
@@ -34,9 +36,11 @@ async def ingest(
     shares: Shares | None = None,
     gather_ms: Callable[[], int] | None = None,
 ) -> None:
-    """Give every record from now on, or since a moment, to each taker; ends with the bus. With `shares` step telemetry
-    is read of the partitions that are this instance's, and what others send of theirs. Step telemetry that is read too
-    late is jumped over, and `on_gap` called. `gather_ms`: as `LiveBus` takes it."""
+    """Hand every record from now on, or since a time, to each taker; ends with the bus.
+
+    With `shares`, step telemetry is read from this instance's partitions only, beside what other instances publish.
+    Step telemetry that is read too late is skipped, and `on_gap` called. `gather_ms` is that of `LiveBus`.
+    """
 
     def wanted(topic: Topic, partition: int) -> bool:
         return shares is None or topic is not STEPS or shares.mine(partition, clock.now_ns())
@@ -48,7 +52,7 @@ async def ingest(
     )
     async for record in records:
         taken += 1
-        if taken % RECORDS_A_TURN == 0:  # many come at a time, and ticks and readers wait meanwhile
+        if taken % RECORDS_A_TURN == 0:  # ticks and readers get a turn during a burst
             await asyncio.sleep(0)
         now_ns = clock.now_ns()
         for take in takers:

@@ -1,5 +1,7 @@
-"""The owned task that writes history, looks for alerts and tells readers: of new windows every 100 ms, and more often,
-as long as there are readers who want it, what has changed in the windows sent before."""
+"""The live task: it writes history, evaluates alerts and sends ticks to readers.
+
+New windows are sent every 100 ms. Changes in windows sent before go out more often, as long as readers want them.
+"""
 
 import asyncio
 from typing import Final
@@ -11,21 +13,22 @@ from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.loads import LoadPublisher
 from services.metrics.state import MS_NS, MetricsState, age_ns
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 TICK_NS: Final = 100_000_000
-"""A window: what one tick sends for the first time, of every worker."""
+"""The window that a tick sends for the first time, for every worker."""
 UNREAD_NS: Final = 400_000_000
-"""How often windows are written that nobody reads as they come: four at a time cost little more than one, and less of
-what comes late is entered anew."""
+"""The interval at which windows are written while nobody reads them live. Four at a time cost little more than one,
+and less late telemetry has to be entered again.
+"""
 ROUND_NS: Final = 25_000_000
-"""How often changes are sent, of the workers that changed. A worker's telemetry comes at any moment between two ticks
-and mostly adds to a window that was sent: it waits for a round, and no longer for the next tick."""
+"""The interval at which changes are sent, for the workers that changed. Telemetry arrives at any moment between two
+ticks and mostly extends a window that was sent. It then waits for a round, not for the next tick.
+"""
 TIMER_NS: Final = 1_000_000
-"""The loop's timers are as exact: one that came too early would have to be waited for twice."""
+"""Accuracy of the event loop's timers; a timer that fired early would be waited for twice."""
 REPLAY_NS: Final = 5_000_000_000
-"""How long a service that goes on with kept history waits at most for what the broker held meanwhile."""
+"""The longest time that a service with restored history waits for the broker's backlog."""
 YOUNG_NS: Final = 1_000_000_000
 
 
@@ -40,19 +43,20 @@ async def tick_forever(
     loads: LoadPublisher | None = None,
     verdicts: VerdictEvaluator | None = None,
 ) -> None:
-    """Write each window `lag_ns` after its end, and what has changed in those before: every `ROUND_NS` while anybody
-    wants it so soon, else with the next window, or with four of them while nobody reads the stream and nothing works. A
-    late round writes what it has missed.
+    """Write each window `lag_ns` after its end, and revise those before it.
 
-    With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
-    written before it would all be written again.
+    Revisions come every `ROUND_NS` while a reader wants them. Otherwise they come with the next window, or with
+    four windows while nobody reads the stream and nothing runs. A late round writes what it has missed.
+
+    With restored history the first round waits for telemetry nearly as recent as this call. Windows written earlier
+    would all have to be written again.
     """
     started_ns = clock.now_ns()
     replayed = state.history.written_to_ns is None
     alerts: list[Alert] = []
     shown_number = -1
     while True:
-        # By pages, by other instances, or by planners that have something to decide.
+        # Read by pages, by other instances, or by planners with something to decide.
         read = hub.readers or state.sharing is not None or (loads is not None and loads.works)
         round_ns = ROUND_NS if hub.close_readers else TICK_NS if read else UNREAD_NS
         await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
@@ -63,7 +67,7 @@ async def tick_forever(
             number = (now_ns - lag_ns) // TICK_NS
             tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != shown_number, loads=loads)
             shown_number = number
-            await asyncio.sleep(0)  # readers get it first: a look for alerts takes as long as a tick
+            await asyncio.sleep(0)  # readers get the tick first, as evaluating alerts takes as long
             alerts = await desk.look(now_ns)
             if verdicts is not None:
                 await verdicts.look(now_ns)
@@ -80,8 +84,10 @@ def tick(
     whole: bool = True,
     loads: LoadPublisher | None = None,
 ) -> None:
-    """One round. `alerts` have changed since the last one. Where it need not be `whole` it sends what has changed, if
-    anything has, as long as readers know the workers it belongs to."""
+    """Run one round; `alerts` have changed since the last one.
+
+    Without `whole` it sends only what has changed, if anything has and readers have all workers concerned.
+    """
     written = state.history.advance(now_ns - lag_ns)
     if loads is not None:
         loads.keep(written)

@@ -1,4 +1,4 @@
-"""Tells planners what this service knows of workers, with each whole round of the stream."""
+"""Publication of workers' loads for planners, with each whole round of the stream."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -10,11 +10,11 @@ from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadTeller
 from libs.telemetry.history import WrittenWindow
 
 MAX_UNSENT: Final = 32
-"""Records that the broker has not taken. With more nothing is sent: it would be old when it came."""
+"""The most records that may wait for the broker before sending stops, as loads would arrive too old."""
 
 
 class LoadPublisher:
-    """Windows that are written between two messages go with the next one."""
+    """The publisher of loads; windows written between two messages go with the next one."""
 
     def __init__(
         self,
@@ -23,22 +23,25 @@ class LoadPublisher:
         unsent: Callable[[], int] = lambda: 0,
         tpot_ns: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`unsent` records wait to be taken by the broker. `tpot_ns`: the usual targets of requests, by model."""
+        """Create a publisher; `unsent` counts records that wait for the broker, `tpot_ns` returns requests' usual
+        targets by model.
+        """
         self._teller = teller
         self._publish = publish
         self._unsent = unsent
         self._tpot_ns = tpot_ns
         self._written: list[WrittenWindow] = []
         self.works = False
-        """Whether the last message had anything that runs, waits or was computed: then planners want the next one
-        soon."""
+        """Whether the last message held anything that runs, waits or was computed, so that planners want the next one
+        soon.
+        """
 
     def keep(self, written: Sequence[WrittenWindow]) -> None:
-        """These were written of own workers."""
+        """Add written windows of own workers to the next message."""
         self._written = [*self._written, *written][-2 * MAX_WINDOWS :]
 
     def tell(self, fleet: FleetTelemetry, now_ns: int) -> None:
-        """All that has been written and said since the last call."""
+        """Publish everything since the last call."""
         written, self._written = self._written, []
         if self._unsent() > MAX_UNSENT:
             return

@@ -1,4 +1,4 @@
-"""What the metrics service posts with: to webhooks, and to a collector of traces."""
+"""The HTTP client port for webhooks, traces and the planner."""
 
 from typing import Protocol
 
@@ -6,10 +6,10 @@ import httpx
 
 
 class MakeClient(Protocol):
-    """`httpx.AsyncClient` itself, or what makes one over another network."""
+    """The constructor `httpx.AsyncClient`, or one for another network."""
 
     def __call__(
         self, *, timeout: float, headers: dict[str, str] | None = None, trust_env: bool = True
     ) -> httpx.AsyncClient:
-        """A client of its own, to be used as a context."""
+        """Return a new client, to be used as a context."""
         ...

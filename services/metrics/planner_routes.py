@@ -1,4 +1,4 @@
-"""Routes that the planner answers: models of a pool, and another role for a worker. The page speaks to one address."""
+"""Routes forwarded to the planner: the models of a pool, and a worker's role. The page thus uses a single address."""
 
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
@@ -14,11 +14,11 @@ from libs.runtime.web import JsonRoute
 from services.metrics.outgoing import MakeClient
 
 ANSWER_S: Final = 8.0
-"""A change of role waits for gateways up to a second, and for a worker up to five."""
+"""Timeout of an answer. A change of role waits up to a second for gateways and up to five for a worker."""
 AWAY_RETRY_S: Final = 2.0
-"""Another planner leads by then."""
+"""Time to a retry while the planner is unreachable, within which another one takes the lead."""
 UNNAMED_RETRY_S: Final = 60.0
-"""A setting changes with a restart alone."""
+"""Time to a retry without a planner's address, which only a restart changes."""
 AWAY: dict[int | str, dict[str, Any]] = {503: {"description": "no planner is named, or it does not answer"}}
 
 
@@ -26,7 +26,7 @@ Authorization = Annotated[str, Header()]
 
 
 class WantedRole(BaseModel):
-    """As the planner takes it, and judges it."""
+    """A role as the planner takes and checks it."""
 
     role: str = Field(max_length=20)
     budget_tokens: int | None = None
@@ -37,11 +37,14 @@ class WantedRole(BaseModel):
 
 
 class PlannerRoutes:
-    """Hands two routes on to the planner at `url`; empty: there is none."""
+    """Forwards two routes to the planner at `url`; an empty one means no planner."""
 
     def __init__(self, url: str, make_client: MakeClient | None, *, token: str, plaintext: bool) -> None:
-        """token: the suite's, by which this service reads where the planner asks for keys. plaintext: whether a token
-        may travel readable to another host."""
+        """Create the routes.
+
+        `token` is the suite's, with which this service reads from a planner that requires keys. `plaintext` allows
+        a token to travel unencrypted to another host.
+        """
         self._url = url.rstrip("/")
         self._make_client = make_client
         address = urlsplit(self._url)
@@ -51,19 +54,21 @@ class PlannerRoutes:
         self._token_may_travel = plaintext or local or address.scheme == "https"
 
     def router(self) -> APIRouter:
-        """The routes."""
         router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
         @router.get("/models", responses=AWAY)
         async def models() -> Response:
-            """The catalogue of models, the pool that serves it, and what is expected, as the planner answers it."""
+            """Return the catalogue of models, the pool that serves it and the expected demand, as the planner answers
+            it.
+            """
             own = {"authorization": f"Bearer {self._token}"} if self._token and self._token_may_travel else {}
             return await self._ask("GET", "/v1/models", headers=own)
 
         @router.put("/workers/{worker_id}/role", responses=AWAY | {401: {"description": "the token is missing"}})
         async def set_role(worker_id: str, wanted: WantedRole, authorization: Authorization = "") -> Response:
-            """Ask a worker to take a role, by way of the planner; needs the suite's token, or an operator's key,
-            as `authorization: Bearer TOKEN`."""
+            """Request a role for a worker from the planner. Needs the suite's token, or an operator's key, as
+            `authorization: Bearer TOKEN`.
+            """
             if not authorization:
                 raise Unauthenticated(
                     "changing a role needs the suite's token, or an operator's key, as authorization: Bearer TOKEN"

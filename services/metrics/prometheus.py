@@ -16,10 +16,10 @@ from libs.telemetry.windows.rollups import RollUps
 from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.requests.wire import FinishedRequest
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 
 MAX_MODELS: Final = 64
-"""Model names come from clients: later ones are counted as `OTHER_MODEL`, so that labels stay bounded."""
+"""The most model labels. Names come from clients, so later ones are counted as `OTHER_MODEL`."""
 OTHER_MODEL: Final = "other"
 TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 TPOT_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
@@ -46,7 +46,6 @@ class RequestMetrics:
         self._tpot = _histogram(names.REQUEST_TPOT_SECONDS, "Mean time per output token.", TPOT_BUCKETS_S, registry)
 
     def observe(self, finished: FinishedRequest) -> None:
-        """Count a request."""
         model = self._label(finished.model)
         self._requests.labels(model, finished.outcome).inc()
         self._prompt_tokens.labels(model).inc(finished.prompt_tokens)
@@ -69,7 +68,7 @@ class RequestMetrics:
 
 
 class OccupancyCollector(Collector):
-    """GPU time by phase, depths, and how whole the telemetry is, over the window that ends at `end_ns()`."""
+    """GPU time by phase, depths and telemetry coverage over the window that ends at `end_ns()`."""
 
     def __init__(
         self,
@@ -89,7 +88,6 @@ class OccupancyCollector(Collector):
         self._window_ns = window_ns
 
     def collect(self) -> Iterator[Metric]:
-        """Everything as of this scrape."""
         occupancy = cluster_occupancy(self._fleet, self._rollups, self._members, self._end_ns(), self._window_ns)
         yield from _cluster(occupancy)
         yield from _workers(occupancy)
@@ -164,7 +162,7 @@ class OccupancyCollector(Collector):
 
 
 class LiveCollector(Collector):
-    """How old the data are that are shown, the stream's readers, and what did not reach them or the history."""
+    """Age of the shown data, the stream's readers, and what did not reach them or the history."""
 
     def __init__(self, hub: Hub, history: History, age_ns: Callable[[], int | None]) -> None:
         self._hub = hub
@@ -172,9 +170,8 @@ class LiveCollector(Collector):
         self._age_ns = age_ns
 
     def collect(self) -> Iterator[Metric]:
-        """As of this scrape."""
         aged_ns = self._age_ns()
-        if aged_ns is not None:  # without any worker there is nothing that is old
+        if aged_ns is not None:  # None without any worker
             yield GaugeMetricFamily(
                 names.TELEMETRY_AGE_SECONDS, "Since the newest instant that the shown data stand for.", aged_ns / 1e9
             )
@@ -193,7 +190,7 @@ def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     cluster = GaugeMetricFamily(names.CLUSTER_PHASE_RATIO, "Share of covered GPU time.", labels=("phase",))
     _add_phases(cluster, (), occupancy)
     yield cluster
-    # Without any worker there is nothing that telemetry fails to cover.
+    # Without any worker there is nothing to cover.
     if occupancy.gpus:
         yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry covers.", occupancy.coverage)
     yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers that telemetry should cover.", occupancy.gpus)
@@ -255,7 +252,7 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
 
 
 def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:
-    """Counters that a GPU does not tell have no samples rather than zeros."""
+    # Counters that a GPU does not report have no samples rather than zeros.
     reported = list(hardware)
     for name, documentation, field in (
         (names.GPU_UTILISATION_RATIO, "Share of time in which any kernel ran.", "utilisation"),
@@ -273,7 +270,7 @@ def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:
 
 
 def _add_phases(family: GaugeMetricFamily, labels: tuple[str, ...], occupancy: Occupancy) -> None:
-    """The four shares; a scope without coverage has no samples rather than zeros."""
+    """Add the four shares; a scope without coverage has no samples rather than zeros."""
     shares = (occupancy.prefill, occupancy.decode, occupancy.kv_wait, occupancy.idle)
     for phase, share in zip(PHASES, shares, strict=True):
         if share is not None:

@@ -1,4 +1,4 @@
-"""The metrics service over its ports: what it reads, shows and tells. `app.py` gives it its adapters."""
+"""The metrics service assembled over its ports; `app.py` supplies the adapters."""
 
 import socket
 import time
@@ -29,7 +29,7 @@ from libs.telemetry.worker.split import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.audit import open_audit
-from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector
+from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector, VerdictCollector
 from services.metrics.demand.file import DemandFile
 from services.metrics.demand.run import open_demand
 from services.metrics.history.file import HistoryFile
@@ -40,52 +40,47 @@ from services.metrics.ingest import Take, ingest, read_from_ns
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.loads import LoadPublisher
 from services.metrics.outgoing import MakeClient
-from services.metrics.past_status.record import record_status
-from services.metrics.past_status.recorder import StatusRecorder
+from services.metrics.past_status import StatusRecorder, record_status
 from services.metrics.planner_routes import PlannerRoutes
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
-from services.metrics.refill.refill import Partition, Refill
+from services.metrics.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.prometheus import VerdictCollector
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 from services.metrics.traces.book import TraceBook
 from services.metrics.traces.otlp import TraceExporter
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90
-"""Of the 200 within which a step is shown, and while nobody reads the stream and nothing works; every fetch costs this
-process and the broker half a millisecond."""
+"""Milliseconds for which a fetch gathers records, the second while nobody reads and nothing runs. A step is shown
+within 200 ms. Every fetch costs this process and the broker half a millisecond.
+"""
 CLOSE_S: Final = 5
-"""How long answers may take to end."""
+"""Seconds for which answers may still run at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsPorts:
-    """What the metrics service needs from outside."""
+    """The ports through which the metrics service reaches the outside."""
 
     bus: LiveBus
     history: HistoryFile | None = None
-    """None: in memory alone. It is closed with the service."""
+    """The history file, closed with the service; None keeps history in memory."""
     demand: DemandFile | None = None
-    """Likewise."""
+    """The demand file, closed with the service; None keeps demand in memory."""
     make_client: MakeClient | None = None
-    """What webhooks and traces are posted with; None: neither is, whatever the settings say."""
+    """Constructor of clients for webhooks and traces; None disables both, whatever the settings say."""
     keys: KeyTable | None = None
-    """Who calls; None: anybody, whatever they send."""
+    """Keys of callers; None admits everybody, whatever they send."""
     thread_s: Callable[[], float] = time.thread_time
-    """CPU time of the loop's thread, by which reading what lies behind is slowed down; where work takes no time it
-    stands still."""
+    """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningMetrics:
-    """A metrics service that serves."""
-
     url: str
     state: MetricsState
     desk: AlertEvaluator
@@ -104,7 +99,7 @@ async def open_metrics(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningMetrics]:
-    """Serve on a bound socket while the context is open. At its end `tasks` are closed, since history is kept last."""
+    """Serve on a bound socket while the context is open; its end closes `tasks` before history is written last."""
     began_ns, bus = clock.now_ns(), ports.bus
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     registry, door = CollectorRegistry(), Door(ports.keys, settings, clock, token=settings.token.get_secret_value())
@@ -159,7 +154,7 @@ async def open_metrics(
         ) as url:
             alerts.start(settings.public_url or reachable(url), tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
-            hub.close()  # or its readers would hold up the end of serving
+            hub.close()  # open readers would delay the end of serving
     finally:
         await tasks.close()
         await demand.close()
@@ -168,8 +163,9 @@ async def open_metrics(
 
 
 def reachable(url: str) -> str:
-    """Return the address by this host's name where the service listens on all of its addresses: nobody can follow a
-    link to 0.0.0.0."""
+    """Return the URL with this host's name if the service listens on all addresses, as a link to 0.0.0.0 leads
+    nowhere.
+    """
     parts = urlsplit(url)
     if parts.hostname not in ("0.0.0.0", "::"):  # noqa: S104 - it is read, not bound
         return url
@@ -217,7 +213,7 @@ def _reading(
     clock: Clock,
     since_ns: int,
 ) -> Coroutine[Any, Any, None]:
-    """Reads the topics until it is cancelled."""
+    """Return the coroutine that reads the topics until it is cancelled."""
     return ingest(
         bus,
         takers,
@@ -255,14 +251,14 @@ def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | No
 
 
 def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock) -> TraceExporter | None:
-    """Where traces are wanted."""
+    """Return an exporter if traces are configured."""
     if not settings.traces_url or ports.make_client is None:
         return None
     return TraceExporter(TraceBook(settings.traces_share), settings.traces_url, clock, ports.make_client)
 
 
 def _trace(exporter: TraceExporter, state: MetricsState, registry: CollectorRegistry, tasks: TaskOwner) -> Take:
-    """Send traces from now on; gives what enters requests in them."""
+    """Start exporting traces, and return the taker that enters requests."""
     registry.register(exporter)
     tasks.spawn("traces", exporter.run())
     book = exporter.book

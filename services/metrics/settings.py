@@ -16,7 +16,7 @@ MAX_PORT: Final = 65_535
 
 
 def _addresses(text: str) -> str:
-    """Raises ValueError that names the one that nothing can be posted to."""
+    """Return the addresses. Raise ValueError, which names the first unusable one."""
     for address in _split(text):
         try:
             url = httpx.URL(address)
@@ -43,51 +43,50 @@ class MetricsSettings(HttpSettings):
     port: int = Field(8002, ge=0, le=65535)
     """HTTP port; 0 picks one."""
     lag_ms: int = Field(400, ge=0, le=10_000)
-    """How long before now windows end. A worker sends every 100 ms, at rest every 300, and holds back a step of
-    up to 100 ms before it announces it, and the broker takes some milliseconds: with less, the end of a window is often
-    not covered yet."""
+    """How long before now windows end. A worker sends every 100 ms, at rest every 300, and announces a step only after
+    100 ms; the broker adds some milliseconds. With a smaller lag the end of a window is often not covered yet."""
     live_lag_ms: int = Field(50, ge=0, le=10_000)
-    """How long after its end a window of history and stream is written. What comes later revises it: a small lag shows
-    sooner, a large one is revised less often."""
+    """How long after its end a window of history and stream is written. Later telemetry revises it: with a small lag
+    windows show sooner, with a large one they are revised less often."""
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""
     history_file: str = ""
-    """Where the history of two days is kept over restarts: a file on a disk of its own host, up to 0.3 MB a worker;
-    demand beside it, in a file whose name ends in .demand: a month by the minute, 400 days by the quarter of an hour.
-    Empty: in memory alone."""
+    """File that keeps the history of two days over restarts, on a local disk, up to 0.3 MB a worker. Demand is kept
+    beside it in a file whose name ends in .demand: a month by the minute, 400 days by the quarter of an hour. Empty: in
+    memory alone."""
     day_s: float = Field(86_400.0, ge=600, le=86_400)
-    """How long a day is by which demand has its seasons, in seconds; less to try a day out in minutes."""
+    """Length of the day that demand's seasons follow, in seconds; less to try a day out in minutes."""
     capacity_slo: str = Field("", pattern=r"^(ttft=.+,tpot=.+)?$")
-    """What capacity alerts are to keep, say ttft=2s,tpot=50ms: plans are made every five minutes, in a process of its
-    own, which measures in the lab for some minutes when traffic is new. Empty: no such alerts."""
+    """Service level that capacity alerts guard, say ttft=2s,tpot=50ms. Plans are made every five minutes in a separate
+    process, which measures in the lab for some minutes when traffic is new. Empty: no such alerts."""
     capacity_confidence: float = Field(0.95, ge=0.5, lt=1)
-    """Share of what may come for which those plans are enough."""
+    """Probability with which those plans are to suffice for future demand."""
     worker_start_s: float = Field(0.0, ge=0, le=86_400)
-    """How long a worker takes to start, for the words of capacity alerts; 0: unknown."""
+    """How long a worker takes to start, for the text of capacity alerts; 0: unknown."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
     traces_share: float = Field(1.0, ge=0, le=1)
-    """Of requests whose client brings no trace context, the share that is traced."""
+    """Share of the requests without a trace context from their client that is traced."""
     id: MemberName = Field(default_factory=lambda: own_name("metrics"))
     """Name in the alerts topic; by default made from the host's name."""
     shared: bool = False
     """Share step telemetry with the cluster's other metrics services, by partition: each shows the whole cluster. They
     need ids of their own."""
     planner_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
-    """Where the planner is, say http://127.0.0.1:8001: for the page's models and its role buttons. Empty: neither."""
+    """Address of the planner, say http://127.0.0.1:8001, for the page's models and role buttons. Empty: neither."""
     public_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
-    """Where people reach the page, for links in alerts; empty: the address it listens on."""
+    """Public address of the page, for links in alerts. Empty: the address it listens on."""
     alert_webhooks: Addresses = ""
     """URLs to post alerts to in Alertmanager's API v2, as http://alertmanager:9093/api/v2/alerts, separated by commas;
-    all of them get everything. Empty: none."""
+    each gets every alert. Empty: none."""
     alert_window_ms: int = Field(2_000, ge=200, le=60_000)
-    """What the shares of GPU time that alerts are judged by are of."""
+    """Window over which alerts measure shares of GPU time."""
     alert_for_ms: int = Field(10_000, ge=0, le=3_600_000)
     """How long imbalance, growing queues, KV wait and a full KV cache must last before an alert fires."""
     alert_clear_ms: int = Field(30_000, ge=0, le=3_600_000)
-    """How long an alert must be clear before it is over; doubled for each time it has fired in the last half hour, four
-    times at most."""
+    """How long an alert must be clear before it is over. It doubles each time the alert has fired in the last half
+    hour, up to four times."""
     alert_busy: float = Field(0.9, gt=0, le=1)
     """Share of a phase's time in steps from which it can be starved, while work waits ..."""
     alert_busy_clear: float = Field(0.75, ge=0, le=1)
@@ -109,21 +108,21 @@ class MetricsSettings(HttpSettings):
     alert_kv_used_clear: float = Field(0.85, ge=0, le=1)
     """... and at which it no longer is."""
     alert_stuck_ms: int = Field(10_000, ge=200, le=3_600_000)
-    """A worker with work is stuck when no step has ended for so long."""
+    """A worker with work is stuck when no step has ended for this long."""
     alert_stale_ms: int = Field(3_000, ge=500, le=60_000)
-    """A worker's telemetry is stale when it ended so long ago."""
+    """A worker's telemetry is stale when it ended this long ago."""
     ttft_deadline_ms: int = Field(5_000, ge=1)
-    """TTFT deadline that prompts' pressure is reckoned with where requests name none."""
+    """TTFT deadline for the pressure of prompts where requests name none."""
     tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
-    """TPOT target that decodes' pressure is reckoned with where neither a planner nor requests name one."""
+    """TPOT target for the pressure of decodes where neither a planner nor requests name one."""
     slo_objective: float = Field(0.99, gt=0, lt=1)
-    """Share of requests that are to meet their TTFT deadline, and their TPOT target; each request carries both."""
+    """Share of requests that should meet their TTFT deadline, and their TPOT target; each request carries both."""
     slo_requests: int = Field(20, ge=1)
     """A window with fewer requests is not judged."""
 
     @model_validator(mode="after")
     def _thresholds_stand_apart(self) -> Self:
-        """Raises ValueError when an alert would clear above what it fires at."""
+        """Raise ValueError if an alert's clearing threshold is not below its firing one."""
         for name in ("busy", "idle", "kv_wait", "kv_used"):
             fire, clear = getattr(self, f"alert_{name}"), getattr(self, f"alert_{name}_clear")
             if clear >= fire:
@@ -132,11 +131,9 @@ class MetricsSettings(HttpSettings):
         return self
 
     def webhooks(self) -> list[str]:
-        """Each of `alert_webhooks`."""
         return _split(self.alert_webhooks)
 
     def alert_limits(self) -> AlertLimits:
-        """What alerts are decided by."""
         return AlertLimits(
             window_ns=self.alert_window_ms * MS_NS,
             for_ns=self.alert_for_ms * MS_NS,

@@ -1,4 +1,4 @@
-"""Everything the metrics service knows, entered record by record; time comes in as an argument."""
+"""The state of the metrics service, updated record by record; time is passed in."""
 
 from collections import Counter
 from typing import Final
@@ -23,7 +23,7 @@ from services.metrics.cluster_events.events import Event, EventLog
 from services.metrics.cluster_events.lives import WorkerLives, together
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests.log import RequestLog
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 
 MS_NS: Final = 1_000_000
 STALE_NS: Final = 3_000_000_000
@@ -31,12 +31,12 @@ STALE_NS: Final = 3_000_000_000
 
 
 class MetricsState:
-    """Workers' time and its history, finished requests, decisions and what was done."""
+    """Workers' time with its history, finished requests, decisions and events."""
 
     def __init__(
         self, prefill_shares: PrefillShares, request_metrics: RequestMetrics, sharing: Sharing | None = None
     ) -> None:
-        """`sharing`: with other instances; None: this one reads everything by itself."""
+        """Create an empty state; without `sharing` this instance reads all telemetry itself."""
         self.sharing = sharing
         self.rollups = RollUps()
         self.fleet = FleetTelemetry(prefill_shares, self.rollups.phases)
@@ -54,9 +54,8 @@ class MetricsState:
         self._sent_events = 0
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Enter a record that came at `now_ns`."""
         value = record.value
-        if isinstance(value, StepBatch):  # nearly always
+        if isinstance(value, StepBatch):  # the usual case
             self._latest_ns = now_ns
             if self.fleet.add(value, now_ns) is BatchOutcome.COUNTED and self.sharing is not None:
                 self.sharing.note(value, now_ns)
@@ -65,7 +64,7 @@ class MetricsState:
             if self.sharing is not None:
                 self.sharing.hear(value, now_ns, self.fleet, self.rollups, self.history.resumed_ns)
             return
-        if isinstance(value, GatewayQueues):  # of an idle cluster too: it does not make figures live
+        if isinstance(value, GatewayQueues):  # idle clusters send these too, so they do not make figures live
             self.gateways.take(value, now_ns)
             return
         if isinstance(value, DemandTotals):
@@ -86,24 +85,24 @@ class MetricsState:
             self.decisions[Action.Name(value.action).removeprefix("ACTION_").lower() if known else "unknown"] += 1
 
     def look_at_workers(self, now_ns: int) -> None:
-        """Enter which of them came, went or fell silent."""
+        """Enter workers that have come, gone or fallen silent as events."""
         directory = self.fleet.directory
         for alike in together(self._lives.look(directory.known(), directory.newest_cover_ns, now_ns)):
             self.events.add_lives(alike, now_ns)
 
     def unsent_events(self) -> list[Event]:
-        """Events since it was last asked."""
+        """Return the events since the last call."""
         events = self.events.after(self._sent_events)
         self._sent_events = self.events.count
         return events
 
     def age_ns(self, now_ns: int) -> int | None:
-        """How old the data are that are shown."""
+        """Return the age of the shown data in ns."""
         return age_ns(self.fleet.directory.loads(now_ns), self.history.written_to_ns, now_ns)
 
     def not_live(self, now_ns: int) -> str | None:
-        """Why figures are not live, in words; None when they are."""
-        # Telemetry that others read counts by when it came to them: that instances tell proves nothing.
+        """Return why figures are not live, in words; None when they are."""
+        # Telemetry read by others counts by its arrival there; an instance's record alone proves nothing.
         latest_ns = max(self._latest_ns or 0, self.fleet.latest_arrival_ns or 0)
         if not latest_ns:
             return "nothing has come from the broker yet: no worker and no planner sends, or the broker is away"
@@ -117,11 +116,11 @@ class MetricsState:
 
 
 def age_ns(loads: Loads, written_to_ns: int | None, now_ns: int) -> int | None:
-    """Now less the newest instant that the shown data cover: windows are written until then, and half of the workers,
-    those that have left not counted, have reported until then. By this process's clock and each worker's; never
-    below 0. None without any worker.
+    """Return now less the newest instant that the shown data cover; None without any worker, never below 0.
 
-    A dead worker does not make the others' data old: it lowers coverage.
+    Data cover an instant when windows are written until then and half of the workers that have not left have
+    reported until then. Times are by this process's clock and each worker's. A dead worker thus does not make the
+    others' data old; it lowers coverage.
     """
     reported_to_ns = np.sort(loads.covered_to_ns[~loads.listing.left])[::-1]
     if not len(reported_to_ns):

@@ -34,10 +34,9 @@ from services.metrics.http.routes import make_api as make_metrics_api
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api

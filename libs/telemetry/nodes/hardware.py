@@ -1,4 +1,4 @@
-"""The latest hardware counters of every GPU, bounded; a GPU without recent readings is absent, not idle."""
+"""The latest hardware counters of every GPU, bounded in number. A GPU without recent readings is absent, not idle."""
 
 import math
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from libs.counters.port import GpuReading
 
 MAX_GPUS: Final = 16_384
 FRESH_NS: Final = 5 * 1_000_000_000
-"""Readings come once a second; one further off is no reading of that time."""
+"""The furthest from a moment that a reading may lie and still describe it. Readings come once a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenGpu:
-    """A GPU where it is, when it was read."""
+    """A GPU's reading with its node and the time it was taken."""
 
     node: str
     read_unix_ns: int
@@ -23,14 +23,14 @@ class SeenGpu:
 
 
 class NodeGpus:
-    """GPUs by node and their own id."""
+    """Readings keyed by node and by the GPU's UUID."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], SeenGpu] = {}
 
     def add(self, batch: pb.StepBatch) -> None:
-        """Enter what a worker read of its node's GPUs; older readings than the one known change nothing."""
-        for message in batch.gpu_readings or ():  # an empty list of protobuf is slow to walk
+        """Record a worker's readings of its node's GPUs; readings older than the known ones change nothing."""
+        for message in batch.gpu_readings or ():  # iterating an empty protobuf list is slow
             reading = _reading(message)
             key = (batch.node, message.uuid)
             known = self._seen.get(key)
@@ -41,14 +41,16 @@ class NodeGpus:
             self._seen[key] = SeenGpu(batch.node, batch.covered_to_unix_ns, reading)
 
     def fresh(self, now_ns: int) -> Iterator[SeenGpu]:
-        """Those last read less than `FRESH_NS` from then, by node and index: of a time long past there are none."""
+        """Yield readings less than `FRESH_NS` away from `now_ns`, by node and index. Only the latest reading of a GPU
+        is kept.
+        """
         for seen in sorted(self._seen.values(), key=lambda each: (each.node, each.reading.index)):
             if abs(seen.read_unix_ns - now_ns) < FRESH_NS:
                 yield seen
 
 
 def _reading(message: pb.GpuReading) -> GpuReading | None:
-    """The reading; None where a number is not finite."""
+    """Return the reading; None if any number is not finite."""
     present = {field.name for field, _ in message.ListFields()}
     values: dict[str, Any] = {"uuid": "", "index": 0, "name": ""}
     values |= {field.name: getattr(message, field.name) for field in fields(GpuReading) if field.name in present}

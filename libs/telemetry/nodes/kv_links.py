@@ -10,52 +10,52 @@ from libs.contracts.step_row import step_rows
 from libs.policy.metrics.kv_links import KvLink, MovedKv
 
 MAX_LINKS: Final = 4_096
-"""The one that has moved nothing for longest goes."""
+"""The most links that are kept; the one that has been idle longest is dropped."""
 STEPWISE: Final = frozenset({"vllm"})
-"""Engines that notice only between their steps that KV has come (libs/engine/vllm/scheduling/scheduler.py)."""
+"""Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
 IDLE_STEP_NS: Final = 2_000_000
-"""Of such an engine that computes nothing: its loop sleeps 1 ms (vllm/v1/engine/core.py) and asks its processes."""
+"""Delay at which such an engine notices KV when idle: its loop sleeps 1 ms (vllm/v1/engine/core.py) and then polls its
+processes.
+"""
 
 IncarnationOf = Callable[[str], int]
-"""Of a worker's process, 0 where it is not known."""
+"""A function that returns the incarnation of a worker's process, 0 if unknown."""
 
 
 class Peer(NamedTuple):
-    """A worker that is there."""
-
     model: str
     node: str
     incarnation: int
 
 
 class _Pair(NamedTuple):
-    """A link and the processes at its ends."""
+    """A link with the incarnations of the processes at its ends."""
 
     link: KvLink
     source_incarnation: int
     target_incarnation: int
 
     def is_between(self, source_incarnation: int, target_incarnation: int) -> bool:
-        """Whether neither end is known to have been started anew."""
+        """Report whether both ends are still the same processes, as far as is known."""
         return _is_same(self.source_incarnation, source_incarnation) and _is_same(
             self.target_incarnation, target_incarnation
         )
 
 
 def _is_same(known: int, now: int) -> bool:
-    """0: not known."""
+    # An incarnation of 0 is unknown and matches any other.
     return known == now or not known or not now
 
 
 class KvLinks:
-    """Of workers whose telemetry this process reads."""
+    """The links to workers whose telemetry this process reads."""
 
     def __init__(self, incarnation_of: IncarnationOf = lambda _worker_id: 0) -> None:
         self._incarnation_of = incarnation_of
         self._pairs: OrderedDict[tuple[str, str], _Pair] = OrderedDict()
 
     def note(self, batch: StepBatch) -> None:
-        """Enter a receiver's transfers."""
+        """Record the transfers that a receiver reports."""
         step_ns = _step_ns(batch)
         for transfer in batch.kv_transfers:
             self._note(batch, transfer, step_ns)
@@ -66,7 +66,7 @@ class KvLinks:
         key = transfer.from_worker_id, batch.worker_id
         pair, source = self._pairs.get(key), self._incarnation_of(transfer.from_worker_id)
         if pair is not None and batch.incarnation < pair.target_incarnation:
-            return  # late, of a process that has been replaced
+            return  # a late batch of a process that has been replaced
         if pair is None or not pair.is_between(source, batch.incarnation):
             pair = _Pair(KvLink(*key, transfer.shared_memory), 0, 0)
         span_ns = transfer.start_unix_ns, transfer.end_unix_ns
@@ -75,14 +75,14 @@ class KvLinks:
         self._pairs.move_to_end(key)
 
     def among(self, peers: Mapping[str, Peer], now_ns: int) -> list[KvLink]:
-        """Links over which KV came of late, between processes that are still there. `peers`: by name."""
+        """Return recently used links between processes that still run; `peers` holds the live workers by name."""
         found = []
         for key, pair in list(self._pairs.items()):
             one, other = map(peers.get, key)
             if one is None or other is None or not pair.is_between(one.incarnation, other.incarnation):
                 continue
             placed = _placed(pair.link, one, other)
-            if placed is not pair.link:  # kept: it seldom changes, and links are asked for several times a second
+            if placed is not pair.link:  # cached, as it seldom changes and links are read several times a second
                 self._pairs[key] = pair._replace(link=placed)
             if (link := placed.at(now_ns)) is not None:
                 found.append(link)
@@ -90,7 +90,7 @@ class KvLinks:
 
 
 def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:
-    """With what its ends say of it."""
+    """Return the link with the model and node that its ends report."""
     one_node = bool(source.node) and source.node == target.node
     if (link.model, link.one_node) == (target.model, one_node):
         return link
@@ -98,7 +98,7 @@ def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:
 
 
 def _step_ns(batch: StepBatch) -> int:
-    """What may be wrong with the duration of a transfer that the batch reports: see `MovedKv.step_ns`."""
+    """Return the uncertainty of the durations of transfers in the batch (see `MovedKv.step_ns`)."""
     if batch.engine not in STEPWISE:
         return 0
     try:

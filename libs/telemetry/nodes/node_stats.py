@@ -1,10 +1,9 @@
-"""What batches carry beside what their workers did: hosts' clocks, GPUs' counters, bytes handed over. Pure.
+"""Statistics that batches carry about their hosts: clock offsets, GPU counters and bytes handed over. Pure.
 
-How far hosts' clocks are apart shows in when their telemetry comes.
-
-A batch arrives later than the moment it covers by its way here and by what its host's clock is behind. The shortest
-way is much the same for all hosts, so a host's smallest delay of the last minute, less that of the median host, is its
-clock's offset: off by what the hosts' shortest ways differ, some milliseconds in one data centre.
+A batch arrives later than the moment it covers by its transit time and by the lag of its host's clock. The shortest
+transit is much the same for all hosts. A clock's offset is therefore its host's smallest delay of the last minute,
+less that of the median host. Its error is the difference between the shortest transits, some milliseconds in one
+data centre.
 """
 
 from collections import Counter
@@ -20,17 +19,19 @@ from libs.telemetry.nodes.kv_links import IncarnationOf, KvLinks
 BUCKET_NS: Final = 10 * 1_000_000_000
 BUCKETS: Final = 6
 MAX_NODES: Final = 4096
-"""Nodes tracked at once; a further one is left out until another has been silent for a minute."""
+"""The most nodes tracked at once. A further one is left out until another has been silent for a minute."""
 
 
 class Clocks:
-    """The smallest delays of each node, by stretches of ten seconds."""
+    """The smallest delay of each node in every interval of ten seconds."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[int, int]] = {}
 
     def note(self, node: str, stamped_ns: int, arrived_ns: int) -> None:
-        """Something stamped `stamped_ns` by its node's clock arrived at `arrived_ns` by ours."""
+        """Record a batch stamped `stamped_ns` by its node's clock that arrived at `arrived_ns` by this process's
+        clock.
+        """
         bucket = arrived_ns // BUCKET_NS
         least = self._nodes.get(node)
         if least is None:
@@ -48,7 +49,7 @@ class Clocks:
             least[bucket] = delay_ns
 
     def offsets_ns(self, now_ns: int) -> dict[str, int]:
-        """How far each node's clock is ahead of the median node's; of those heard of in the last minute."""
+        """Return how far the clock of each node is ahead of the median node's, for nodes seen in the last minute."""
         self._forget(now_ns // BUCKET_NS)
         least = {node: min(delays.values()) for node, delays in self._nodes.items()}
         middle_ns = round(median(least.values())) if least else 0
@@ -65,7 +66,7 @@ class NodeStats:
         self.clocks = Clocks()
         self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
-        """Bytes handed over between workers, by way: "shared_memory" or "network"."""
+        """Bytes handed over between workers, by route: "shared_memory" or "network"."""
         self.kv_links = KvLinks(incarnation_of)
 
     def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
@@ -74,8 +75,8 @@ class NodeStats:
             if batch.gpu_readings:
                 self.hardware.add(batch)
         delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
+        # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
         shortest: dict[str, int] = {}
-        """Index of the batch with the smallest delay, by node. The others arrived with it and add nothing."""
         for place, batch in enumerate(batches):
             known = shortest.setdefault(batch.node, place)
             if delays_ns[place] < delays_ns[known]:
@@ -86,7 +87,7 @@ class NodeStats:
     def note_transfers(self, batches: Iterable[StepBatch]) -> None:
         """Count KV transfers; each is in exactly one batch."""
         for batch in batches:
-            for transfer in batch.kv_transfers or ():  # an empty list of protobuf is slow to walk
+            for transfer in batch.kv_transfers or ():  # iterating an empty protobuf list is slow
                 self.kv_bytes[way(shared_memory=transfer.shared_memory)] += transfer.bytes
             if batch.kv_transfers:
                 self.kv_links.note(batch)

@@ -1,4 +1,4 @@
-"""What workers did in one window of the first tier, side by side. Pure."""
+"""Phase times of many workers in one window of the first tier, as arrays. Pure."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -12,36 +12,35 @@ from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.windows.ring import NO_ROLE
 
 COVERED, PREFILL, DECODE, KV_WAIT = range(4)
-"""Places in the last axis of every array of times; idle is what the other three leave of covered."""
+"""Indices into the last axis of every array of times. Idle time is covered time less the other three."""
 PROVISIONAL: Final = 0x80
-"""Beside the role: part of the time is a step that still runs."""
+"""Flag added to a role number if part of the time belongs to a step that still runs."""
 ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}
-"""How roles are named in windows."""
+"""The number that stands for each role in windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One cell for each worker."""
+    """One window's time and role for each of many workers."""
 
     worker_ids: Sequence[str]
     times_ns: NDArray[np.int64]
-    """[workers, 4] int64: covered, prefill, decode, KV wait, of one GPU."""
+    """[workers, 4] int64: covered, prefill, decode, KV wait, each for a single GPU."""
     roles: NDArray[np.uint8]
-    """[workers] uint8: a number below `PROVISIONAL` that names the role it had, not `NO_ROLE`, with `PROVISIONAL`."""
+    """[workers] uint8: the number of the role, below `PROVISIONAL` and not `NO_ROLE`, plus the flag `PROVISIONAL`."""
 
     def __len__(self) -> int:
         return len(self.worker_ids)
 
     def where(self, taken: NDArray[np.bool_]) -> "Cells":
-        """Those of `taken` [workers]."""
+        """Return the cells selected by the mask `taken` [workers]."""
         if taken.all():
             return self
         return Cells(list(compress(self.worker_ids, taken)), self.times_ns[taken], self.roles[taken])
 
     def among(self, worker_ids: Container[str]) -> "Cells":
-        """Those of the workers that are in there."""
+        """Return the cells of those workers that are in `worker_ids`."""
         return self.where(np.array([worker_id in worker_ids for worker_id in self.worker_ids], np.bool_))
 
     def first(self, count: int) -> "Cells":
-        """The first `count` workers' cells."""
         return Cells(self.worker_ids[:count], self.times_ns[:count], self.roles[:count])

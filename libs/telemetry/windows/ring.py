@@ -1,4 +1,4 @@
-"""The windows of one length: a ring of arrays, the oldest overwritten by the newest. Pure."""
+"""Windows of one length in a ring of arrays, where the newest overwrites the oldest. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,14 +12,14 @@ NO_ROLE: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Windows of one length, and how many of them are kept."""
+    """A window length with the number of windows that are kept."""
 
     window_ns: int
     windows: int
 
 
 class Ring:
-    """One tier, by slot: who has which slot is known to its owner."""
+    """The windows of one tier by slot; the owner assigns slots to workers."""
 
     def __init__(self, tier: Tier, slots: int) -> None:
         self.tier = tier
@@ -30,12 +30,11 @@ class Ring:
         self._starts = np.full(tier.windows, -1, np.int64)
         self._newest = 0
         self.changed: set[int] = set()
-        """Starts of windows that were written since they were last kept elsewhere; no more than there are windows."""
+        """Starts of windows that were written since they were last stored elsewhere; bounded by the windows kept."""
 
     def grow(self, slots: int) -> None:
-        """Room for more workers."""
         held, used = self._starts >= 0, self._times.shape[1]
-        # Memory of windows and workers that are still to come is not touched, so it costs nothing yet.
+        # Untouched pages of later windows and workers take no memory yet.
         times = np.zeros((self.tier.windows, slots, 4), self._times.dtype)
         roles = np.zeros((self.tier.windows, slots), np.uint8)
         times[held, :used] = self._times[held]
@@ -43,12 +42,11 @@ class Ring:
         self._times, self._roles = times, roles
 
     def clear(self, slot: int) -> None:
-        """Forget a worker."""
         self._times[:, slot] = 0
         self._roles[:, slot] = NO_ROLE
 
     def row(self, at_ns: int) -> int | None:
-        """Where the window that holds `at_ns` is kept, emptied if new; None for one too old to be kept."""
+        """Return the row of the window that holds `at_ns`, cleared if new; None if the window is too old."""
         number = at_ns // self.tier.window_ns
         if not self.reaches(at_ns):
             return None
@@ -62,20 +60,20 @@ class Ring:
         return int(row)
 
     def reaches(self, at_ns: int) -> bool:
-        """Whether windows are kept from so long ago on."""
+        """Report whether the window that holds `at_ns` is recent enough to be kept."""
         return at_ns // self.tier.window_ns > self._newest - self.tier.windows
 
     def holds(self, start_ns: int) -> bool:
-        """Whether the window that begins there is still kept."""
+        """Report whether the window that begins at `start_ns` is in the ring."""
         return bool(self._starts[start_ns // self.tier.window_ns % self.tier.windows] == start_ns)
 
     def get(self, row: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[slots, 4] int64."""
+        """Return the times [slots, 4] int64 of one row."""
         times: NDArray[np.int64] = self._times[row, slots].astype(np.int64)
         return times
 
     def put(self, row: int, slots: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        """Times [slots, 4] in place of what a window held."""
+        """Replace the times [slots, 4] of one row."""
         self._times[row, slots] = times
 
     def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
@@ -85,14 +83,14 @@ class Ring:
     def set_roles(
         self, row: int, slots: NDArray[np.int64], roles: NDArray[np.uint8], *, over: NDArray[np.bool_] | None = None
     ) -> None:
-        """Roles of workers in a window; where it is not `over`, those that are known already stay."""
+        """Set workers' roles in a window; with `over`, known roles are replaced only where it is true."""
         if over is not None:
             known = self._roles[row, slots]
             roles = np.where(over | (known == NO_ROLE), roles, known)
         self._roles[row, slots] = roles
 
     def present(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[slots]: of which something was written in any of the windows in [low, high)."""
+        """Return a mask [slots] of those with anything written in the windows of [low, high)."""
         starts = self._within(low_ns, high_ns)
         rows = starts // self.tier.window_ns % self.tier.windows
         rows = rows[self._starts[rows] == starts]
@@ -100,11 +98,11 @@ class Ring:
         return found
 
     def read(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """(starts, times, roles) of the windows in [low, high), zeros for those that are not kept."""
+        """Return (starts, times, roles) of the windows in [low, high), zeros for those that are not kept."""
         starts = self._within(low_ns, high_ns)
         rows = starts // self.tier.window_ns % self.tier.windows
         kept = self._starts[rows] == starts
-        # In one go: what is asked of a few workers is to cost nothing for the others.
+        # Indexed in one step, so that reading a few workers does not copy the others.
         cells = rows[:, None], slots
         times = np.where(kept[:, None, None], self._times[cells].astype(np.int64), 0)
         roles = np.where(kept[:, None], self._roles[cells], NO_ROLE)

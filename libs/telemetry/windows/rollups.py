@@ -1,7 +1,7 @@
-"""GPU time by phase in aligned windows of several lengths: bounded, exact, and revisable. Pure.
+"""GPU time by phase in aligned windows of several lengths: bounded, exact and revisable. Pure.
 
-Written are windows of the first tier only. Coarser ones are their sums, kept by adding differences: a late batch that
-changes 100 ms changes the second and the ten seconds around it by exactly as much.
+Only windows of the first tier are written. Coarser windows are their sums, kept by adding differences. A late batch
+that changes 100 ms changes the second and the ten seconds around it by exactly as much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,83 +25,85 @@ TIERS: Final = (
     Tier(10 * SECOND_NS, 2160),
     Tier(60 * SECOND_NS, 2880),
 )
-"""Two minutes, an hour, six hours, two days: 17 bytes a window and worker (33 from 10 s on), 250 MB for 1,000
-workers once all of it has been lived through."""
+"""Windows for two minutes, an hour, six hours and two days.
+
+A window takes 17 bytes a worker (33 from 10 s on), in total 250 MB for 1,000 workers once every window is filled.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one worker did in one window of the first tier."""
+    """One worker's time in one window of the first tier."""
 
     worker_id: str
     time: PhaseTime
     role: int
-    """A number below `PROVISIONAL` that names the role it had, not `NO_ROLE`."""
+    """The number of the role, below `PROVISIONAL` and not `NO_ROLE`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Consecutive windows of one tier."""
+    """Consecutive windows of one tier as arrays."""
 
     window_ns: int
     starts_ns: NDArray[np.int64]
-    """[windows] int64."""
+    """[windows] int64: the beginning of each in Unix ns."""
     worker_ids: Sequence[str]
     times_ns: NDArray[np.int64]
-    """[windows, workers, 4] int64."""
+    """[windows, workers, 4] int64, as in `Cells.times_ns`."""
     roles: NDArray[np.uint8]
     """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
     provisional: NDArray[np.bool_]
-    """[windows, workers]: part of the time is a step that still runs. Known in the first tier only."""
+    """[windows, workers] bool: whether part of the time is a step that still runs. Known in the first tier only."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWindow:
-    """One window of a coarse tier, as it is kept elsewhere: of the workers that were there."""
+    """One window of a coarse tier in the form in which it is stored elsewhere, with the workers present in it."""
 
     window_ns: int
     start_ns: int
     worker_ids: Sequence[str]
     times_ns: NDArray[np.int64]
-    """[workers, 4] int64."""
+    """[workers, 4] int64, as in `Cells.times_ns`."""
     roles: NDArray[np.uint8]
-    """[workers] uint8."""
+    """[workers] uint8: role numbers without the flag `PROVISIONAL`."""
 
 
 class RollUps:
-    """The windows of all workers."""
+    """The windows of all workers in all tiers."""
 
     def __init__(self, tiers: Sequence[Tier] = TIERS) -> None:
         self._rings = [Ring(tier, FIRST_SLOTS) for tier in tiers]
         self._slots: dict[str, int] = {}
-        """By worker id."""
+        """The slot of each worker in every ring."""
         self._size = FIRST_SLOTS
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
-        """By slot: the newest window that was written. Some workers' windows are written later than others'."""
+        """By slot, the newest window that was written. Some workers' windows are written later than others'."""
         self._finest_from_ns = 0
-        """What was before is in the coarser tiers alone."""
+        """Time before which only the coarser tiers hold anything."""
 
     @property
     def tiers(self) -> list[Tier]:
-        """The finest first."""
+        """The tiers in order, the finest first."""
         return [ring.tier for ring in self._rings]
 
     def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
-        """The finest windows that reach back to `low_ns` and are no shorter than `least_ns`; the coarsest where there
-        are none."""
+        """Return the finest tier that reaches `low_ns` with windows of at least `least_ns`, else the coarsest."""
         coarse = int(low_ns < self._finest_from_ns)
         rings = self._rings[coarse:]
         fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
         return next(fitting, self._rings[-1].tier)
 
     def write(self, start_ns: int, written: Sequence[Written], *, fuller: bool = False) -> Cells:
-        """`enter` for what is known worker by worker."""
+        """Call `enter` for times that are known worker by worker."""
         return self.enter(start_ns, cells(written), fuller=fuller)
 
     def enter(self, start_ns: int, written: Cells, *, fuller: bool = False) -> Cells:
-        """What workers did in the first tier's window at `start_ns`, in place of what was known of it before; what was
-        taken of it. Does nothing for a window that is no longer kept. `fuller`: what covers less than is known already
-        is left out.
+        """Replace what is known of workers in the first tier's window at `start_ns`; return the cells that were taken.
+
+        A window that is no longer kept is ignored. With `fuller`, cells that cover less than is known already are
+        left out.
         """
         finest = self._rings[0]
         row = finest.row(start_ns)
@@ -124,16 +126,18 @@ class RollUps:
         return written
 
     def fill(self, start_ns: int, finest: Sequence[Cells]) -> bool:
-        """What workers did in the second tier's window at `start_ns`, by its windows of the first tier, in place of
-        what was known of it: of workers of which that covers no less. It may lie further back than the first tier
-        reaches. False for one that is no longer kept."""
+        """Replace the second tier's window at `start_ns` by its windows of the first tier.
+
+        Only workers for which the new windows cover no less are replaced. The window may lie further back than the
+        first tier reaches. Return False for one that is no longer kept.
+        """
         if not self._rings[1].reaches(start_ns):
             return False
         ids = sorted({worker_id for cells in finest for worker_id in cells.worker_ids})
         if not ids:
             return True
         slots, row = self._slots_of(ids), self._rings[1].row(start_ns)
-        assert row is not None  # it reaches back so far
+        assert row is not None  # `reaches` was checked above
         times, roles = _side_by_side(ids, finest)
         whole, known = times.sum(axis=0), self._rings[1].get(row, slots)
         fits = whole[:, COVERED] >= known[:, COVERED]
@@ -145,7 +149,7 @@ class RollUps:
                 self._rings[0].put(row, slots, time)
                 known = role != NO_ROLE
                 self._rings[0].set_roles(row, slots[known], role[known])
-        # The last role that is known of each.
+        # The last known role of each worker.
         latest = (roles[::-1] != NO_ROLE).argmax(axis=0)
         last = roles[::-1][latest, np.arange(len(slots))] % np.uint8(PROVISIONAL)
         never = np.zeros(len(slots), np.bool_)
@@ -171,8 +175,10 @@ class RollUps:
                 ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
-        """How a worker spent [low, high), both ends moved back to where a window begins: the finest that reach so far
-        back."""
+        """Return how a worker spent [low, high), from the finest windows that reach back to `low_ns`.
+
+        Both ends are moved back to the begin of a window.
+        """
         if worker_id not in self._slots:
             return PhaseTime()
         length = self.tier_for(low_ns).window_ns
@@ -181,10 +187,11 @@ class RollUps:
         return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
 
     def take_changed(self, before_ns: int) -> list[KeptWindow]:
-        """Windows of the coarse tiers that were written since they were last taken, each with what was written of the
-        time before `before_ns`: what lies after is to be written again by whoever goes on from there.
+        """Return windows of the coarse tiers that were written since they were last taken, with their time before
+        `before_ns`.
 
-        A window that reaches beyond is taken again next time.
+        Time after `before_ns` is left out, as the process that resumes there writes it again. A window that reaches
+        beyond is taken again next time.
         """
         taken = []
         for ring in self._rings[1:]:
@@ -195,13 +202,13 @@ class RollUps:
         return taken
 
     def give_back(self, windows: Sequence[KeptWindow]) -> None:
-        """They could not be kept: to be taken again."""
+        """Mark windows that could not be stored as changed again."""
         for ring in self._rings[1:]:
             starts = {kept.start_ns for kept in windows if kept.window_ns == ring.tier.window_ns}
             ring.changed |= {start_ns for start_ns in starts if ring.holds(start_ns)}
 
     def restore(self, kept: KeptWindow) -> None:
-        """Put a window of a coarse tier back, in place of what is there; nothing for one that is too old."""
+        """Replace a window of a coarse tier by a stored one; one that is too old is ignored."""
         ring = next((ring for ring in self._rings[1:] if ring.tier.window_ns == kept.window_ns), None)
         row = None if ring is None else ring.row(kept.start_ns)
         if ring is None or row is None or not kept.worker_ids:
@@ -211,7 +218,7 @@ class RollUps:
         ring.set_roles(row, slots, kept.roles)
 
     def resume(self, written_to_ns: int) -> None:
-        """All that was before has been restored."""
+        """Record that the coarse tiers were restored up to `written_to_ns`."""
         self._finest_from_ns = written_to_ns
 
     def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> KeptWindow:
@@ -230,23 +237,23 @@ class RollUps:
         )
 
     def worker_ids(self) -> list[str]:
-        """Workers of which something was written, in order."""
+        """Return the workers with any written window, in order."""
         return sorted(self._slots)
 
     def knows(self, worker_id: str) -> bool:
-        """Whether anything was written of it."""
+        """Report whether any window of the worker was written."""
         return worker_id in self._slots
 
     def present(self, window_ns: int, low_ns: int, high_ns: int) -> list[str]:
-        """Workers of which something was written in a tier's windows that lie in [low, high), in order."""
+        """Return in order the workers with anything written in a tier's windows that lie in [low, high)."""
         ids, ring = self.worker_ids(), self._ring(window_ns)
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         return list(compress(ids, ring.present(low_ns, high_ns, slots)))
 
     def read(self, window_ns: int, low_ns: int, high_ns: int, worker_ids: Sequence[str] | None = None) -> Series:
-        """Windows of a tier that lie in [low, high), of some of `worker_ids()` or all.
+        """Return a tier's windows in [low, high) of some of `worker_ids()` or all.
 
-        Raises ValueError for a length that is not a tier's.
+        Raise ValueError for a length that is not a tier's.
         """
         ring = self._ring(window_ns)
         low_ns = max(low_ns, high_ns - ring.tier.windows * window_ns)
@@ -262,7 +269,7 @@ class RollUps:
         return ring
 
     def _slots_of(self, worker_ids: Sequence[str]) -> NDArray[np.int64]:
-        """[workers]; new ones get theirs."""
+        """Return the slots [workers], assigning new ones where needed."""
         slots = [self._slots.get(worker_id, -1) for worker_id in worker_ids]
         return np.array([self._slot(worker_id) for worker_id in worker_ids] if -1 in slots else slots, np.int64)
 
@@ -288,7 +295,7 @@ class RollUps:
 
 
 def _side_by_side(worker_ids: Sequence[str], finest: Sequence[Cells]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """(times [windows, workers, 4], roles [windows, workers]); zeros where a window tells nothing of a worker."""
+    """Return (times [windows, workers, 4], roles [windows, workers]), zeros where a window lacks a worker."""
     places = {worker_id: place for place, worker_id in enumerate(worker_ids)}
     times = np.zeros((len(finest), len(worker_ids), 4), np.int64)
     roles = np.full((len(finest), len(worker_ids)), NO_ROLE, np.uint8)
@@ -299,14 +306,14 @@ def _side_by_side(worker_ids: Sequence[str], finest: Sequence[Cells]) -> tuple[N
 
 
 def by_phase(times_ns: NDArray[np.int64], gpus: Mapping[str, int], worker_ids: Sequence[str]) -> NDArray[np.int64]:
-    """[windows, 4] GPU-ns: the workers' times [windows, workers, 4], each weighed by its GPUs."""
+    """Sum the workers' times [windows, workers, 4] to [windows, 4] GPU-ns, each weighed by the worker's GPUs."""
     weights = np.array([gpus.get(worker_id, 1) for worker_id in worker_ids], np.int64)
     spent: NDArray[np.int64] = np.einsum("nwp,w->np", times_ns, weights)
     return spent
 
 
 def cells(written: Sequence[Written]) -> Cells:
-    """The same side by side."""
+    """Convert times of single workers to arrays."""
     times = [
         (time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns) for time in (each.time for each in written)
     ]

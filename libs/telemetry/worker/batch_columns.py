@@ -1,7 +1,7 @@
-"""Batches that simply go on where their workers' last ones ended, as nearly all do: many at a time, side by side. Pure.
+"""Batches that continue where their workers' last ones ended, processed many at a time as arrays. Pure.
 
-Ten thousand batches a second are too many to look at the steps of each: they are gathered, and their time is reckoned
-in arrays before anything is read.
+Nearly all batches are of this kind. Ten thousand batches a second are too many to handle step by step, so they are
+gathered and computed in arrays before anything is read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,58 +21,60 @@ START, END, PREFILL, DECODE = map(
     COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
 )
 NO_END: Final = bytes(ENTRY_BYTES)
-"""In the column of ends: a step is only announced."""
+"""Entry in the column of ends of a step that is only announced."""
 INT64_END: Final = 1 << 62
-"""Times and numbers from the wire must lie below."""
+"""Exclusive bound on times and numbers from the wire."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 PrefillShares = Callable[[StepBatch], list[int]]
-"""Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
+"""A function that returns the prefill part of each step of a batch, 0..`FULL_SHARE`; it raises ValueError for
+malformed steps.
+"""
 Followed = tuple[StepBatch, str, int, int, list[bytes], int]
-"""One batch as it came: the fields of `StepBatchColumns` in order; a bare tuple, as millions are made."""
+"""A single batch with the fields of `StepBatchColumns` in order. It is a bare tuple, as millions are made."""
 
 
 class StepBatchColumns(NamedTuple):
-    """Batches as they came."""
+    """Gathered batches as columns, in order of arrival."""
 
     batches: Sequence[StepBatch]
     worker_ids: Sequence[str]
     lows_ns: Sequence[int]
     highs_ns: Sequence[int]
-    """They cover [low, high)."""
+    """Ends of the covers, each [low, high)."""
     columns: Sequence[list[bytes]]
     """Packed columns of each batch's steps, in the order of `StepRow`."""
     arrived_ns: Sequence[int]
 
     @classmethod
     def of(cls, followed: Sequence[Followed]) -> Self:
-        """At least one."""
+        """Transpose a sequence of at least one batch."""
         return cls._make(zip(*followed, strict=True))
 
 
 class Spans(NamedTuple):
-    """Spans of time, each of one of the batches."""
+    """Spans of time, each belonging to one of the batches."""
 
     of: Ints
-    """The batch's place."""
+    """Place of the batch that each span belongs to."""
     starts_ns: Ints
     ends_ns: Ints
 
 
 class AlignedSteps(NamedTuple):
-    """Batches side by side."""
+    """The covers, steps and KV waits of many batches as arrays."""
 
     covers: Spans
-    """One of each."""
+    """The cover of each batch, one per batch."""
     steps: Spans
     shares: Ints
     """Prefill parts of the steps, 0..`FULL_SHARE`."""
     waits: Spans
-    """When sequences awaited KV and no step ran."""
+    """Times in which sequences awaited KV and no step ran."""
     ranges: list[tuple[int, int]]
-    """Where each batch's steps are."""
+    """The first and one past the last step of each batch."""
     plain: Bools
     """Whether each batch's steps and waits lie within its cover, in order, without overlap."""
 
@@ -106,7 +108,7 @@ def _waits(batches: Sequence[StepBatch]) -> Spans:
         for place, batch in enumerate(batches)
         for wait in batch.kv_waits or ()
     ]
-    # As uint64, of which what is too large for an int64 becomes negative: before any cover.
+    # Values too large for an int64 wrap from uint64 to negative ones, which lie before any cover.
     return Spans(*np.array(waits, np.uint64).reshape(-1, 3).T.astype(np.int64))
 
 
@@ -124,14 +126,14 @@ def _apart(covers: Spans, steps: Spans, waits: Spans) -> Bools:
 
 
 def _overlapping(spans: Spans) -> Ints:
-    """Batches of which a span begins before the one before it has ended."""
+    """Return batches in which a span begins before the one before it has ended."""
     over = (spans.ends_ns[:-1] > spans.starts_ns[1:]) & (spans.of[:-1] == spans.of[1:])
     found: Ints = spans.of[:-1][over]
     return found
 
 
 def well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
-    """Whether times and numbers of a batch, each step with its share, lie within bounds."""
+    """Report whether a batch's times and numbers, and those of its steps, lie within bounds."""
     ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step, _ in steps]
     ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
     ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))

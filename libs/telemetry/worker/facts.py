@@ -1,4 +1,4 @@
-"""What a worker says of itself beside what it did. Pure."""
+"""A worker's description of itself, as its batches carry it beside the steps. Pure."""
 
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -9,17 +9,17 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.utilisation import Compute
 from libs.perfmodel.wire import compute_of
 
-# Attributes of protobuf's are read in C by these, several times faster than one by one; in the order of `WorkerFacts`.
+# attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `WorkerFacts`.
 _TOLD: Final = attrgetter(
     "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
 )
 what_stays: Final = attrgetter("node", "gpus", "engine", "assignment", "compute", "kv_blocks", "max_sequences", "group")
-"""What a batch says of its worker, and the next one too, but where it has something new to say."""
+"""The fields of a batch that seldom change between a worker's batches."""
 _MORE: Final = attrgetter("kv_blocks", "max_sequences", "last", "group", "dummy_steps.steps")
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker's newest batch says of it."""
+    """The description of a worker from its newest batch."""
 
     worker_id: str
     incarnation: int
@@ -31,44 +31,43 @@ class WorkerFacts(NamedTuple):
     covered_to_unix_ns: int
     dropped_batches: int
     compute: Compute | None = None
-    """What utilisation is reckoned from; None: unknown."""
+    """What utilisation is computed from; None if unknown."""
     kv_blocks: int = 0
-    """KV blocks of its pool; 0: unknown."""
+    """Number of KV blocks in the worker's pool; 0 if unknown."""
     max_sequences: int = 0
-    """That it runs at a time; 0: unknown."""
+    """The most sequences that the worker runs at a time; 0 if unknown."""
     left: bool = False
-    """The worker has sent its last batch."""
+    """Whether the worker has sent its last batch."""
     group: str = ""
-    """Data-parallel group of which it is a rank; empty: of none."""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
     dummy_steps: int = 0
-    """That it has run since it began."""
+    """Dummy steps that the worker has run since its start."""
 
 
 class Shape:
-    """What a worker's model computes with, read again only where it says something else."""
+    """The compute shape of a worker's model, decoded again only when the report changes."""
 
     def __init__(self) -> None:
         self._reported = ComputeMessage()
         self.compute: Compute | None = None
-        """None: unknown."""
+        """The decoded shape; None while it is unknown."""
         self.from_ns = 0
-        """Since when it has been that."""
+        """Time since which the shape has been as it is."""
 
     def take(self, batch: StepBatch) -> None:
-        """Take the model's shape from a batch."""
         compute = batch.compute
         if compute != self._reported:
-            self._reported.CopyFrom(compute)  # a part of a batch keeps all of it in memory
+            self._reported.CopyFrom(compute)  # copied, as a submessage keeps its whole batch in memory
             self.from_ns = batch.covered_from_unix_ns
             self.compute = reported_compute(batch)
 
 
 def reported_compute(batch: StepBatch) -> Compute | None:
-    """What a batch says that its worker computes with; None where it says nothing."""
+    """Return the compute shape that a batch reports; None if it reports none."""
     return compute_of(batch.compute) if batch.HasField("compute") else None
 
 
 def facts_of(batch: StepBatch, compute: Compute | None = None) -> WorkerFacts:
-    """What a batch says of its worker."""
+    """Extract the worker's description from a batch; a worker that reports no GPUs counts as one."""
     facts = WorkerFacts._make((*_TOLD(batch), compute, *_MORE(batch)))
     return facts if facts.gpus else facts._replace(gpus=1)

@@ -1,7 +1,11 @@
-"""Sets of whole numbers kept as disjoint half-open intervals: what time is covered, which batches have come."""
+"""Sets of integers as disjoint half-open intervals, and spans with the roles and idle parts of a worker's time."""
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 
 
 class Intervals:
@@ -24,10 +28,10 @@ class Intervals:
         return self._starts[0] if self._starts else 0
 
     def add(self, start: int, end: int) -> None:
-        """Unite with [start, end); an empty one changes nothing."""
+        """Unite with [start, end); an empty interval changes nothing."""
         if end <= start:
             return
-        if self._ends and self._starts[-1] <= start <= self._ends[-1]:  # nearly always: a stream goes on
+        if self._ends and self._starts[-1] <= start <= self._ends[-1]:  # the usual case of a steady stream
             self._ends[-1] = max(end, self._ends[-1])
             return
         first = bisect_left(self._ends, start)
@@ -39,12 +43,12 @@ class Intervals:
         self._ends[first:last] = array("q", (end,))
 
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The parts inside [low, high), in order."""
+        """Return the parts inside [low, high), in order."""
         first = bisect_right(self._ends, low)
         last = bisect_left(self._starts, high)
         if first >= last:
             return []
-        if last == first + 1:  # nearly always: what is steady is one interval
+        if last == first + 1:  # the usual case, as a steady stream is one interval
             return [(max(low, self._starts[first]), min(high, self._ends[first]))]
         return [
             (max(low, start), min(high, end))
@@ -52,27 +56,25 @@ class Intervals:
         ]
 
     def within_each(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts inside spans that lie apart and in order."""
+        """Return the parts inside spans, which must be disjoint and in order."""
         return [part for span in spans for part in self.within(*span)]
 
     def reach(self, point: int) -> int:
-        """The end of the interval that holds or touches `point`; `point` itself where none does."""
+        """Return the end of the interval that holds or touches `point`, or else `point` itself."""
         index = bisect_right(self._starts, point) - 1
         return max(point, self._ends[index]) if index >= 0 and self._ends[index] >= point else point
 
     def start_of_newest(self, count: int) -> int:
-        """The start of the oldest among the `count` newest intervals; there must be as many."""
+        """Return the start of the oldest among the `count` newest intervals; there must be as many."""
         return self._starts[-count]
 
     def forget_before(self, point: int) -> None:
-        """Drop everything below `point`."""
         gone = bisect_right(self._ends, point)
         del self._starts[:gone], self._ends[:gone]
         if self._starts and self._starts[0] < point:
             self._starts[0] = point
 
     def forget_from(self, point: int) -> None:
-        """Drop everything at and above `point`."""
         kept = bisect_left(self._starts, point)
         del self._starts[kept:], self._ends[kept:]
         if self._ends and self._ends[-1] > point:
@@ -80,5 +82,96 @@ class Intervals:
 
 
 def total_ns(spans: list[tuple[int, int]]) -> int:
-    """Sum of the lengths of spans."""
     return sum(end - start for start, end in spans)
+
+
+MAX_SPANS: Final = 512
+"""The most spans kept of one worker; the oldest are dropped. Adjacent spans of one role merge, so a steady worker has
+one.
+"""
+
+
+class RoleLog:
+    """Disjoint spans [from, to) with the role that held in them, entered in any order."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._roles: list[str] = []
+
+    def add(self, start_ns: int, end_ns: int, role: str) -> None:
+        """Record that the worker had `role` in [start, end). Time that is known already keeps its role."""
+        if self._ends and self._ends[-1] == start_ns and self._roles[-1] == role:  # the usual case
+            self._ends[-1] = max(end_ns, start_ns)
+            return
+        index = bisect_right(self._starts, start_ns)
+        if index:
+            start_ns = max(start_ns, self._ends[index - 1])
+        if index < len(self._starts):
+            end_ns = min(end_ns, self._starts[index])
+        if start_ns >= end_ns:
+            return
+        first = last = index
+        if index and self._ends[index - 1] == start_ns and self._roles[index - 1] == role:
+            first, start_ns = index - 1, self._starts[index - 1]
+        if index < len(self._starts) and self._starts[index] == end_ns and self._roles[index] == role:
+            last, end_ns = index + 1, self._ends[index]
+        self._starts[first:last], self._ends[first:last], self._roles[first:last] = [start_ns], [end_ns], [role]
+        if len(self._roles) > MAX_SPANS:
+            del self._starts[0], self._ends[0], self._roles[0]
+
+    @property
+    def newest(self) -> str:
+        """The role of the latest moment; empty when none is known."""
+        return self._roles[-1] if self._roles else ""
+
+    def forget_from(self, from_ns: int) -> None:
+        """Drop the roles at and after `from_ns`."""
+        kept = bisect_left(self._starts, from_ns)
+        del self._starts[kept:], self._ends[kept:], self._roles[kept:]
+        if self._ends and self._ends[-1] > from_ns:
+            self._ends[-1] = from_ns
+
+    def at(self, at_ns: int) -> str:
+        """Return the role at a moment, else the one before it, else the first; empty when none is known."""
+        if not self._roles:
+            return ""
+        return self._roles[max(bisect_right(self._starts, at_ns) - 1, 0)]
+
+
+LATE_NS = 10_000_000_000
+"""The time before its batch's cover at which a dummy step may begin. Engines report dummy steps late, and one may be
+long.
+"""
+
+
+class IdleParts:
+    """Idle time by cause. Spans that are empty or that lie outside the reach of their batch are left out."""
+
+    def __init__(self) -> None:
+        self.starved = Intervals()
+        """Time in which all KV that sequences awaited was still being computed elsewhere."""
+        self.dummies = Intervals()
+        """Time of steps that computed for no sequence, as another rank of the data-parallel group had work."""
+
+    def __iter__(self) -> Iterator[Intervals]:
+        return iter((self.starved, self.dummies))
+
+    def take(self, batch: StepBatch) -> None:
+        """Record the idle parts that a batch reports."""
+        from_ns, to_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
+        for span in batch.starved:
+            if from_ns <= span.start_unix_ns < span.end_unix_ns <= to_ns:
+                self.starved.add(span.start_unix_ns, span.end_unix_ns)
+        if batch.HasField("dummy_steps"):
+            for span in batch.dummy_steps.spans:
+                if max(from_ns - LATE_NS, 0) < span.start_unix_ns < span.end_unix_ns <= to_ns:
+                    self.dummies.add(span.start_unix_ns, span.end_unix_ns)
+
+    def forget_before(self, point_ns: int) -> None:
+        for part in self:
+            part.forget_before(point_ns)
+
+    def forget_from(self, point_ns: int) -> None:
+        for part in self:
+            part.forget_from(point_ns)

@@ -1,26 +1,25 @@
-"""What a span of a worker's time went into: whole nanoseconds that add up exactly."""
+"""A worker's time by phase, in integer nanoseconds that add up exactly."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Covered time and what it went into, in ns; `idle_ns` is what no step and no wait claims."""
+    """Covered time and its phases in ns; `idle_ns` is what no step and no KV wait claims."""
 
     covered_ns: int = 0
     prefill_ns: int = 0
     decode_ns: int = 0
     kv_wait_ns: int = 0
     provisional: bool = False
-    """Part of it is a step that still runs."""
+    """Whether part of the time is a step that still runs."""
 
     @property
     def idle_ns(self) -> int:
-        """Covered time that nothing claims."""
         return self.covered_ns - self.prefill_ns - self.decode_ns - self.kv_wait_ns
 
     def times(self, gpus: int) -> "PhaseTime":
-        """The same in GPU-nanoseconds of a worker of `gpus`."""
+        """Return the same time in GPU-nanoseconds of a worker with `gpus` GPUs."""
         return PhaseTime(
             self.covered_ns * gpus,
             self.prefill_ns * gpus,

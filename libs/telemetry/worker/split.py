@@ -1,4 +1,4 @@
-"""How much of a mixed step is prefill: the one place where telemetry meets the step-time models."""
+"""The prefill part of mixed steps, computed from the step-time models."""
 
 from array import array
 from functools import lru_cache
@@ -12,14 +12,14 @@ from libs.policy.step_time import StepTimeModel, split_step_ns
 from libs.telemetry.worker.steps import FULL_SHARE
 
 MAX_ENGINES: Final = 32
-"""Names of engines whose nearest profile is remembered: looking one up costs more than entering a batch."""
+"""The most engine names whose nearest profile is cached. A lookup costs more than entering a batch."""
 
 
 def prefill_shares(batch: StepBatch) -> list[int]:
-    """The prefill part of each of a batch's steps in units of 1/`FULL_SHARE`; pure steps are all or nothing.
+    """Return the prefill part of each of a batch's steps in units of 1/`FULL_SHARE`; pure steps are all or nothing.
 
-    Split by the model that the worker itself has learned and sends. Only the proportion of prefill to decode cost
-    matters here, so the nearest profile will do for a worker that sends none. Raises ValueError where the steps'
+    Mixed steps are split by the model that the worker has learned and reports. Only the ratio of prefill to decode
+    cost matters here, so the nearest profile serves for a worker that reports none. Raise ValueError if the steps'
     columns differ in length.
     """
     steps = batch.steps

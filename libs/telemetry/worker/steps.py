@@ -1,4 +1,4 @@
-"""A worker's engine steps, packed: 72 bytes a step, so that many of them fit for hundreds of workers."""
+"""A worker's engine steps packed into 72 bytes each, so that those of hundreds of workers fit in memory."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -14,18 +14,21 @@ from libs.perfmodel.utilisation import Compute, Effort, effort_of
 from libs.policy.step_time import StepWork
 
 SHARE_BITS: Final = 23
-"""The prefill part of a step is kept in units of 2**-23 of it: a product with 17 minutes still fits an int64."""
+"""The prefill part of a step is kept in units of 2**-23 of it. A product with 17 minutes in ns still fits an int64."""
 FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
-"""Up to this many steps a loop is cheaper than arrays: a window of 100 ms takes 10 us in place of 45."""
+"""The number of steps up to which a loop is cheaper than arrays: a window of 100 ms takes 10 us instead of 45."""
 _TURN_NS: Final = 1 << (61 - SHARE_BITS)
-"""Prefill parts are counted from a step's start, modulo this: under five minutes. With a window of ten more the product
-fits an int64, and a turn rounds nothing."""
+"""Prefill parts are counted from a step's start modulo this, under five minutes. With a window of ten minutes more the
+product fits an int64, and the modulo rounds nothing.
+"""
 
 
 class StepCounts(NamedTuple):
-    """What a step computed: columns of telemetry, in the order of `StepWork`; all 0 where that is not known, as of one
-    that was cut off."""
+    """The work of a step: columns of telemetry in the order of `StepWork`.
+
+    All are 0 where the work is unknown, as for a step that was cut off.
+    """
 
     prefill_tokens: int = 0
     prefill_sequences: int = 0
@@ -37,18 +40,18 @@ class StepCounts(NamedTuple):
 
 UNKNOWN: Final = StepCounts()
 COUNTS: Final = slice(StepRow._fields.index(StepCounts._fields[0]), StepRow._fields.index(StepCounts._fields[-1]) + 1)
-"""Where they are in a row."""
+"""The columns of `StepCounts` within a `StepRow`."""
 
 
 class FinishedSteps(NamedTuple):
-    """Columns of the steps that were reported with their end and what they computed."""
+    """Columns of the steps that were reported with their end and their work."""
 
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     prefill_shares: NDArray[np.float64]
-    """0..1."""
+    """Prefill parts of the steps, 0..1."""
     counts: NDArray[np.float64]
-    """[`StepCounts`, steps]."""
+    """[`StepCounts`, steps]: what each step computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +61,18 @@ class RanStep:
     start_ns: int
     end_ns: int
     prefill_share: int
-    """0..`FULL_SHARE`."""
+    """Prefill part of the step, 0..`FULL_SHARE`."""
     counts: StepCounts
     running: bool
-    """Its end is not known yet."""
+    """Whether the step's end is not known yet."""
 
 
 RunningStep = tuple[int, int]
-"""(start, prefill share) of a step that has been announced and has not ended."""
+"""A pair (start, prefill share) of a step that has been announced and has not ended."""
 
 
 class StepLog:
-    """Steps by start, which names a step: announcements are replaced by the finished step, replays change nothing."""
+    """Steps keyed by start. Announcements are replaced by the finished step, and replays change nothing."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -87,7 +90,7 @@ class StepLog:
     ) -> None:
         """Enter a step that ran [start, end), or at least so long when it is only announced."""
         index = len(self)
-        if index and start <= self._starts[-1]:  # seldom: steps come in their order
+        if index and start <= self._starts[-1]:  # rare, as steps come in order
             index = bisect_left(self._starts, start)
         if index == len(self) or self._starts[index] != start:
             self._starts.insert(index, start)
@@ -105,8 +108,10 @@ class StepLog:
                 self._announced.discard(start)
 
     def extend(self, columns: Iterable[bytes]) -> None:
-        """Enter steps that have ended, in order, all of them after those that are known: starts, ends, prefill shares
-        and `StepCounts` by column, 8 bytes an entry."""
+        """Append finished steps in order, all later than the known ones.
+
+        The columns are starts, ends, prefill shares and then `StepCounts`, 8 bytes an entry.
+        """
         for column, more in zip(self._columns(), columns, strict=True):
             column.frombytes(more)
 
@@ -116,13 +121,13 @@ class StepLog:
         return bool(self._announced)
 
     def running(self) -> RunningStep | None:
-        """The newest step, if it is only announced."""
+        """Return the newest step if it is only announced."""
         if self._starts and self._starts[-1] in self._announced:
             return self._starts[-1], self._shares[-1]
         return None
 
     def settle(self, reach: Callable[[int], int]) -> None:
-        """End every announced step where it was last known to run: nobody is left to finish it."""
+        """End every announced step where it was last known to run, as its process can no longer finish it."""
         for start in self._announced:
             index = bisect_left(self._starts, start)
             self._ends[index] = reach(self._ends[index])
@@ -152,15 +157,15 @@ class StepLog:
             self._set_counts(kept - 1, UNKNOWN)
 
     def start_of_newest(self, count: int) -> int:
-        """The start of the oldest among the `count` newest steps; there must be as many."""
+        """Return the start of the oldest among the `count` newest steps; there must be as many."""
         return self._starts[-count]
 
     def begun(self, low: int, high: int) -> int:
-        """How many steps started in [low, high)."""
+        """Return how many steps started in [low, high)."""
         return max(bisect_left(self._starts, high) - bisect_left(self._starts, low), 0)
 
     def ran(self, low: int, high: int, reach: Callable[[int], int]) -> Iterator[RanStep]:
-        """Steps that ran in [low, high), in order; announced ones and their ends as in `busy`."""
+        """Yield steps that ran in [low, high), in order; announced steps end as in `busy`."""
         last = bisect_left(self._starts, high)
         for index in range(max(bisect_right(self._starts, low) - 1, 0), last):
             start, newest = self._starts[index], index + 1 == len(self)
@@ -172,7 +177,7 @@ class StepLog:
                 yield RanStep(start, end, self._shares[index], counts, running=announced and newest)
 
     def finished(self, low: int, high: int) -> FinishedSteps:
-        """Steps that ran in [low, high), uncut."""
+        """Return the finished steps that ran in [low, high), without cutting them at its ends."""
         first, last = max(bisect_right(self._starts, low) - 1, 0), bisect_left(self._starts, high)
         last = max(first, last)
         starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
@@ -184,7 +189,7 @@ class StepLog:
         return FinishedSteps(starts[usable], ends[usable], shares[usable], counts[:, usable])
 
     def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
-        """Running time inside [low, high). An announced step runs on as far as `reach` says from where it was seen."""
+        """Return the running time inside [low, high). An announced step runs on to `reach` of its last known end."""
         first = max(bisect_right(self._starts, low) - 1, 0)
         last = bisect_left(self._starts, high)
         if last - first <= FEW_STEPS:
@@ -197,7 +202,7 @@ class StepLog:
             if first <= index < last:
                 ends[index - first] = reach(self._ends[index])
                 provisional = provisional or bool(ends[index - first] > low)
-        # One device runs one step at a time: where reports overlap, a step ends when the next starts.
+        # A device runs one step at a time, so where reports overlap a step ends when the next one starts.
         ends[:-1] = np.minimum(ends[:-1], starts[1:])
         before = np.maximum(low - starts, 0) % _TURN_NS
         starts = np.clip(starts, low, high)
@@ -212,7 +217,7 @@ class StepLog:
         return (self._starts, self._ends, self._shares, *self._counts)
 
     def _few_busy(self, first: int, last: int, low: int, high: int, reach: Callable[[int], int]) -> "FewBusyTime":
-        # Comparisons in place of min and max: this runs 20,000 times a second for 1,000 workers.
+        # Comparisons instead of min and max, as this runs 20,000 times a second for 1,000 workers.
         steps, provisional, starts = [], False, self._starts
         for index in range(first, last):
             start, end = starts[index], self._ends[index]
@@ -232,15 +237,15 @@ class StepLog:
 
 
 class FewBusyTime:
-    """What `BusyTime` says, to the nanosecond, of steps that are few."""
+    """A variant of `BusyTime` for few steps, equal to the nanosecond."""
 
     def __init__(self, steps: list[tuple[int, int, int, int]], provisional: bool) -> None:
-        """`steps` are (start, end, prefill share, how long it had run at start), disjoint and in order."""
+        """Create from tuples (start, end, prefill share, ns that the step had run at start), disjoint and in order."""
         self.provisional = provisional
         self._steps = steps
 
     def between(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
-        """(all, prefill) nanoseconds of steps inside the disjoint `spans`."""
+        """Return (total, prefill) nanoseconds of steps inside the disjoint `spans`."""
         total = prefill = 0
         for low, high in spans:
             for start, end, share, before in self._steps:
@@ -250,13 +255,13 @@ class FewBusyTime:
                     continue
                 total += until - after
                 if share:
-                    # Rounded from where the step began at both ends of the span, so that its parts add up to it.
+                    # Rounded relative to the step's start at both ends, so that its parts add up to the whole.
                     prefill += ((before + until) * share >> SHARE_BITS) - ((before + after) * share >> SHARE_BITS)
         return total, prefill
 
 
 class BusyTime:
-    """Running time as a function that only grows, so that parts of a window add up exactly."""
+    """Running time as a monotonic function of time, so that parts of a window add up exactly."""
 
     def __init__(
         self,
@@ -266,7 +271,7 @@ class BusyTime:
         before: NDArray[np.int64],
         provisional: bool,
     ) -> None:
-        """`before`: how long each had run at its start, as far as it counts."""
+        """Create from disjoint steps in order; `before` is how long each had run at its start, modulo `_TURN_NS`."""
         self.provisional = provisional
         """Whether a step that has not ended is among them."""
         self._starts = starts
@@ -280,7 +285,7 @@ class BusyTime:
         self._prefill_before = np.concatenate(([0], np.cumsum(prefill)))
 
     def between(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
-        """(all, prefill) nanoseconds of steps inside the disjoint `spans`."""
+        """Return (total, prefill) nanoseconds of steps inside the disjoint `spans`."""
         if not spans or not len(self._starts):
             return 0, 0
         edges = np.array(spans, dtype=np.int64)  # [spans, 2]
@@ -295,13 +300,13 @@ class BusyTime:
 
 
 def effort_within(compute: Compute, steps: FinishedSteps, low_ns: int, high_ns: int) -> Effort:
-    """What was done in [low, high): a step's effort is spread evenly over its time."""
+    """Return the work done in [low, high); a step's effort is spread evenly over its time."""
     inside = np.clip(np.minimum(steps.ends_ns, high_ns) - np.maximum(steps.starts_ns, low_ns), 0, None)
     parts = inside / (steps.ends_ns - steps.starts_ns)
     tokens, prompts, context, _, _, reported_squared = steps.counts
     alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as `StepWork.squared`
     squared = np.where(reported_squared > 0, reported_squared, alike) * (tokens > 0)
-    # All that a step costs is linear in these, so that steps are added up before anything is reckoned.
+    # The cost of a step is linear in these sums, so steps are added up before anything is computed.
     sums = [*map(float, steps.counts[:-1] @ parts), float(squared @ parts)]
     work = StepWork(*sums)  # type: ignore[arg-type] # parts of steps are no whole numbers
     prefill_steps = float(steps.prefill_shares @ parts)
@@ -310,7 +315,7 @@ def effort_within(compute: Compute, steps: FinishedSteps, low_ns: int, high_ns: 
 
 @dataclass(frozen=True, slots=True)
 class SpentStep:
-    """A step, and what of it lies in a window's covered time, in ns: over all steps that adds up to the window's."""
+    """A step with its part of a window's covered time in ns. Over all steps the parts add up to the window's times."""
 
     step: RanStep
     prefill_ns: int

@@ -1,4 +1,4 @@
-"""One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
+"""A worker's wall time cut into prefill, decode, KV wait and idle, in integer nanoseconds that add up exactly."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,8 @@ from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_colum
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.worker.batch_columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
 from libs.telemetry.worker.facts import Shape, WorkerFacts, facts_of, what_stays
-from libs.telemetry.worker.idle_parts import IdleParts
-from libs.telemetry.worker.intervals import Intervals, total_ns
+from libs.telemetry.worker.intervals import IdleParts, Intervals, RoleLog, total_ns
 from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.role_log import RoleLog
 from libs.telemetry.worker.steps import (
     COUNTS,
     BusyTime,
@@ -34,51 +32,50 @@ HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """History is dropped in pieces of this size, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""Steps kept of one worker, 72 bytes each. A worker with more of them in `HISTORY_NS` keeps a shorter history."""
+"""The most steps kept of one worker, 72 bytes each. One with more steps in `HISTORY_NS` keeps a shorter history."""
 MAX_INTERVALS: Final = 16_384
-"""Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
+"""The most covers, KV waits and runs of batch numbers, each at 16 bytes an entry."""
 MAX_NEW: Final = 16
-"""Batches: nearly two seconds of a worker's."""
-# Attributes of protobuf's are read in C by this, several times faster than one by one.
+"""The most batches held back from the history, nearly two seconds of a worker's."""
+# attrgetter reads protobuf fields in C, several times faster than one by one.
 _HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
 
 
 class BatchOutcome(StrEnum):
-    """What became of a batch."""
-
     COUNTED = "counted"
     DUPLICATE = "duplicate"
     VOID = "void"
-    """From an incarnation that a newer one has replaced."""
+    """The batch is from an incarnation that a newer one has replaced."""
     MALFORMED = "malformed"
 
 
 class Timeline:
-    """History of one worker from its batches, in whatever order they come and however often."""
+    """History of one worker from its batches, which may arrive in any order and repeatedly."""
 
     def __init__(self, prefill_shares: PrefillShares, turn: int = 0) -> None:
-        """`turn`: workers that have different ones do the costly part of their bookkeeping at different times."""
+        """Create an empty timeline; workers with different `turn` do their costly bookkeeping at different times."""
         self._prefill_shares = prefill_shares
         self._until_turn = MAX_NEW - turn % MAX_NEW
-        """Batches to enter before they are taken in: it goes on counting where a reader has had them taken in, else all
-        workers would do it at once from then on."""
+        """Batches until the next merge into the history. Merges caused by readers do not reset it, or else all workers
+        would merge at once from then on.
+        """
         self._covers = Intervals()
         self._kv_waits = Intervals()
         self._idle_parts = IdleParts()
         self._steps = StepLog()
         self._shape = Shape()
         self._seen = Intervals()
-        """Batch numbers of this incarnation that have come, but for the newest run of them."""
+        """Batch numbers of this incarnation that have come, without the newest run of them."""
         self._run = 0
-        """All numbers from there until `_next` have come."""
+        """Start of the newest run: all numbers from here to `_next` have come."""
         self._seen_from = 0
-        """Numbers below are taken for duplicates."""
+        """Bound below which numbers are taken for duplicates."""
         self._first = 0
-        """The number heard first: those below it were never missed."""
+        """The first number received; those below it do not count as lost."""
         self._next = 0
-        """One past the highest of them."""
+        """One past the highest batch number received so far."""
         self._reported_to_ns = 0
-        """What is in the history ends there."""
+        """End of the latest cover that was merged into the history."""
         self._kept_from_ns = 0
         self._roles = RoleLog()
         self.known_to_ns = 0
@@ -86,19 +83,20 @@ class Timeline:
         self.changed_from_ns = 0
         """The earliest time that the last batch changed."""
         self._new: list[tuple[int, int, list[bytes], Sequence[tuple[int, int]]]] = []
-        """Batches that were entered and are not in the history yet: reaching all of its parts costs more than what one
-        batch adds to them."""
+        """Batches that were entered and are not merged into the history yet. Touching all parts of the history costs
+        more than adding one batch to them.
+        """
         self.max_steps = MAX_STEPS
-        """The fleet lowers it as workers become many."""
+        """Bound on steps, which the fleet lowers as workers become many."""
         self.last_step_end_ns = 0
         """Latest end of a finished step; the start of the incarnation before there is one."""
         self._newest: StepBatch | None = None
         self._stays: tuple[object, ...] = ()
-        """What it says of the worker, and the ones before it said too."""
+        """The worker's description as of the newest batch, in the fields of `what_stays`."""
         self._goes_on = False
-        """Nothing that is known of the worker keeps its next batch from simply going on."""
+        """Whether the state of the worker allows `follow` to take its next batch."""
         self._facts: WorkerFacts | None = None
-        """Facts of the newest batch; None: not extracted yet."""
+        """Facts of the newest batch; None until extracted."""
         self._worker_id = ""
         self._incarnation = 0
         self._left = False
@@ -106,7 +104,7 @@ class Timeline:
         """Numbers that were skipped and have not come since."""
 
     def add(self, batch: StepBatch) -> BatchOutcome:
-        """Sort in a batch; what was entered before is never counted twice."""
+        """Enter a batch in any order; a batch that was entered before is never counted twice."""
         if (steps := self._read(batch)) is None:
             return BatchOutcome.MALFORMED
         refused = self._refusal(batch)
@@ -119,10 +117,10 @@ class Timeline:
         return BatchOutcome.COUNTED
 
     def follow(self, batch: StepBatch, arrived_ns: int) -> Followed | None:
-        """Take note of a batch that simply goes on: it is to be entered before anything is read or sorted in. None for
-        one whose times must be sorted in among others, and where it says something new of the worker.
+        """Accept a batch that continues the last one, to be entered before anything is read or sorted in.
 
-        Raises ValueError for steps that are malformed.
+        None if its times must be sorted in among others, or if it changes the worker's description. Raise
+        ValueError for steps that are malformed.
         """
         incarnation, number, low_ns, high_ns, last, steps = _HEAD(batch)
         if not (
@@ -138,7 +136,7 @@ class Timeline:
         columns = whole_columns(steps)
         if columns[END][-ENTRY_BYTES:] == NO_END:
             return None
-        if number == self._next:  # nearly always
+        if number == self._next:  # the usual case
             self._next += 1
             self._newest, self._facts = batch, None
         else:
@@ -151,8 +149,10 @@ class Timeline:
     def enter(
         self, low_ns: int, high_ns: int, columns: list[bytes], waits_ns: Sequence[tuple[int, int]], last_end_ns: int
     ) -> None:
-        """A batch that was followed, and is plain: starts, ends, prefill shares and `StepCounts` by column, the last of
-        its steps ended at `last_end_ns`."""
+        """Enter a plain batch that `follow` accepted, whose last step ended at `last_end_ns`.
+
+        The columns are starts, ends, prefill shares and then `StepCounts`.
+        """
         self._new.append((low_ns, high_ns, columns, waits_ns))
         self.last_step_end_ns = max(self.last_step_end_ns, last_end_ns)
         self._until_turn -= 1
@@ -161,7 +161,7 @@ class Timeline:
             self._take_in()
 
     def sort_in(self, batch: StepBatch) -> bool:
-        """A batch that was followed, and is not plain; False for one that is malformed."""
+        """Enter a batch that `follow` accepted and that is not plain; return False if it is malformed."""
         if (steps := self._read(batch)) is None:
             return False
         self._enter_all(batch, steps)
@@ -169,45 +169,49 @@ class Timeline:
 
     @property
     def says(self) -> tuple[object, ...]:
-        """What the worker says of itself, but for what changes from batch to batch."""
+        """The worker's description without what changes from batch to batch."""
         return (*self._stays, self._left)
 
     @property
     def newest(self) -> StepBatch | None:
-        """The batch that tells what the worker is and holds now."""
+        """The batch that describes the worker's present state."""
         return self._newest
 
     @property
     def facts(self) -> WorkerFacts | None:
-        """What the newest batch says of the worker."""
+        """The worker's description by its newest batch; None before the first one."""
         if self._facts is None and self._newest is not None:
             self._facts = facts_of(self._newest, self._shape.compute)
         return self._facts
 
     @property
     def efforts_from_ns(self) -> int:
-        """The time from which `effort` knows what finished steps computed: since the worker reported its model's
-        shape, as far as history is kept."""
+        """The time from which `effort` covers finished steps.
+
+        It starts with the worker's report of its model's shape, as far as history is kept.
+        """
         self._take_in()
         return max(self._kept_from_ns, self._shape.from_ns)
 
     @property
     def reported_from_ns(self) -> int:
-        """The earliest moment of which steps are known; 0 before there is any."""
+        """The earliest moment that is covered; 0 before the first batch."""
         self._take_in()
         return self._covers.start
 
     @property
     def running_step(self) -> RunningStep | None:
-        """None where none is known to run."""
+        """The step that runs now as far as is known; None if there is none."""
         self._take_in()
         return self._steps.running()
 
     def go_on(
         self, batch: StepBatch, *, last_step_end_ns: int, lost_batches: int, running_step: RunningStep | None
     ) -> None:
-        """Take over an incarnation from the process that read it: that one knows what was reported only once, long
-        before `batch`, the only batch that has come here."""
+        """Take over an incarnation from the process that read it, whose first batch here is `batch`.
+
+        That process holds what the worker reported only once, long before `batch`.
+        """
         self._take_in()
         self.last_step_end_ns = max([last_step_end_ns, *array("Q", batch.steps.end_unix_ns)])
         self.lost_batches += lost_batches
@@ -217,7 +221,7 @@ class Timeline:
             self._judge()
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
-        """How the covered part of [low, high) was spent; at most ten minutes long."""
+        """Return how the covered part of [low, high) was spent; the span is at most ten minutes long."""
         self._take_in()
         covers = self._covers.within(low_ns, high_ns)
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
@@ -230,21 +234,21 @@ class Timeline:
         return total_ns(waits) - busy.between(waits)[0] if waits else 0
 
     def starved_ns(self, low_ns: int, high_ns: int) -> int:
-        """Idle time in [low, high) in which all KV that sequences awaited was still to be computed elsewhere."""
+        """Return the idle ns in [low, high) in which all awaited KV was still being computed elsewhere."""
         self._take_in()
         return total_ns(self._idle_parts.starved.within_each(self._covers.within(low_ns, high_ns)))
 
     def dummy_ns(self, low_ns: int, high_ns: int) -> int:
-        """Idle time in [low, high) in which dummy steps ran; what a step or a KV wait claims of it is theirs."""
+        """Return the idle ns in [low, high) in which dummy steps ran, without what a step or a KV wait claims."""
         self._take_in()
         dummies = self._idle_parts.dummies.within_each(self._covers.within(low_ns, high_ns))
-        if not dummies:  # nearly always
+        if not dummies:  # the usual case
             return 0
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
         return total_ns(dummies) - busy.between(dummies)[0] - self._waited_ns(dummies, busy)
 
     def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
-        """The steps behind `phases`, in order."""
+        """Yield the steps behind `phases`, in order."""
         self._take_in()
         for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
             start_ns, end_ns = max(step.start_ns, low_ns), min(step.end_ns, high_ns)
@@ -253,22 +257,22 @@ class Timeline:
             yield SpentStep(step, prefill_ns, spent_ns - prefill_ns)
 
     def begun(self, low_ns: int, high_ns: int) -> int:
-        """How many steps started in [low, high)."""
+        """Return how many steps started in [low, high)."""
         self._take_in()
         return self._steps.begun(low_ns, high_ns)
 
     def kv_waits(self, low_ns: int, high_ns: int) -> list[tuple[int, int]]:
-        """Reported KV waits in [low, high), in order; time that overlaps a step counts for the step."""
+        """Return reported KV waits in [low, high), in order; time that overlaps a step counts for the step."""
         self._take_in()
         return self._kv_waits.within(low_ns, high_ns)
 
     def finished(self, low_ns: int, high_ns: int) -> FinishedSteps:
-        """Steps that ran in [low, high) and have ended."""
+        """Return the steps that ran in [low, high) and have ended."""
         self._take_in()
         return self._steps.finished(low_ns, high_ns)
 
     def effort(self, low_ns: int, high_ns: int) -> Effort:
-        """What finished steps computed and moved in [low, high), as far as the worker tells."""
+        """Return what finished steps computed and moved in [low, high), as far as the worker reports it."""
         self._take_in()
         compute, low_ns = self._shape.compute, max(low_ns, self._shape.from_ns)
         if compute is None or low_ns >= high_ns:
@@ -276,12 +280,12 @@ class Timeline:
         return effort_within(compute, self._steps.finished(low_ns, high_ns), low_ns, high_ns)
 
     def role_at(self, at_ns: int) -> str:
-        """The role it had then, as far as is known; empty when none is."""
+        """Return the worker's role at a moment, as far as is known; empty when none is."""
         self._take_in()
         return self._roles.at(at_ns)
 
     def _read(self, batch: StepBatch) -> list[tuple[StepRow, int]] | None:
-        """Its steps with their prefill shares; None for a batch that is malformed."""
+        """Return a batch's steps with their prefill shares; None for a batch that is malformed."""
         try:
             steps = list(zip(step_rows(batch.steps), self._prefill_shares(batch), strict=True))
         except ValueError:
@@ -298,7 +302,7 @@ class Timeline:
         return BatchOutcome.DUPLICATE if known else None
 
     def _start_anew(self, batch: StepBatch) -> None:
-        """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
+        """Begin a new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._take_in()
         self._steps.settle(self._covers.reach)
         for kept in (self._covers, self._kv_waits, self._idle_parts, self._steps):
@@ -313,7 +317,7 @@ class Timeline:
         self._shape.take(batch)
         stays = what_stays(batch)
         if stays != self._stays:
-            self._stays = deepcopy(stays)  # a part of a batch keeps all of it in memory
+            self._stays = deepcopy(stays)  # copied, as a submessage keeps its whole batch in memory
         self._newest, self._facts = batch, None
 
     def _note_sequence(self, batch: StepBatch) -> None:
@@ -321,7 +325,7 @@ class Timeline:
         if number >= self._next:
             self._take_newest(batch)
             self._incarnation, self._left = batch.incarnation, batch.last
-            if number == self._next:  # nearly always
+            if number == self._next:  # the usual case
                 self._next += 1
                 return
             self.lost_batches += number - self._next
@@ -340,7 +344,7 @@ class Timeline:
             return
         role = self._roles.newest
         lows_ns, highs_ns, columns, waits_ns = zip(*new, strict=True)
-        gapless = lows_ns[1:] == highs_ns[:-1]  # nearly always
+        gapless = lows_ns[1:] == highs_ns[:-1]  # the usual case
         for low_ns, high_ns in [(lows_ns[0], highs_ns[-1])] if gapless else zip(lows_ns, highs_ns, strict=True):
             self._covers.add(low_ns, high_ns)
             self._roles.add(low_ns, high_ns, role)
@@ -359,7 +363,7 @@ class Timeline:
         self._judge()
 
     def _judge(self) -> None:
-        """Whether the next batch may simply go on. Those that do change nothing of it."""
+        # Batches that `follow` accepts change nothing of this.
         steady = self._newest is not None and role_name(self._newest.assignment) == self._roles.newest
         self._goes_on = steady and not self._left and not self._steps.any_announced
 
@@ -384,7 +388,7 @@ class Timeline:
             self._steps.add(start_ns, max(start_ns, covered_to_ns), share, counts, announced=True)
 
     def _forget_old(self) -> None:
-        """Keep history within its bounds; what is forgotten is no longer covered, so it never turns idle."""
+        """Keep history within its bounds. Forgotten time is no longer covered, so it never turns idle."""
         oldest_ns = self._reported_to_ns - HISTORY_NS
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
         if len(self._steps) > self.max_steps:

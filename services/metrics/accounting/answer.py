@@ -1,4 +1,4 @@
-"""What `/v1/occupancy` answers: GPU time by phase of workers, groups of them, models, pools, nodes and the cluster."""
+"""The answer of `/v1/occupancy`: GPU time by phase of workers, groups, models, pools, nodes and the cluster."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,7 +20,7 @@ class GpuTime:
 
     @classmethod
     def of(cls, time: PhaseTime) -> Self:
-        """From a worker's or several workers' GPU-nanoseconds."""
+        """Convert the GPU-nanoseconds of one or more workers."""
         return cls(
             covered=time.covered_ns,
             prefill=time.prefill_ns,
@@ -44,14 +44,14 @@ class Occupancy:
     ratio: float | None
     """Prefill GPU time : decode GPU time; null when decode is 0."""
     provisional: bool
-    """A step that still runs is counted as far as it is known to have run."""
+    """Whether a step that still runs is counted, as far as it is known to have run."""
     gpu_ns: GpuTime
     due_gpu_ns: int
-    """GPU-nanoseconds of which telemetry should cover all: `coverage` is its part of them."""
+    """GPU-nanoseconds that telemetry should cover; `coverage` is the share that it does."""
 
     @classmethod
     def of(cls, spent: WorkerTime | Total, **own: Any) -> Self:
-        """Of one worker or several; `own` are the fields that a subclass adds."""
+        """Build the figures of one or more workers; `own` are the fields that a subclass adds."""
         time = spent.time
         return cls(
             gpus=spent.gpus,
@@ -70,29 +70,26 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """How near a phase comes to its device's peaks while it runs; null where that is not known."""
+    """A phase's use of the device relative to its peaks; null where that is unknown."""
 
     mfu: float | None
     """FLOPs that the model needs, over what the device could compute in the phase's time."""
     mbu: float | None
-    """Bytes of weights and KV that the model needs, over what its memory could move in that time."""
+    """Bytes of weights and KV that the model needs, over what the device's memory could move in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseUtilisation:
-    """By phase."""
-
     prefill: Utilisation
     decode: Utilisation
 
     def by_phase(self) -> dict[str, Utilisation]:
-        """By the name of the phase."""
         return {"prefill": self.prefill, "decode": self.decode}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTime:
-    """What a worker did while it had one role."""
+    """A worker's GPU time while it had one role."""
 
     role: str
     gpu_ns: GpuTime
@@ -101,69 +98,73 @@ class RoleTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOccupancy(Occupancy):
-    """One worker, with its depths at its last report."""
+    """The figures of one worker, with its queue depths at its last report."""
 
     id: str
     node: str
     model: str
     group: str
-    """Data-parallel group of which it is a rank; empty: of none."""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
     role: str
-    """That it had last in the window."""
+    """The last role that the worker had in the window."""
     by_role: list[RoleTime]
-    """Where it had more than one in the window; empty for all others."""
+    """Time by role of a worker that had several in the window; empty for all others."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
     awaiting_kv: int
     places: int
-    """Sequences that it runs at a time; 0 where it does not report that."""
+    """Sequences that the worker runs at a time; 0 if it does not report that."""
     starved: float | None
-    """Share of its time, a part of `idle`: all KV that its sequences awaited was still to be computed elsewhere. Null
-    where nothing is covered, and of a worker that another instance reads."""
+    """Share of the worker's time, a part of `idle`, in which all awaited KV was still being computed elsewhere.
+
+    Null where nothing is covered, and for a worker that another instance reads.
+    """
     dummy: float | None
-    """Share of its time, a part of `idle`: dummy steps, which vLLM runs where another rank of the data-parallel group
-    has work. Null where `starved` is."""
+    """Share of the worker's time, a part of `idle`, in dummy steps; null where `starved` is null.
+
+    vLLM runs dummy steps while another rank of the data-parallel group has work.
+    """
     dummy_gpu_ns: int | None
-    """The same in GPU-nanoseconds. Time may be both starved and of a dummy step."""
+    """GPU-nanoseconds of `dummy`. Time may count both as starved and as a dummy step."""
     dummy_steps: int
-    """That have ended since the worker began."""
+    """Dummy steps that have ended since the worker's start."""
     kv_used: float | None
-    """Share of its KV blocks that sequences hold; null where it does not report how many it has."""
+    """Share of the worker's KV blocks held by sequences; null if it does not report how many it has."""
     since_step_ms: int
-    """From the end of the last step that has ended until its telemetry did."""
+    """Time from the end of the last finished step to the end of the worker's telemetry."""
     utilisation: PhaseUtilisation | None
     """Null for a worker that reports neither its model's shape nor its device's peaks."""
 
     @property
     def at_hand(self) -> int:
-        """Sequences that it holds, running or not."""
+        """Sequences that the worker holds, running or not."""
         return self.running + self.waiting + self.awaiting_kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOccupancy(Occupancy):
-    """A data-parallel group of vLLM's: whole nanoseconds and counts are the sums of its ranks'."""
+    """A data-parallel group of vLLM. Its nanoseconds and counts are the sums over its ranks."""
 
     group: str
     model: str
     scope: str
-    """By which history, efficiency and page know it."""
+    """Name of the group as a scope in history, efficiency and the page."""
     role: str
-    """Of its first rank; all have one, but while they change it."""
+    """Role of the first rank. All ranks have the same one, except while it changes."""
     ranks: list[str]
-    """Ids of the workers that it consists of, in order."""
+    """Ids of the workers that form the group, in order."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
     awaiting_kv: int
     places: int
     starved: float | None
-    """As of a worker; null where another instance reads any of the ranks."""
+    """As for a worker; null if another instance reads any of the ranks."""
     dummy: float | None
     dummy_gpu_ns: int | None
     dummy_steps: int
-    """That have ended since its ranks began."""
+    """Dummy steps that have ended since the ranks' starts."""
     kv_used: float | None
 
 
@@ -176,28 +177,26 @@ class ModelOccupancy(Occupancy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOccupancy(Occupancy):
-    """The time of workers while they had one role: a worker that moved counts in both pools, for its time in each."""
+    """The time of workers while they had one role. A worker that moved counts in both pools, for its time in each."""
 
     role: str
     starved: float | None
-    """As of a worker; those that other instances read count as not starved."""
+    """As for a worker; those that other instances read count as not starved."""
     dummy: float | None
     dummy_gpu_ns: int
-    """Likewise."""
+    """GPU-nanoseconds of `dummy`, without workers that other instances read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOccupancy(Occupancy):
-    """The workers of one host."""
-
     node: str
     clock_offset_ms: float
-    """How far its clock seems ahead of the median host's, from when telemetry comes: good to some milliseconds."""
+    """Estimated lead of the node's clock over the median node's, from arrival times of telemetry; exact to some ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareGpu:
-    """A GPU's own counters at their latest reading; null where GPU or driver do not report it."""
+    """Hardware counters of a GPU at their latest reading; null where GPU or driver do not report them."""
 
     node: str
     uuid: str
@@ -216,37 +215,43 @@ class HardwareGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOccupancy(Occupancy):
-    """All workers weighed by their GPUs. One that is silent without having left counts in `gpus` and lowers `coverage`
-    until it is given up; in the fractions of time it counts for nothing."""
+    """All workers weighed by their GPUs.
+
+    A worker that is silent without having left counts in `gpus` and lowers `coverage` until it is given up. It does
+    not count in the fractions of time.
+    """
 
     window_ms: int
-    """What was asked for, rounded up to whole windows of those kept for that time."""
+    """Length of the window, rounded up from the request to whole windows of the tier that is read."""
     starved: float | None
     dummy: float | None
     dummy_gpu_ns: int
-    """As of a pool."""
+    """GPU-nanoseconds of `dummy`, without workers that other instances read."""
     as_of_unix_ns: int
-    """The end of the window."""
+    """End of the window in Unix ns."""
     age_ms: int | None
-    """How old the newest data are that the service shows: now, less the instant until which half of its workers have
-    reported their time. Null without any worker, and of a time in the past."""
+    """Age of the newest data that the service shows: now, less the instant until which half of its workers have
+    reported.
+
+    Null without any worker, and for a time in the past.
+    """
     workers: list[WorkerOccupancy]
     groups: list[GroupOccupancy]
-    """Data-parallel groups, of which each rank is one of `workers` too."""
+    """Data-parallel groups, whose ranks are listed in `workers` as well."""
     models: list[ModelOccupancy]
     pools: list[PoolOccupancy]
     nodes: list[NodeOccupancy]
     queues: list[PhaseQueue]
-    """What waits now, by model and phase, at workers and at gateways; empty of a time in the past."""
+    """Present queues by model and phase, at workers and at gateways; empty for a time in the past."""
     hardware: list[HardwareGpu]
-    """GPUs whose counters were read within seconds of the end; empty where none can be, and of a time long past."""
+    """GPUs whose counters were read within seconds of the end; empty if there are none, and for a time long past."""
 
 
 def kv_used(free_kv_blocks: int, kv_blocks: int) -> float | None:
-    """Share of a worker's KV blocks that sequences hold; None where it does not report how many it has."""
+    """Return the share of a worker's KV blocks held by sequences; None if it does not report how many it has."""
     return 1 - min(free_kv_blocks / kv_blocks, 1) if kv_blocks else None
 
 
 def share(part_ns: int, whole_ns: int) -> float | None:
-    """A fraction; None of nothing."""
+    """Return the fraction; None if the whole is 0."""
     return part_ns / whole_ns if whole_ns else None

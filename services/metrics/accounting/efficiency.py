@@ -1,4 +1,4 @@
-"""How near GPUs come to their peaks, by phase and by their own counters, and how far nodes' clocks are off."""
+"""GPU use relative to the peaks by phase and by hardware counters, with the clock offsets of nodes."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from services.metrics.accounting.scope import Scope
 
 WINDOW_NS: Final = 2_000_000_000
 HELD_NS: Final = 1_000_000_000
-"""How long one look at the cluster answers for: every open page asks each two seconds."""
+"""The time for which one computed cluster is reused. Every open page requests its figures each two seconds."""
 _OF_WORKER: Final[dict[str, Callable[[WorkerOccupancy], set[str]]]] = {
     "model": lambda worker: {worker.model},
     "pool": lambda worker: {worker.role, *(each.role for each in worker.by_role)},
@@ -32,21 +32,21 @@ _OF_WORKER: Final[dict[str, Callable[[WorkerOccupancy], set[str]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Of the workers in a scope, over two seconds; null where nothing is known."""
+    """Efficiency of the workers in a scope over two seconds; null where nothing is known."""
 
     scope: str
     as_of_unix_ns: int
     utilisation: PhaseUtilisation
     """Means over the time that workers spent in the phase, weighed by GPUs."""
     tensor_active: float | None
-    """Mean of the GPUs on the scope's nodes: share of a second in which tensor cores worked."""
+    """Share of a second in which tensor cores worked, as a mean of the GPUs on the scope's nodes."""
     dram_active: float | None
     clock_offset_ms: dict[str, float]
-    """By node: how far its clock seems ahead of the median node's."""
+    """Estimated lead of each node's clock over the median node's."""
 
 
 class RecentOccupancy:
-    """The cluster as of now or a moment ago."""
+    """The cluster's figures of the last two seconds, cached for `HELD_NS`."""
 
     def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members) -> None:
         self._fleet = fleet
@@ -55,7 +55,7 @@ class RecentOccupancy:
         self._latest: ClusterOccupancy | None = None
 
     async def as_of(self, end_ns: int) -> ClusterOccupancy:
-        """Of the window that ends then, or up to `HELD_NS` before."""
+        """Return the window that ends at `end_ns` or up to `HELD_NS` before."""
         held = self._latest
         if held is None or not 0 <= end_ns - held.as_of_unix_ns < HELD_NS:
             held = self._latest = await cluster_occupancy_in_turns(
@@ -65,7 +65,7 @@ class RecentOccupancy:
 
 
 def efficiency(cluster: ClusterOccupancy, scope: Scope) -> Efficiency:
-    """Efficiency of a scope; a worker counts for a pool while it was in it. Pure."""
+    """Compute the efficiency of a scope; a worker counts in a pool only for its time there. Pure."""
     of = _OF_WORKER.get(scope.kind)
     workers = [worker for worker in cluster.workers if of is None or scope.name in of(worker)]
     parts = [each for worker in workers for each in _parts(worker, scope)]
@@ -82,7 +82,7 @@ def efficiency(cluster: ClusterOccupancy, scope: Scope) -> Efficiency:
 
 
 def _parts(worker: WorkerOccupancy, scope: Scope) -> list[WorkerOccupancy | RoleTime]:
-    """The parts of a worker that count for a scope."""
+    """Return the parts of a worker's time that count in a scope."""
     if scope.kind == "pool" and worker.by_role:
         return [each for each in worker.by_role if each.role == scope.name]
     return [worker]

@@ -1,21 +1,22 @@
-"""GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
+"""GPU time by phase over a window: of each worker, each group, each model and the cluster. Pure."""
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 from libs.perfmodel.utilisation import utilisation
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import Members
+from libs.telemetry.members import Members, group_name
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.facts import WorkerFacts
 from libs.telemetry.worker.phase_time import PhaseTime
 from services.metrics.accounting.answer import (
     ClusterOccupancy,
     GpuTime,
+    GroupOccupancy,
     HardwareGpu,
     ModelOccupancy,
     NodeOccupancy,
@@ -27,22 +28,80 @@ from services.metrics.accounting.answer import (
     kv_used,
     share,
 )
-from services.metrics.accounting.groups import KnownIdle, groups_of
-from services.metrics.accounting.phase_windows import Total, WindowSpan, WorkerTime, spent_in, total
+from services.metrics.accounting.phase_windows import RoleGpuTime, Total, WindowSpan, WorkerTime, spent_in, total
 from services.metrics.accounting.queues import PhaseQueue
-from services.metrics.accounting.role_parts import RoleGpuTime
+
+
+class KnownIdle(NamedTuple):
+    """Parts of a worker's idle time in GPU-nanoseconds, each at most all of it. They may overlap."""
+
+    starved_ns: int = 0
+    dummy_ns: int = 0
+
+    def plus(self, other: "KnownIdle") -> "KnownIdle":
+        return KnownIdle(self.starved_ns + other.starved_ns, self.dummy_ns + other.dummy_ns)
+
+
+def groups_of(
+    spent: Sequence[WorkerTime], workers: Sequence[WorkerOccupancy], idle: Mapping[str, KnownIdle]
+) -> list[GroupOccupancy]:
+    """Return the groups by model and name.
+
+    `workers` match `spent` in order. `idle` holds the idle parts by id of the workers that this instance reads.
+    """
+    ranks: dict[tuple[str, str], list[tuple[WorkerTime, WorkerOccupancy]]] = {}
+    for time, worker in zip(spent, workers, strict=True):
+        if worker.group:
+            ranks.setdefault((worker.model, worker.group), []).append((time, worker))
+    return [_group(*name, members, idle) for name, members in sorted(ranks.items())]
+
+
+def _group(
+    model: str, name: str, members: Sequence[tuple[WorkerTime, WorkerOccupancy]], idle: Mapping[str, KnownIdle]
+) -> GroupOccupancy:
+    times, ranks = [time for time, _ in members], [worker for _, worker in members]
+    whole = total(times)
+    known: KnownIdle | None = KnownIdle()
+    for rank in ranks:
+        here = idle.get(rank.id)
+        known = known.plus(here) if known is not None and here is not None else None
+    covered_ns = whole.time.covered_ns
+    facts = [time.facts for time in times if time.facts.kv_blocks]
+    return GroupOccupancy.of(
+        whole,
+        model=model,
+        group=name,
+        scope=f"group:{group_name(model, name)}",
+        role=ranks[0].role,
+        ranks=[rank.id for rank in ranks],
+        running=sum(rank.running for rank in ranks),
+        waiting=sum(rank.waiting for rank in ranks),
+        waiting_prefill_tokens=sum(rank.waiting_prefill_tokens for rank in ranks),
+        awaiting_kv=sum(rank.awaiting_kv for rank in ranks),
+        places=sum(rank.places for rank in ranks),
+        starved=known and share(known.starved_ns, covered_ns),
+        dummy=known and share(known.dummy_ns, covered_ns),
+        dummy_gpu_ns=known and known.dummy_ns,
+        dummy_steps=sum(rank.dummy_steps for rank in ranks),
+        kv_used=kv_used(
+            sum(min(each.load.free_kv_blocks, each.kv_blocks) for each in facts), sum(each.kv_blocks for each in facts)
+        ),
+    )
+
 
 WORKERS_A_TURN: Final = 100
-"""A few ms."""
+"""Workers computed between two turns of the event loop, a few ms."""
 PartsIdle = Sequence[KnownIdle]
-"""Of each of a worker's parts, in their order."""
+"""The idle parts for each of a worker's roles, in the order of its parts."""
 
 
 def cluster_occupancy(
     fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: int, window_ns: int
 ) -> ClusterOccupancy:
-    """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
-    to now."""
+    """Compute the figures of the last whole windows that end by `end_ns`.
+
+    A worker's time counts for the model that it is assigned to now.
+    """
     span = spent_in(fleet, rollups, members, end_ns, window_ns)
     known = [_known_idle(fleet, each) for each in span.workers]
     workers = [_worker(fleet, *each, span) for each in zip(span.workers, known, strict=True)]
@@ -59,12 +118,12 @@ async def cluster_occupancy_in_turns(
     queues: Sequence[PhaseQueue] = (),
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
-    """The same, with a turn for others every `WORKERS_A_TURN`."""
+    """Compute the same, yielding to the event loop every `WORKERS_A_TURN` workers."""
     span = spent_in(fleet, rollups, members, end_ns, window_ns)
     workers, known = list[WorkerOccupancy](), list[PartsIdle | None]()
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         turn = span.workers[first : first + WORKERS_A_TURN]
-        known += [_known_idle(fleet, each) for each in turn]  # once: more of it may become known at any turn
+        known += [_known_idle(fleet, each) for each in turn]  # read once, as it may grow at any turn
         workers += [_worker(fleet, *each, span) for each in zip(turn, known[first:], strict=True)]
         await asyncio.sleep(0)
     return _cluster(fleet, span, workers, known, end_ns, queues=queues, age_ms=age_ms)
@@ -113,13 +172,13 @@ def _cluster(
             for node, part in _parts(span.workers, lambda facts: facts.node)
         ],
         queues=list(queues),
-        # By what was asked for: whole windows of a long span may end up to a minute before.
+        # By the requested end, as whole windows of a long span may end up to a minute earlier.
         hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )
 
 
 def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
-    """From the end of the last step that has ended until the worker's telemetry did."""
+    """Return the time from the end of the last finished step to the end of the worker's telemetry."""
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
@@ -150,7 +209,7 @@ def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsIdle | None, s
 
 
 def _known_idle(fleet: FleetTelemetry, spent: WorkerTime) -> PartsIdle | None:
-    """None of a worker that another instance reads."""
+    """Return the idle parts of a worker's roles; None if another instance reads the worker."""
     if fleet.timeline(spent.facts.worker_id) is None:
         return None
     return [_idle_in(fleet, part, spent.facts) for part in spent.parts]
@@ -163,7 +222,7 @@ def _idle_in(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> Kn
 
 
 def _idle_by_role(spent: Sequence[WorkerTime], known: Sequence[PartsIdle | None]) -> defaultdict[str, KnownIdle]:
-    """Workers that other instances read count for nothing."""
+    """Sum the idle parts by role, without workers that other instances read."""
     found: defaultdict[str, KnownIdle] = defaultdict(KnownIdle)
     for each, parts in zip(spent, known, strict=True):
         for part, idle in zip(each.parts, parts or (), strict=parts is not None):
@@ -183,8 +242,10 @@ def _role_time(fleet: FleetTelemetry, facts: WorkerFacts, part: RoleGpuTime) -> 
 def _utilisation(
     fleet: FleetTelemetry, facts: WorkerFacts, time: PhaseTime, runs_ns: list[tuple[int, int]]
 ) -> PhaseUtilisation | None:
-    """Of the part of the runs that is remembered step by step, `time` being all of them; None where nothing of it is,
-    or the worker does not report its model's shape and device."""
+    """Compute the utilisation over the part of the runs whose steps are still held; `time` covers all runs.
+
+    None if no steps are held, or if the worker does not report its model's shape and device.
+    """
     compute, worker_id = facts.compute, facts.worker_id
     from_ns = fleet.efforts_from_ns(worker_id)
     if compute is None or from_ns is None or from_ns >= runs_ns[-1][1]:
@@ -210,7 +271,7 @@ def _utilisation(
 
 
 def _pools(spent: Sequence[WorkerTime]) -> list[tuple[str, Total]]:
-    """By the role that workers had then, in order."""
+    """Sum the time by the role that workers had then, in order of role."""
     pools: dict[str, list[RoleGpuTime]] = {}
     for each in spent:
         for part in each.parts:
@@ -219,7 +280,7 @@ def _pools(spent: Sequence[WorkerTime]) -> list[tuple[str, Total]]:
 
 
 def _parts(spent: Sequence[WorkerTime], name: Callable[[WorkerFacts], str]) -> list[tuple[str, Total]]:
-    """By name, in order."""
+    """Sum the time of workers that share a name, in order of name."""
     parts: dict[str, list[WorkerTime]] = {}
     for each in spent:
         parts.setdefault(name(each.facts), []).append(each)

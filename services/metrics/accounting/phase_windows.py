@@ -1,49 +1,108 @@
-"""What workers spent a span of time on, from the windows that history, stream and page are made of. Pure."""
+"""GPU time of workers over a span by phase and role, from the windows that history, stream and page use too. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
-from libs.contracts.roles import role_from_name, role_name
+from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.members import UNKNOWN, Member, Members
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.windows.ring import NO_ROLE
-from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.windows.rollups import RollUps, Series
 from libs.telemetry.worker.facts import WorkerFacts
 from libs.telemetry.worker.phase_time import PhaseTime
-from services.metrics.accounting.role_parts import RoleGpuTime, last_roles, moved, parts_of, role_text
+
+
+@dataclass(frozen=True, slots=True)
+class RoleGpuTime:
+    """A worker's GPU time while it had one role."""
+
+    role: str
+    gpus: int
+    time: PhaseTime
+    """Time by phase in GPU-nanoseconds."""
+    due_ns: int
+    """GPU-nanoseconds that the worker's telemetry should cover."""
+    runs_ns: list[tuple[int, int]]
+    """The windows as [low, high) in Unix ns, with neighbours joined."""
+
+
+def role_text(number: int) -> str:
+    """Return the name of a role's number in windows; empty for `NO_ROLE`."""
+    return "" if number == NO_ROLE else ROLE_NAMES[number - NO_ROLE - 1]
+
+
+def last_roles(roles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return each worker's last written role [workers] from roles [windows, workers]; `NO_ROLE` if there is none."""
+    from_the_end = roles[::-1]
+    latest = (from_the_end != NO_ROLE).argmax(axis=0)
+    last: NDArray[np.uint8] = from_the_end[latest, np.arange(roles.shape[1])]
+    return last
+
+
+def moved(roles: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return a mask [workers] of those with more than one role in [windows, workers]."""
+    found: NDArray[np.bool_] = ((roles != last) & (roles != NO_ROLE)).any(axis=0)
+    return found
+
+
+def parts_of(series: Series, place: int, due: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
+    """Return the time of the worker at `place` by role, in order of role.
+
+    `due` [windows] marks the windows that telemetry should cover. Where nothing is written they count for the last
+    role.
+    """
+    written = series.roles[:, place]
+    last = last_roles(written[:, None])[0]
+    roles = np.where(written != NO_ROLE, written, np.where(due, last, NO_ROLE))
+    parts = []
+    for number in np.unique(roles[roles != NO_ROLE]).tolist():
+        then = roles == number
+        times = series.times_ns[then, place].sum(axis=0).tolist()
+        running = bool(series.provisional[then, place].any())
+        time = PhaseTime(times[COVERED], times[PREFILL], times[DECODE], times[KV_WAIT], running).times(gpus)
+        due_ns = int((due & then).sum()) * series.window_ns * gpus
+        parts.append(RoleGpuTime(role_text(number), gpus, time, due_ns, _runs(series, then)))
+    return sorted(parts, key=lambda part: part.role)
+
+
+def _runs(series: Series, then: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(then.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    first_ns = int(series.starts_ns[0])
+    return [(first_ns + low * series.window_ns, first_ns + high * series.window_ns) for low, high in edges.tolist()]
+
 
 MAX_WINDOWS: Final = 600
-"""That one answer adds up: a minute of the finest. Longer spans, and those that lie far back, are of coarser ones."""
+"""The most windows that one answer sums up, a minute of the finest. Longer and older spans use coarser windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTime:
-    """A worker's GPU time."""
+    """The GPU time of one worker over a span."""
 
     facts: WorkerFacts
     time: PhaseTime
-    """In GPU-nanoseconds."""
+    """Time by phase in GPU-nanoseconds."""
     due_ns: int
-    """GPU-nanoseconds that its telemetry should cover: from its first window until it left or was given up."""
+    """GPU-nanoseconds that telemetry should cover: from the worker's first window until it left or was given up."""
     role: str
-    """Its last role in the span; its present one where nothing of the span is written."""
+    """Last role in the span; the present role where nothing of the span is written."""
     parts: list[RoleGpuTime]
-    """By the role that it had then: one for nearly all."""
+    """Time by the role that the worker had then; a single part for nearly all workers."""
 
     @property
     def gpus(self) -> int:
-        """Of the worker."""
         return self.facts.gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The same of several workers."""
+    """The summed GPU time of several workers."""
 
     gpus: int
     """GPUs of the workers whose telemetry should cover any of the time."""
@@ -52,7 +111,6 @@ class Total:
 
 
 def total(spent: Sequence[WorkerTime] | Sequence[RoleGpuTime]) -> Total:
-    """All of them together."""
     times = [each.time for each in spent]
     return Total(
         sum(each.gpus for each in spent if each.due_ns),
@@ -69,7 +127,7 @@ def total(spent: Sequence[WorkerTime] | Sequence[RoleGpuTime]) -> Total:
 
 @dataclass(frozen=True, slots=True)
 class WindowSpan:
-    """Whole windows, and the workers that were there in any of them or are by now, by id."""
+    """A span of whole windows with the workers present in any of them or by now, by id."""
 
     low_ns: int
     high_ns: int
@@ -77,14 +135,14 @@ class WindowSpan:
 
 
 def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> WindowSpan:
-    """The last whole windows that end by `end_ns` and make up `span_ns` or little more."""
+    """Return the last whole windows that end by `end_ns` and make up `span_ns` or little more."""
     length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
     high_ns = end_ns - end_ns % length
     low_ns = high_ns - -(-span_ns // length) * length
     listed = {facts.worker_id: facts for facts in fleet.directory.listed(high_ns)}
     known = {facts.worker_id: facts for facts in fleet.directory.known()} | listed
     heard = {name for name, facts in known.items() if name in listed or facts.covered_to_unix_ns > low_ns}
-    # Who went before this process began, or so long ago that the fleet has forgotten it, is in the windows alone.
+    # Workers that left before this process began, or long ago, exist in the windows only.
     gone = set(rollups.present(length, low_ns, high_ns)).difference(known)
     series = rollups.read(length, low_ns, high_ns, sorted(gone.union(heard.intersection(rollups.worker_ids()))))
     last = last_roles(series.roles)
@@ -92,7 +150,7 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
         known.get(name) or _gone(members.get(name) or Member(name, UNKNOWN, UNKNOWN, 1), role_text(number))
         for name, number in zip(series.worker_ids, last.tolist(), strict=True)
     ]
-    # Windows of a silent worker that is read elsewhere are not written here: they are missed all the same.
+    # Windows of a silent worker that another instance reads are not written here, but still lower coverage.
     covered_to_ns = np.array([facts.covered_to_unix_ns for facts in workers], np.int64)
     missed = np.array([facts.worker_id in listed and not facts.left for facts in workers], np.bool_)
     due = (series.roles != NO_ROLE) | (missed & (series.starts_ns[:, None] >= covered_to_ns))
@@ -115,7 +173,7 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
 
 
 def _gone(member: Member, role_then: str) -> WorkerFacts:
-    """By what is kept with its windows; in the role that it had last in them."""
+    """Build the facts of a worker that is gone from its member entry and its last role in the windows."""
     role, budget_tokens = role_from_name(role_then, 1)
     return WorkerFacts(
         worker_id=member.worker_id,

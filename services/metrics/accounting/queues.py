@@ -1,4 +1,4 @@
-"""What waits for each phase of each model: at its workers, and at gateways, where most of a long queue is. Pure."""
+"""Queues by model and phase, summed over workers and gateways, which hold most of a long queue. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from libs.telemetry.nodes.node_stats import Clocks
 from libs.telemetry.worker.batch_columns import Ints
 
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
-"""Whose time and queue stand for a phase."""
+"""Roles of the workers whose time and queue count for a phase."""
 FRESH_SHARE: Final = 0.5
-"""Of a pool's GPUs: with fewer that are heard its queue is not known."""
+"""Share of a pool's GPUs that must report for its queue to be known."""
 MAX_COUNT: Final = 2**53
-"""What JSON's readers can hold; more is nonsense."""
+"""Largest integer that JSON readers hold exactly; counts are clipped to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseQueue:
-    """Of one model and phase; numbers are null while telemetry is away."""
+    """The queue of one model and phase; numbers are null while telemetry is missing."""
 
     model: str
     phase: str
-    """prefill, or decode: of roles decode and mixed."""
+    """The phase: prefill, or decode for the roles decode and mixed."""
     requests: int | None
-    """That wait, at workers and at gateways."""
+    """Requests that wait at workers and at gateways."""
     prompt_tokens: int | None
-    """Of prompts to compute: of those that run too."""
+    """Prompt tokens still to be computed, those of running requests included."""
     gateway_requests: int | None
-    """Of `requests`, those that wait at gateways."""
+    """The part of `requests` that waits at gateways."""
     gateway_prompt_tokens: int | None
-    """Of `prompt_tokens`, those of requests that wait at gateways."""
+    """The part of `prompt_tokens` whose requests wait at gateways."""
 
 
 def phase_queues(loads: Loads, clocks: Clocks, gateways: GatewayReports, now_ns: int) -> list[PhaseQueue]:
-    """Of every model that has workers, or for which anything waits."""
+    """Return the queues of every model that has workers or waiting requests."""
     waiting = gateways.waiting(now_ns)
     pools = {
         (model, phase) for phase, roles in PHASE_ROLES.items() for model, role in loads.listing.pools if role in roles
@@ -49,7 +49,7 @@ def phase_queues(loads: Loads, clocks: Clocks, gateways: GatewayReports, now_ns:
 
 
 def pool_places(listing: Listing, model: str, phase: str) -> Ints:
-    """Of the workers of a model that serve a phase."""
+    """Return the places of a model's workers that serve a phase."""
     pools = [listing.pools[model, role] for role in PHASE_ROLES[phase] if (model, role) in listing.pools]
     return np.concatenate([*pools, np.zeros(0, np.int64)])
 
@@ -85,14 +85,14 @@ def _queues(
 
 
 def at_gateways(waiting: ModelBacklog, phase: str) -> tuple[int, int]:
-    """Requests that wait there for a phase, and tokens of their prompts that are still to be computed."""
+    """Return a phase's waiting requests at gateways, and their prompt tokens that are still to be computed."""
     if phase == "prefill":
         return waiting.prefill_requests, waiting.prefill_tokens
     return waiting.decode_requests, waiting.decode_prompt_tokens
 
 
 def are_heard(loads: Loads, places: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
-    """Whether what the workers at `places` said of themselves is of now; `offsets_ns` of clocks are by node."""
+    """Check that the reports of the workers at `places` are recent; `offsets_ns` are clock offsets by node."""
     covered_to_ns, gpus = loads.covered_to_ns[places], loads.listing.gpus[places]
     surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)
     if (covered_to_ns > surely_ns).all():  # nearly always

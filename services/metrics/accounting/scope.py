@@ -1,4 +1,4 @@
-"""Which GPUs a series is of: the cluster, a model, a pool, a node, a data-parallel group, a worker. Pure."""
+"""The scope of a series: the cluster, a model, a pool, a node, a data-parallel group or a worker. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from libs.telemetry.windows.cells import ROLE_NUMBERS
 
 ALLOWED: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME, group:MODEL/NAME or worker:ID"
 MAX_NAMES: Final = 8
-"""That an error lists of those there are."""
+"""The most existing names that an error lists."""
 _OF_WORKER: Final[dict[str, Callable[[Member], str]]] = {
     "model": lambda member: member.model,
     "node": lambda member: member.node,
@@ -22,8 +22,10 @@ _OF_WORKER: Final[dict[str, Callable[[Member], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is asked for. A pool is named by the role that a worker had in each window, all others by what it is now, or
-    was when last heard of."""
+    """A requested scope.
+
+    A pool is matched by the role that a worker had in each window, all others by the worker's last report.
+    """
 
     text: str
     kind: str = "cluster"
@@ -35,12 +37,12 @@ class Scope:
         return ROLE_NUMBERS[self.name] if self.kind == "pool" else None
 
     def of(self, members: Members, worker_ids: Sequence[str]) -> list[str]:
-        """Those of the workers that may count. Raises InvalidRequest when there is nothing of that name."""
+        """Return those of the workers that may count. Raise InvalidRequest if the scope's name does not exist."""
         attribute = _OF_WORKER.get(self.kind)
         if attribute is None:
             return list(worker_ids)
         names = {worker_id: attribute(member) for worker_id in worker_ids if (member := members.get(worker_id))}
-        names = {worker_id: name for worker_id, name in names.items() if name}  # most are of no group
+        names = {worker_id: name for worker_id, name in names.items() if name}  # most workers have no group
         found = [worker_id for worker_id, name in names.items() if name == self.name]
         if not found:
             known = sorted(set(names.values()))
@@ -54,7 +56,7 @@ class Scope:
 
 
 def parse_scope(text: str) -> Scope:
-    """From "cluster" or "kind:name"; raises InvalidRequest that says what is allowed."""
+    """Parse "cluster" or "kind:name". Raise InvalidRequest, which names the allowed forms."""
     kind, _, name = text.strip().partition(":")
     if kind == "cluster" and not name:
         return Scope(text)

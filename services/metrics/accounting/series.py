@@ -1,4 +1,4 @@
-"""GPU time by phase, window by window, of a scope. Pure."""
+"""GPU time by phase of a scope, window by window. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from libs.telemetry.windows.rollups import RollUps, Series
 from services.metrics.accounting.scope import Scope
 
 CELLS_AT_ONCE: Final = 100_000
-"""Windows x workers that are read between two turns of the event loop: a few ms."""
+"""Windows x workers that are read between two turns of the event loop, a few ms."""
 MS_NS: Final = 1_000_000
 
 
@@ -32,41 +32,43 @@ class GpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class OccupancyHistory:
-    """Consecutive windows, the oldest first; every list has one entry a window."""
+    """Consecutive windows, the oldest first; every list has one entry for each window."""
 
     scope: str
     window_ms: int
     starts_unix_ms: list[int]
     gpu_ns: GpuTimes
     gpus: list[int]
-    """In the scope and there by then, not silent for five minutes, whether or not telemetry covers this window."""
+    """GPUs in the scope that were present by then and not silent for five minutes, whether or not they are covered."""
     coverage: list[float]
-    """Share of the time of `gpus` that telemetry covers; of a window that is not over, of its time so far."""
+    """Share of the time of `gpus` that telemetry covers; for the current window, of its time so far."""
     provisional: list[bool]
-    """Part of it is a step that still ran at the last report (windows of 100 ms only), or the window is not over."""
+    """Whether the window is not over, or includes a step that still ran at the last report (in windows of 100 ms
+    only).
+    """
     roles: dict[str, list[int]]
     """GPUs by the role that their worker had at the end of the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What windows of a scope come to."""
+    """The windows of a scope, summed over its workers."""
 
     starts_ns: NDArray[np.int64]
     times_ns: NDArray[np.int64]
-    """[windows, 4] GPU-ns."""
+    """[windows, 4] int64 in GPU-ns, as in `Cells.times_ns`."""
     roles: NDArray[np.int64]
-    """[windows, roles] GPUs, `ROLE_NAMES` in order."""
+    """[windows, roles] GPUs by role in the order of `ROLE_NAMES`."""
     provisional: NDArray[np.bool_]
 
 
 def sums(members: Members, rollups: RollUps, scope: Scope, tier: Tier, bounds_ns: tuple[int, int]) -> Iterator[Sums]:
-    """A tier's windows within the bounds piece by piece, so that others get a turn between them."""
+    """Yield a tier's windows within the bounds piece by piece, so that the event loop gets turns in between."""
     ids = scope.of(members, rollups.worker_ids())
     gpus = {worker_id: member.gpus for worker_id in ids if (member := members.get(worker_id))}
     low_ns, high_ns = bounds_ns
     step_ns = max(CELLS_AT_ONCE // max(len(ids), 1), 1) * tier.window_ns
-    for start_ns in range(low_ns, max(high_ns, low_ns + 1), step_ns):  # once even where there is nothing
+    for start_ns in range(low_ns, max(high_ns, low_ns + 1), step_ns):  # at least one piece
         yield _sum(rollups.read(tier.window_ns, start_ns, min(start_ns + step_ns, high_ns), ids), gpus, scope.role)
 
 
@@ -83,7 +85,7 @@ def _sum(series: Series, gpus: Mapping[str, int], role: int | None) -> Sums:
 
 
 def history(pieces: list[Sums], scope: Scope, window_ns: int, written_to_ns: int) -> OccupancyHistory:
-    """All pieces as one answer; windows are written up to `written_to_ns`."""
+    """Join all pieces to one answer; windows are written up to `written_to_ns`."""
     starts_ns = np.concatenate([piece.starts_ns for piece in pieces])
     running = np.concatenate([piece.provisional for piece in pieces])
     over_ns = np.clip(written_to_ns - starts_ns, 0, window_ns)

@@ -1,4 +1,4 @@
-"""The engine steps behind a worker's figures: what ran when, and what of it counts. Pure."""
+"""The engine steps behind a worker's figures, with the part of each that counts. Pure."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -29,8 +29,10 @@ class ReportedWait:
 
 @dataclass(frozen=True, slots=True)
 class StepsReport:
-    """What a worker did in a window. `prefill_ns` and `decode_ns` over all its steps, times `gpus`, are those of
-    `gpu_ns`, exactly."""
+    """A worker's steps in a window.
+
+    The sums of the steps' `prefill_ns` and `decode_ns`, times `gpus`, equal those of `gpu_ns` exactly.
+    """
 
     worker: str
     node: str
@@ -38,25 +40,25 @@ class StepsReport:
     gpus: int
     window_ms: int
     as_of_unix_ns: int
-    """The end of the window."""
+    """End of the window in Unix ns."""
     kept_from_unix_ns: int
-    """From when on this worker's steps are known."""
+    """Time from which this worker's steps are known."""
     complete: bool
-    """Whether that is the whole window."""
+    """Whether steps are known for the whole window."""
     gpu_ns: GpuTime
     steps: list[ReportedStep]
-    """Those that ran in the window, the oldest first."""
+    """Steps that ran in the window, the oldest first."""
     left_out: int
-    """Later ones, beyond the limit."""
+    """Number of later steps, beyond the limit."""
     kv_waits: list[ReportedWait]
-    """The oldest first, up to the limit."""
+    """KV waits up to the limit, the oldest first."""
 
 
 def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int, limit: int) -> StepsReport:
-    """Steps that ran in the window.
+    """Return the steps that ran in the window.
 
-    Raises UnknownWorker, KeptElsewhere where another instance reads the worker, NoLongerKept where nothing of the
-    window is known step by step.
+    Raise UnknownWorker, KeptElsewhere if another instance reads the worker, or NoLongerKept if no steps of the
+    window are held.
     """
     facts, timeline, low_ns = fleet.directory.facts(worker_id), fleet.timeline(worker_id), end_ns - window_ns
     if facts is None:

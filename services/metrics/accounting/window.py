@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: "500ms", "2s", "1m"."""
+"""Durations as users write them: "500ms", "2s", "1m"."""
 
 import re
 from typing import Final
@@ -19,7 +19,7 @@ _PATTERN: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m|h)", re.ASCI
 
 
 def parse_window_ns(text: str) -> int:
-    """The window in whole ns; raises InvalidRequest that names the parameter and what is allowed."""
+    """Return the window in whole ns. Raise InvalidRequest, which names the parameter and the allowed values."""
     window_ns = _parse_ns(text)
     if not MIN_WINDOW_NS <= window_ns <= MAX_WINDOW_NS:
         raise InvalidRequest(f"window={text[:40]!r} is not {ALLOWED}", param="window")
@@ -27,7 +27,7 @@ def parse_window_ns(text: str) -> int:
 
 
 def parse_tier(text: str) -> Tier:
-    """The kept windows of that length; raises InvalidRequest that names those there are."""
+    """Return the tier of that window length. Raise InvalidRequest, which names those that exist."""
     tier = TIER_NAMES.get(text.strip())
     if tier is None:
         raise InvalidRequest(f"window={text[:40]!r} is not one of {', '.join(TIER_NAMES)}", param="window")
@@ -35,7 +35,9 @@ def parse_tier(text: str) -> Tier:
 
 
 def parse_span_ns(text: str, tier: Tier) -> int:
-    """How far back, in whole ns: at least a window, at most as many as are kept. Raises InvalidRequest."""
+    """Return the span in whole ns, at least one window and at most as many as are kept. Raise InvalidRequest
+    otherwise.
+    """
     span_ns, longest_ns = _parse_ns(text), tier.window_ns * tier.windows
     if not tier.window_ns <= span_ns <= longest_ns:
         raise InvalidRequest(
@@ -47,6 +49,6 @@ def parse_span_ns(text: str, tier: Tier) -> int:
 
 
 def _parse_ns(text: str) -> int:
-    """0 where it is no length of time."""
+    """Return the duration in ns; 0 if the text is none."""
     match = _PATTERN.fullmatch(text.strip())
     return round(float(match[1]) * _UNIT_NS[match[2]]) if match else 0

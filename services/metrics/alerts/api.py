@@ -1,4 +1,4 @@
-"""Routes of alerts: what fires, what is silent, and who looks after what. Changing it is an admin verb."""
+"""Routes of alerts, silences and acknowledgements. Changing them needs an operator's key."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -47,7 +47,7 @@ class Alerts:
 
 
 class WantedSilence(BaseModel):
-    """Alerts of a name, with certain labels, or both."""
+    """A request to silence alerts with a name, with certain labels, or both."""
 
     alert_name: str = Field("", max_length=MAX_TEXT_CHARS)
     labels: dict[str, str] = Field(default_factory=dict, max_length=MAX_LABELS)
@@ -57,7 +57,7 @@ class WantedSilence(BaseModel):
 
 
 class WantedAck(BaseModel):
-    """One alert that fires."""
+    """A request to acknowledge one firing alert."""
 
     alert_id: str = Field(min_length=1, max_length=MAX_ALERT_ID_CHARS)
     actor: str = Field("", max_length=MAX_SAID_CHARS)
@@ -65,28 +65,26 @@ class WantedAck(BaseModel):
 
 
 class AlertRoutes:
-    """`/v1/alerts`, and what is under it."""
-
     def __init__(self, book: AlertStore, silencer: Silencer, guard: ChangeGuard) -> None:
         self._book = book
         self._silencer = silencer
         self._guard = guard
 
     def router(self) -> APIRouter:
-        """The routes."""
         router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
         @router.get("/alerts")
         async def alerts(limit: AlertLimit = 100) -> Alerts:
-            """What fires, and the last changes; the stream brings further ones."""
+            """List the firing alerts and the last changes; the stream carries further ones."""
             book = self._book
             silences = [self._answer(each) for each in self._silencer.holding()]
             return Alerts(book.firing(), book.newest(limit), list(book.held_back), silences)
 
         @router.post("/alerts/silences", responses=REFUSED)
         async def silence(wanted: WantedSilence, request: Request, authorization: Authorization = "") -> SilenceAnswer:
-            """Keep alerts silent for a while: they fire, and nobody is called. Needs the suite's token, or
-            an operator's key, as `authorization: Bearer TOKEN`."""
+            """Silence alerts for a while: they still fire, but are not posted. Needs the suite's token, or an
+            operator's key, as `authorization: Bearer TOKEN`.
+            """
             actor = self._allow(request, authorization, wanted.actor)
             made = self._silencer.silence(
                 wanted.alert_name, wanted.labels, wanted.for_s, actor=actor, reason=wanted.reason
@@ -95,14 +93,14 @@ class AlertRoutes:
 
         @router.post("/alerts/acks", responses=REFUSED)
         async def acknowledge(wanted: WantedAck, request: Request, authorization: Authorization = "") -> SilenceAnswer:
-            """Say that somebody looks after an alert, until it is over; needs what silencing needs."""
+            """Acknowledge an alert until it is over. Needs what silencing needs."""
             actor = self._allow(request, authorization, wanted.actor)
             made = self._silencer.acknowledge(wanted.alert_id, actor=actor, reason=wanted.reason)
             return self._answer(made)
 
         @router.delete("/alerts/silences/{silence_id}", responses=REFUSED | {404: {"description": "none holds"}})
         async def end(silence_id: str, request: Request, authorization: Authorization = "") -> SilenceAnswer:
-            """End a silence or an acknowledgement before its time; needs what silencing needs."""
+            """End a silence or an acknowledgement before its time. Needs what silencing needs."""
             self._allow(request, authorization)
             return self._answer(self._silencer.end(silence_id))
 

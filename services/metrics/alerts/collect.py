@@ -1,4 +1,4 @@
-"""From what the service knows to what alerts are decided from. Pure."""
+"""Collect the inputs of alert rules from service state. Pure."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def take_snapshot(
     lag_ns: int,
     window_ns: int,
 ) -> Snapshot:
-    """As of now; shares of time are of the window that ended `lag_ns` ago."""
+    """Take a snapshot of now; shares of time cover the window that ended `lag_ns` ago."""
     loads, offsets_ns, heard_ns = (
         fleet.directory.loads(now_ns),
         fleet.clocks.offsets_ns(now_ns),
@@ -45,7 +45,7 @@ def take_snapshot(
 
 
 class _Depths(NamedTuple):
-    """What waits for pools at a moment."""
+    """The queues of all pools at one moment."""
 
     loads: Loads
     at_gateways: dict[str, ModelBacklog] | None
@@ -53,7 +53,7 @@ class _Depths(NamedTuple):
     now_ns: int
 
     def waiting(self, places: Ints, model: str, phase: str) -> int | None:
-        """At workers and gateways; None while it is not known."""
+        """Return the queue at workers and gateways; None while it is unknown."""
         if self.at_gateways is None or not are_heard(self.loads, places, self.offsets_ns, self.now_ns):
             return None
         requests, tokens = at_gateways(self.at_gateways.get(model, ModelBacklog()), phase)
@@ -61,8 +61,7 @@ class _Depths(NamedTuple):
 
 
 def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[PhasePool]:
-    """Pools of every model and phase that has workers that are heard; their time counts for the role they had when they
-    spent it."""
+    """Yield the pools of every model and phase with live workers; time counts for the role at which it was spent."""
     loads, listing = depths.loads, depths.loads.listing
     known = np.array([rollups.knows(worker_id) for worker_id in listing.ids], np.bool_)
     counted = loads.heard & ~listing.left & known
@@ -70,8 +69,8 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
     series = rollups.read(
         rollups.tiers[0].window_ns, end_ns - window_ns, end_ns, [listing.ids[place] for place in places.tolist()]
     )
+    # Column of each worker's time in the series, by its place.
     columns = np.cumsum(counted) - 1
-    """By place, where its time is in the series."""
     gpus = listing.gpus
     for model in sorted({model for model, _ in listing.pools}):
         own = np.concatenate([pool for (name, _), pool in listing.pools.items() if name == model])
@@ -99,8 +98,10 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
 
 
 def _waiting(loads: Loads, phase: str) -> Ints:
-    """[workers]. Of prefill, what is left of all prompts but one: a worker that computes its only prompt has no
-    queue."""
+    """Return a phase's queue [workers]: waiting sequences for decode, prompt tokens for prefill.
+
+    One average prompt is left out of prefill, as a worker that computes its only prompt has no queue.
+    """
     if phase == "decode":
         return loads.waiting
     prompts = loads.running + loads.waiting
@@ -110,7 +111,7 @@ def _waiting(loads: Loads, phase: str) -> Ints:
 
 def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], now_ns: int) -> list[WorkerReport]:
     listing = loads.listing
-    # By the clock of each worker's node, as far as that is known.
+    # On the clock of each worker's node, as far as its offset is known.
     ahead_ns = np.array([offsets_ns.get(worker.node, 0) for worker in listing.workers], np.int64)
     silent_ns = np.maximum(now_ns + ahead_ns - loads.covered_to_ns, 0).tolist()
     since_step_ns = np.maximum(loads.covered_to_ns - fleet.last_step_ends_ns(listing.ids), 0).tolist()

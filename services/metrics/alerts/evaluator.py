@@ -1,4 +1,4 @@
-"""Evaluates the alerts on snapshots of the service's state, and passes on those that fire or end."""
+"""Evaluation of the alert rules on snapshots of the service's state."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from services.metrics.state import MetricsState
 
 
 class AlertEvaluator:
-    """Snapshots in, alerts that fire or end out to `observers`."""
+    """The alert evaluator, which passes alerts that fire or end to `observers`."""
 
     def __init__(self, state: MetricsState, limits: AlertLimits, *, lag_ns: int) -> None:
         self._state = state
@@ -22,14 +22,13 @@ class AlertEvaluator:
         self._lag_ns = lag_ns
         self._looked_ns = 0
         self._workers = 0
-        """At the last look."""
+        """Number of workers at the last evaluation."""
         self.observers: list[Callable[[list[Alert]], None]] = []
         self.judged: Callable[[int], tuple[Sequence[Cause], frozenset[str]]] = lambda _: ((), frozenset())
-        """What the verdict names as of a moment, and the models of which it knows enough."""
+        """Returns the verdict's causes at a moment, and the models for which enough is known to judge."""
 
     @property
     def book(self) -> AlertStore:
-        """What fires, and the last changes."""
         return self._watch.book
 
     @property
@@ -38,12 +37,13 @@ class AlertEvaluator:
         return self._watch.machine.unfollowed_signs
 
     def foresee(self, ahead: Sequence[Condition]) -> None:
-        """What forecasts say from now on."""
         self._watch.ahead = ahead
 
     async def look(self, now_ns: int) -> list[Alert]:
-        """Changed alerts, if it is time for a look. It yields half-way: over 1,000 workers each half takes as long as
-        a round."""
+        """Evaluate if it is time, and return the changed alerts.
+
+        It yields to the event loop half-way, as each half takes as long as a round over 1,000 workers.
+        """
         if not self._is_time(now_ns):
             return []
         snapshot = self._snapshot(now_ns)

@@ -1,19 +1,25 @@
-"""Alerts put together: what is sent of them to the topic and webhooks, what is silent, routes and metrics."""
+"""Assembly of alerts: topic, webhooks, silences, routes and metrics."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from fastapi import APIRouter
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from libs.bus.port import Bus
+from libs.contracts import metric_names as names
 from libs.contracts.topics import ALERTS
 from libs.keys.change_guard import ChangeGuard
+from libs.policy.alerts.rules import ON_TELEMETRY, Name, Severity
 from libs.policy.alerts.store import Alert
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.alerts.api import AlertRoutes
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.alerts.prometheus import AlertCollector
 from services.metrics.alerts.silencer import Silencer
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.alerts.wire import alert_event
@@ -21,9 +27,51 @@ from services.metrics.outgoing import MakeClient
 from services.metrics.settings import MetricsSettings
 
 
+class AlertCollector(Collector):
+    """Alerts and their delivery as Prometheus metrics, read at each scrape."""
+
+    def __init__(self, desk: AlertEvaluator, webhooks: Sequence[Webhook], silencer: Silencer) -> None:
+        self._desk = desk
+        self._webhooks = webhooks
+        self._silencer = silencer
+
+    def collect(self) -> Iterator[Metric]:
+        # Every alert has a sample, so that 0 is shown.
+        alerts = self._desk.book.firing()
+        loud = self._silencer.loud(alerts)
+        firing = Counter((alert.name, alert.severity) for alert in loud)
+        gauge = GaugeMetricFamily(
+            names.ALERTS_FIRING, "Alerts that fire and are not silenced.", labels=("alert", "severity")
+        )
+        for name in Name:
+            for severity in get_args(Severity):
+                gauge.add_metric((name, severity), firing[name, severity])
+        yield gauge
+        yield GaugeMetricFamily(names.ALERTS_SILENCED, "Alerts that fire and are silenced.", len(alerts) - len(loud))
+        held_back = GaugeMetricFamily(
+            names.ALERTS_HELD_BACK, "1 while it neither fires nor ends, its telemetry being old.", labels=("alert",)
+        )
+        for name in ON_TELEMETRY:
+            held_back.add_metric((name,), name in self._desk.book.held_back)
+        yield held_back
+        yield CounterMetricFamily(names.ALERT_CHANGES_TOTAL, "Alerts that fired or ended.", self._desk.book.count)
+        yield CounterMetricFamily(
+            names.ALERT_UNFOLLOWED_TOTAL, "Signs of subjects for which there was no room.", self._desk.unfollowed_signs
+        )
+        posts = CounterMetricFamily(names.ALERT_POSTS_TOTAL, "Posts to webhooks.", labels=("result",))
+        for result in ("ok", "failed"):
+            posts.add_metric((result,), sum(webhook.posts[result] for webhook in self._webhooks))
+        yield posts
+        yield CounterMetricFamily(
+            names.ALERT_POSTS_DROPPED_TOTAL,
+            "Ended alerts that were never posted to a webhook, because too many waited.",
+            sum(webhook.dropped_alerts for webhook in self._webhooks),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """What the service runs of it."""
+    """The parts of alerting that the service runs and serves."""
 
     desk: AlertEvaluator
     silencer: Silencer
@@ -32,7 +80,7 @@ class Alerting:
     router: APIRouter
 
     def start(self, page_url: str, tasks: TaskOwner) -> None:
-        """Once the page is there, which alerts name."""
+        """Start the webhooks once the page, whose address alerts carry, is served."""
         self.desk.book.runbook_url = f"{page_url}/runbook"
         for webhook in self.webhooks:
             webhook.page_url = page_url
@@ -49,8 +97,10 @@ def open_alerts(
     make_client: MakeClient | None,
     guard: ChangeGuard,
 ) -> Alerting:
-    """Has `desk` observed. make_client: what webhooks post with; None: there are none. guard: before who
-    keeps alerts silent."""
+    """Assemble alerting and register the observers of `desk`.
+
+    Webhooks post with `make_client`; None means no webhooks. `guard` admits callers who silence alerts.
+    """
     webhooks = list(_webhooks(settings, desk, clock, make_client))
     silencer = Silencer(desk.book, bus, clock)
     for webhook in webhooks:

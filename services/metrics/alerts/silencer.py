@@ -1,4 +1,4 @@
-"""Silences and acknowledgements: made here or by another metrics service, and known over restarts from their topic."""
+"""Silences and acknowledgements, shared between metrics services and over restarts by their topic."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -16,11 +16,11 @@ from libs.runtime.clock import Clock
 log = structlog.get_logger()
 
 SINCE_NS: Final = MOST_NS + 3_600_000_000_000
-"""How far back the topic is read at a start."""
+"""The age from which the topic is read at a start."""
 
 
 class Silencer:
-    """One metrics service's knowledge of them."""
+    """The silences and acknowledgements as one metrics service holds them."""
 
     def __init__(self, alerts: AlertStore, bus: Bus, clock: Clock) -> None:
         self._alerts = alerts
@@ -28,17 +28,17 @@ class Silencer:
         self._clock = clock
         self.book = SilenceBook()
         self.changed: list[Callable[[], None]] = []
-        """Called after each change."""
+        """Callbacks that run after each change of a silence."""
 
     async def follow(self) -> None:
-        """Take what others make, and what was made before this start; ends with the bus."""
+        """Read the topic, from before this start on, until the bus ends."""
         since_ns = max(self._clock.now_ns() - SINCE_NS, 0)
         async for record in self._bus.subscribe((SILENCES,), since_unix_ns=since_ns):
             if isinstance(record.value, AlertSilence):
                 self._take(silence_of(record.value))
 
     def silence(self, name: str, labels: dict[str, str], for_s: float, *, actor: str, reason: str) -> Silence:
-        """Make one from now on. Raises InvalidRequest, and Conflict where there are too many."""
+        """Silence alerts from now on. Raise InvalidRequest, or Conflict if there are too many silences."""
         now_ns = self._clock.now_ns()
         matched = tuple(sorted(labels.items()))
         return self._make(
@@ -46,7 +46,7 @@ class Silencer:
         )
 
     def acknowledge(self, alert_id: str, *, actor: str, reason: str) -> Silence:
-        """Acknowledge an alert that fires. Raises InvalidRequest where none of this id does."""
+        """Acknowledge a firing alert. Raise InvalidRequest if no alert with this id fires."""
         if alert_id not in {alert.id for alert in self._alerts.firing()}:
             raise InvalidRequest(
                 f"no alert {quoted(alert_id)} fires: GET /v1/alerts lists those that do", param="alert_id"
@@ -59,7 +59,7 @@ class Silencer:
         return self._make(made)
 
     def end(self, silence_id: str) -> Silence:
-        """Before its time. Raises SilenceNotFound."""
+        """End a silence before its time. Raise SilenceNotFound."""
         now_ns = self._clock.now_ns()
         found = self.book.get(silence_id, now_ns)
         if found is None:
@@ -68,16 +68,15 @@ class Silencer:
         return found
 
     def enter(self, changed: Iterable[Alert]) -> None:
-        """Alerts that fire or are over: the latter need nobody who looks after them."""
+        """End the acknowledgements of alerts that are over."""
         for each in self.book.over(changed, self._clock.now_ns()):
             self._publish(each)
 
     def loud(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Those that nothing silences now."""
+        """Return the alerts that nothing silences now."""
         return self.book.loud(alerts, self._clock.now_ns())
 
     def holding(self) -> list[Silence]:
-        """Now."""
         return self.book.holding(self._clock.now_ns())
 
     def _make(self, silence: Silence) -> Silence:
@@ -98,7 +97,7 @@ class Silencer:
                 each()
 
     def _id(self, now_ns: int) -> str:
-        """Of the moment: no two services make one in the same nanosecond, and one makes none twice."""
+        # No two services create a silence in the same nanosecond, and one service counts on.
         number = now_ns
         while self.book.knows(f"{number:x}"):
             number += 1
@@ -106,7 +105,6 @@ class Silencer:
 
 
 def silence_message(silence: Silence) -> AlertSilence:
-    """The value of the topic."""
     return AlertSilence(
         silence_id=silence.id,
         alert_name=silence.name,
@@ -122,7 +120,7 @@ def silence_message(silence: Silence) -> AlertSilence:
 
 
 def silence_of(message: AlertSilence) -> Silence:
-    """The inverse; the book judges it."""
+    """Convert a record of the topic without checking it; the book does that."""
     return Silence(
         id=message.silence_id,
         made_ns=message.made_unix_ns,

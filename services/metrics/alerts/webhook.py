@@ -1,7 +1,8 @@
-"""Posts alerts to an Alertmanager, or anything with its API v2, as state: a lost post is made up by the next one.
+"""Delivery of alerts to an Alertmanager, or any receiver with its API v2.
 
-Posts hold all that fire and what has ended since the last post that was taken, in pieces where that is much. They are
-repeated while something fires, as Alertmanager wants, and tried again when one fails.
+Posts carry state, so the next one makes up for a lost one. They hold all firing alerts and those that ended since
+the last accepted post, in several pieces if needed. They repeat while alerts fire, as Alertmanager requires, and
+are retried after a failure.
 """
 
 import asyncio
@@ -23,15 +24,15 @@ TIMEOUT_S: Final = 5.0
 FIRST_RETRY_S: Final = 0.5
 MAX_RETRY_S: Final = 30.0
 MAX_ENDED: Final = 1_000
-"""Ended alerts that wait for a post; beyond it the oldest is dropped and counted."""
+"""The most ended alerts that wait for a post; beyond it the oldest is dropped and counted."""
 MAX_AT_ONCE: Final = 500
-"""Alerts in one post; Alertmanager takes bodies of some MB."""
+"""The most alerts in one post; Alertmanager takes bodies of some MB."""
 
 log = structlog.get_logger()
 
 
 class Webhook:
-    """One receiver."""
+    """One receiver of alerts, with its own retries."""
 
     def __init__(
         self, url: str, book: AlertStore, clock: Clock, *, cluster: str, make_client: MakeClient = httpx.AsyncClient
@@ -47,16 +48,16 @@ class Webhook:
         self.posts = {"ok": 0, "failed": 0}
         self.dropped_alerts = 0
         self.loud: Callable[[Iterable[Alert]], list[Alert]] = list
-        """Of alerts those that nobody has silenced: only they are posted."""
+        """Filters out silenced alerts, which are not posted."""
 
     def look_again(self) -> None:
-        """Post at once what fires and may be posted now."""
+        """Post the alerts that fire at once, after the silences changed."""
         self._news.set()
 
     def enter(self, changed: Iterable[Alert]) -> None:
-        """Take changed alerts; the post follows at once."""
+        """Record changed alerts and post them at once."""
         for alert in changed:
-            self._ended.pop(alert.id, None)  # what fires again is no longer over
+            self._ended.pop(alert.id, None)  # an alert that fires again is no longer over
             if alert.state == "resolved" and self.loud([alert]):
                 self._ended[alert.id] = alert
                 if len(self._ended) > MAX_ENDED:
@@ -65,7 +66,6 @@ class Webhook:
             self._news.set()
 
     async def run(self) -> None:
-        """Post until cancelled."""
         backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         async with self._make_client(timeout=TIMEOUT_S, headers={"content-type": "application/json"}) as http:
             while True:
@@ -83,7 +83,7 @@ class Webhook:
         self._news.clear()
 
     async def _post(self, http: httpx.AsyncClient) -> str:
-        """Why it was not taken; empty when it was, or when there is nothing to post."""
+        """Post all alerts; return the error, empty on success or without anything to post."""
         firing = self.loud(self._book.firing())
         critical = [alert for alert in firing if alert.severity == "critical"]
         others = [alert for alert in firing if alert.severity != "critical"]

@@ -1,4 +1,4 @@
-"""Alerts as others take them: Alertmanager's API v2, and the alerts topic. Pure."""
+"""Wire formats of alerts: Alertmanager's API v2 and the alerts topic. Pure."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, A
 from libs.policy.alerts.store import MS_NS, Alert
 
 FIRING_FOR_MS: Final = 240_000
-"""A firing alert is over for Alertmanager when no post has repeated it for this long."""
+"""The time after which Alertmanager takes a firing alert for over unless a post repeats it."""
 
 
 class PostableAlert(msgspec.Struct, rename="camel"):
@@ -24,7 +24,7 @@ class PostableAlert(msgspec.Struct, rename="camel"):
 
 
 def postable(alerts: Iterable[Alert], now_ms: int, *, cluster: str, page_url: str) -> bytes:
-    """The body of a post with the present state of alerts."""
+    """Encode the body of a post with the present state of alerts."""
     return msgspec.json.encode([_postable(alert, now_ms, cluster, page_url) for alert in alerts])
 
 
@@ -41,7 +41,6 @@ def _postable(alert: Alert, now_ms: int, cluster: str, page_url: str) -> Postabl
 
 
 def alert_event(alert: Alert, metrics_id: str, incarnation: int) -> AlertEvent:
-    """The value of the alerts topic."""
     return AlertEvent(
         alert_id=alert.id,
         metrics_id=metrics_id,

@@ -1,4 +1,4 @@
-"""The planner's last decisions, as the page and the command line show them: what, why, what was weighed. Pure."""
+"""The planner's last decisions with reasons and alternatives, as the page and the command line show them. Pure."""
 
 from typing import Final
 
@@ -10,13 +10,13 @@ from libs.contracts.roles import role_name
 MAX_DECISIONS: Final = 500
 MAX_TEXT: Final = 1_000
 MAX_CHANGES: Final = 64
-"""Workers of one decision that are named."""
+"""The most workers of one decision that are named."""
 MAX_CANDIDATES: Final = 8
 RECOMMEND: Final = "recommend"
 
 
 class ReportedChange(msgspec.Struct, frozen=True):
-    """A worker as it is to be."""
+    """A worker's assignment under a decision."""
 
     worker: str
     role: str
@@ -24,7 +24,7 @@ class ReportedChange(msgspec.Struct, frozen=True):
 
 
 class ReportedCandidate(msgspec.Struct, frozen=True):
-    """A split of the model's workers, and what was predicted of it; pressures above 1 grow into a queue."""
+    """A split of the model's workers with its predictions; pressures above 1 grow into a queue."""
 
     prefill: int
     decode: int
@@ -36,7 +36,7 @@ class ReportedCandidate(msgspec.Struct, frozen=True):
 
 
 class ReportedSeen(msgspec.Struct, frozen=True):
-    """How hard work pressed on the model's workers."""
+    """The measured pressure on the model's workers."""
 
     prefill: int
     decode: int
@@ -45,7 +45,7 @@ class ReportedSeen(msgspec.Struct, frozen=True):
 
 
 class ReportedMeasured(msgspec.Struct, frozen=True):
-    """What was seen before a decision and after it. Other things happened too: it is no proof."""
+    """Pressure before and after a decision. It proves no effect, as other things happened in between."""
 
     before: ReportedSeen
     after: ReportedSeen
@@ -70,16 +70,19 @@ class ReportedDecision(msgspec.Struct, frozen=True):
 
 
 class DecisionLog:
-    """The last decisions that change something or would, and the newest that keeps all as it is."""
+    """The last decisions with a change, made or recommended, and the newest one without."""
 
     def __init__(self) -> None:
         self._log: dict[str, ReportedDecision] = {}
-        """By id, the oldest first."""
+        """Decisions by id, the oldest first."""
         self._kept: ReportedDecision | None = None
 
     def add(self, decision: Decision) -> None:
-        """Enter one, as the topic brings it. One that is published again, with what was seen after it, takes the place
-        of the first; of a run of recommendations the newest is kept."""
+        """Record a decision.
+
+        A decision published again with its measured effect replaces the first record. Of consecutive
+        recommendations for a model only the newest is kept.
+        """
         reported = _reported(decision)
         if decision.action == ACTION_KEEP:
             self._kept = reported
@@ -92,7 +95,7 @@ class DecisionLog:
             del self._log[next(iter(self._log))]
 
     def newest(self, limit: int, *, keeps: bool = False) -> list[ReportedDecision]:
-        """The newest `limit`, the newest first; with `keeps` the newest that keeps all as it is among them."""
+        """Return the newest `limit` decisions, the newest first; `keeps` includes the newest one without a change."""
         kept = [self._kept] if keeps and self._kept is not None else []
         return sorted([*kept, *self._log.values()], key=lambda each: each.unix_ms, reverse=True)[:limit]
 

@@ -1,4 +1,4 @@
-"""What planner and people did to the cluster, and what became of workers: a bounded log. Pure."""
+"""A bounded log of changes made by planner and operators, and of workers' lives. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -20,29 +20,32 @@ from services.metrics.cluster_events.lives import Life
 
 MAX_EVENTS: Final = 2_000
 MAX_TEXT: Final = 500
-"""Characters of a reason or a name that are kept."""
+"""The most characters kept of a reason or a name."""
 ENTERED: Final = frozenset((ACTION_ROLE_MOVED, ACTION_SET_MODE, ACTION_SET_LIMITS, ACTION_SET_ROLE, ACTION_SET_BUDGET))
-"""Decisions to leave everything as it is are no events."""
+"""Actions that make an event; decisions without a change do not."""
 CHANGES: Final = frozenset((ACTION_SET_ROLE, ACTION_SET_BUDGET))
-"""Of workers, which are looked at again after a while."""
+"""Changes of workers, whose effect is measured after a while."""
 EFFECT: Final = "effect"
 MAX_NAMED: Final = 8
-"""Workers of one decision that an event names; how many more there are it says too."""
+"""The most workers of one decision that an event names, followed by the number of further ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was decided or done."""
+    """A change of the cluster, or what became of a worker."""
 
     number: int
-    """Grows by one an event since this service started."""
+    """Sequence number since this service started."""
     unix_ms: int
     action: str
-    """role_moved (seen, whoever did it), set_role and set_budget (decided), effect (what was seen a while after one of
-    those, which is no proof), set_mode or set_limits; worker_started, worker_restarted, worker_left, worker_lost
-    (silent) or worker_back."""
+    """The kind of event.
+
+    Decisions are set_role, set_budget, set_mode and set_limits. A role_moved was observed, whoever caused it. An
+    effect holds what was measured a while after a change, which proves no cause. Workers' lives are worker_started,
+    worker_restarted, worker_left, worker_lost (silent) and worker_back.
+    """
     worker: str
-    """Empty where it is about none; several are named with commas between them."""
+    """Ids of the workers, separated by commas; empty if no worker is concerned."""
     role: str
     actor: str
     reason: str
@@ -50,7 +53,7 @@ class Event:
 
 
 class EventLog:
-    """The last events, as they came; a decision that comes twice is entered once."""
+    """The last events in order of arrival; a decision that comes twice is entered once."""
 
     def __init__(self) -> None:
         self._log: deque[tuple[tuple[str, int, int], Event]] = deque()
@@ -58,8 +61,9 @@ class EventLog:
         self.count = 0
 
     def add(self, decision: Decision) -> Event | None:
-        """Enter a decision, and once more when it comes with what was seen after it; None when it is no event or has
-        come before."""
+        """Enter a decision, and its effect once it comes with what was measured; None if it is no event or was entered
+        before.
+        """
         identity = (decision.planner_id, decision.incarnation, decision.sequence)
         if decision.action not in ENTERED or identity in self._known:
             return self._add_effect(decision)
@@ -98,7 +102,7 @@ class EventLog:
         return event
 
     def add_lives(self, alike: Sequence[Life], now_ns: int) -> Event:
-        """Enter what became of workers, of all of them the same."""
+        """Enter one event for workers with the same change."""
         first = alike[0]
         self.count += 1
         event = Event(
@@ -121,16 +125,16 @@ class EventLog:
             self._known.discard(self._log.popleft()[0])
 
     def after(self, number: int) -> list[Event]:
-        """Those entered later than event `number`, the oldest first."""
+        """Return the events later than event `number`, the oldest first."""
         return [event for _, event in self._log if event.number > number]
 
     def newest(self, limit: int) -> list[Event]:
-        """At most `limit`, the newest first."""
+        """Return at most `limit` events, the newest first."""
         return [event for _, event in reversed(self._log)][:limit]
 
 
 def _change(measured: Measured, field: str) -> str:
-    """As "1.80 → 0.90"."""
+    """Format a change as "1.80 → 0.90"."""
     return f"{getattr(measured.before, field):.2f} → {getattr(measured.after, field):.2f}"
 
 
@@ -144,7 +148,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _role(decision: Decision) -> str:
-    """Role that the workers take, which is the same for all of a decision."""
+    """Return the role that the decision gives its workers, which is the same for all of them."""
     if decision.worker_id:
         return role_name(decision.assignment)
     return role_name(decision.changes[0].assignment) if decision.changes else ""

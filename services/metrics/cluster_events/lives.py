@@ -1,4 +1,4 @@
-"""Workers that start, restart, leave, fall silent and are heard again, by what their telemetry says. Pure."""
+"""Detection of workers that start, restart, leave, fall silent or report again. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from libs.contracts.roles import role_name
 from libs.telemetry.worker.facts import WorkerFacts
 
 LOOK_NS: Final = 500_000_000
-"""How often workers are looked at."""
+"""The interval between two checks of the workers."""
 SILENT_NS: Final = 3_000_000_000
-"""A worker that says nothing for so long, while others do, is listed as silent; workers send three or ten a second."""
+"""The silence, while others report, after which a worker is listed as silent. Workers report three to ten times a
+second.
+"""
 YOUNG_NS: Final = 60_000_000_000
-"""One that is heard for the first time is new where it started within so long; else it was only not heard before."""
+"""The age up to which a worker counts as new at its first report. An older one had only not been read before."""
 
 
 class LifeChange(Enum):
-    """What became of a worker."""
-
     STARTED = "worker_started"
     RESTARTED = "worker_restarted"
     LEFT = "worker_left"
@@ -29,7 +29,7 @@ class LifeChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A change of one worker; `reason` in words."""
+    """A change of one worker, with its reason in words."""
 
     change: LifeChange
     worker: str
@@ -46,15 +46,18 @@ class _Known:
 
 
 class WorkerLives:
-    """What was last seen of each worker; as many as the directory knows."""
+    """The last known state of each worker, as many as the directory holds."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._looked_ns: int | None = None
 
     def look(self, workers: Iterable[WorkerFacts], newest_cover_ns: int, now_ns: int) -> list[Life]:
-        """Changes since the last look, at most every `LOOK_NS`. Silence is measured by what was last heard of anybody:
-        when nobody is heard, nobody is lost. The first look lists nothing."""
+        """Return changes since the last check, made at most every `LOOK_NS`.
+
+        Silence is measured against the newest report of any worker, so none is lost when all are silent. The first
+        check returns nothing.
+        """
         if self._looked_ns is not None and 0 <= now_ns - self._looked_ns < LOOK_NS:
             return []
         first, self._looked_ns = self._looked_ns is None, now_ns
@@ -74,7 +77,7 @@ class WorkerLives:
 
 
 def _new(facts: WorkerFacts, now_ns: int) -> tuple[LifeChange, str] | None:
-    """Incarnations are the Unix time in ns at which a worker started."""
+    # An incarnation is the Unix time in ns at which a worker started.
     young = 0 <= now_ns - facts.incarnation < YOUNG_NS
     return (LifeChange.STARTED, "it is heard for the first time") if young and not facts.left else None
 
@@ -94,7 +97,7 @@ def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[LifeCh
 
 
 def together(lives: Iterable[Life]) -> Iterator[list[Life]]:
-    """Those of one look by what became of them and why, as they are listed: eight workers of one host are one event."""
+    """Group the changes of one check that are alike: eight workers of one host make one event."""
     order = sorted(lives, key=lambda life: (life.change.value, life.role, life.reason, life.worker))
     for _, alike in groupby(order, key=lambda life: (life.change, life.role, life.reason)):
         yield list(alike)

@@ -1,4 +1,4 @@
-"""Routes of demand: what arrived, and what is to come."""
+"""Routes of past and predicted demand and of capacity plans."""
 
 import asyncio
 from typing import Annotated, Any, Final, Literal
@@ -15,17 +15,17 @@ from services.metrics.demand.keeping import DemandKeeper
 
 Model = Annotated[str, Query(description="Of this model alone; without it of all, or of the one with most demand.")]
 MOST_ROWS: Final = 10_080
-"""Bins in one answer: a week of minutes."""
+"""The most bins in one answer, a week of minutes."""
 MOST_BROUGHT: Final = 100_000
 MOST_BROUGHT_BINS: Final = 400 * 1440
 MOST_RATE: Final = 1e12
 IMPORTED: Final = "imported"
-"""Class and tenant of history from elsewhere."""
+"""Class and tenant of history imported from elsewhere."""
 BAD: dict[int | str, dict[str, Any]] = {400: {"description": "the error names what is allowed"}}
 
 
 class BroughtHistory(BaseModel):
-    """Rates of consecutive bins, null where one is not known."""
+    """Rates of consecutive bins, null where one is unknown."""
 
     model: str = Field(min_length=1, max_length=200)
     start_unix_s: float = Field(ge=0, le=1e11)
@@ -36,7 +36,7 @@ class BroughtHistory(BaseModel):
 
 
 def brought_rows(history: BroughtHistory, bin_ns: int) -> dict[int, dict[DemandKey, Counts]]:
-    """By fine bin: rates laid evenly over it, whole numbers that add up to the whole."""
+    """Spread imported rates evenly over fine bins, as whole numbers that add up to the total."""
     key = DemandKey(history.model, IMPORTED, IMPORTED)
     columns = (history.requests_per_s, history.prefill_tokens_per_s, history.decode_tokens_per_s)
     if len({len(column) for column in columns}) != 1:
@@ -62,17 +62,14 @@ def brought_rows(history: BroughtHistory, bin_ns: int) -> dict[int, dict[DemandK
 
 
 class DemandRoutes:
-    """`/v1/demand` and `/v1/forecast`."""
-
     def __init__(self, keeper: DemandKeeper, forecasts: Forecasts, capacity: Capacity, guard: ChangeGuard) -> None:
-        """guard: before who brings history."""
+        """Create the routes; `guard` admits callers who import history."""
         self._keeper = keeper
         self._capacity = capacity
         self._guard = guard
         self._forecasts = forecasts
 
     def router(self) -> APIRouter:
-        """The routes."""
         router = APIRouter(prefix="/v1")
         router.get("/demand", responses=BAD)(self.demand)
         router.get("/forecast", responses=BAD)(self.forecast)
@@ -83,11 +80,11 @@ class DemandRoutes:
         return router
 
     async def plan_input(self, model: Model = "") -> dict[str, Any]:
-        """What a capacity plan of a model is made from: its history, what requests are like, its workers."""
+        """Return the input of a model's capacity plan: its history, the shape of its requests, its workers."""
         return await self._capacity.input(model)
 
     async def plans(self) -> list[dict[str, Any]]:
-        """The plans that alerts were made from last, a model each; none where no capacity SLO is set."""
+        """Return the plans behind the last capacity alerts, one for each model; none without a capacity SLO."""
         return list(self._capacity.plans.values())
 
     async def plan(
@@ -105,8 +102,9 @@ class DemandRoutes:
         device: Annotated[str, Query(max_length=80)] = "",
         check: bool = True,
     ) -> dict[str, Any]:
-        """GPUs per pool and hour, when those there run short, and the cost. New traffic is measured in the lab first,
-        which takes some minutes."""
+        """Return the GPUs needed by pool and hour, when the present ones run short, and the cost. New traffic is
+        measured in the lab first, which takes some minutes.
+        """
         asked = {
             "slo": slo, "horizon_s": parse_span_s(horizon), "confidence": confidence, "traffic": traffic, "isl": isl,
             "osl": osl, "spare": spare, "gpu_hour": gpu_hour,
@@ -114,7 +112,7 @@ class DemandRoutes:
         return await self._capacity.plan(model, asked, device, check=check)
 
     async def fill(self, history: BroughtHistory, authorization: Annotated[str, Header()] = "") -> dict[str, int]:
-        """Take history of elsewhere where none is known; wants the suite's token, or an admin's key."""
+        """Import history for times without any of its own; needs the suite's token or an admin's key."""
         self._guard.admit(authorization, "bringing history", "admin")
         rows = await asyncio.to_thread(brought_rows, history, self._keeper.bin_ns)
         now = self._keeper.now_bin
@@ -127,7 +125,7 @@ class DemandRoutes:
         window: Annotated[Literal["1m", "15m"], Query(description="Length of bins.")] = "1m",
         span: Annotated[str, Query(description="How far back, e.g. 6h or 14d.")] = "6h",
     ) -> dict[str, Any]:
-        """Arrivals by model, class and tenant, bin by bin: whole numbers, null where it is not known what came."""
+        """Return arrivals by model, class and tenant, bin by bin: whole numbers, null where arrivals are unknown."""
         coarse = window == "15m"
         span_ns = round(parse_span_s(span) * 1e9)
         bin_ns = self._keeper.bin_ns * (15 if coarse else 1)
@@ -151,7 +149,7 @@ class DemandRoutes:
         model: Model = "",
         horizon: Annotated[str, Query(description="How far ahead, e.g. 24h or 7d.")] = "24h",
     ) -> dict[str, Any]:
-        """Requests and tokens a second to come, with bands, as busy GPUs too, and which way they went."""
+        """Predict requests and tokens per second with bands, the busy GPUs that they need, and the recent trend."""
         return await self._forecasts.report(model, parse_span_s(horizon))
 
 
@@ -159,7 +157,7 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_span_s(text: str) -> float:
-    """Seconds of "90s", "6h", "14d". Raises InvalidRequest."""
+    """Return the seconds of a span such as "90s", "6h" or "14d". Raise InvalidRequest for other text."""
     number, unit = text.strip()[:-1], text.strip()[-1:]
     plain = number.isascii() and number.replace(".", "", 1).isdigit() and len(number) <= 9
     if unit in _UNITS and plain and float(number) > 0:

@@ -1,4 +1,4 @@
-"""Capacity plans: asked for over REST, and made now and then so that alerts come before a pool is too small."""
+"""Capacity plans, made on request and periodically, so that alerts precede a shortage."""
 
 import asyncio
 import time
@@ -32,30 +32,30 @@ from services.metrics.state import MetricsState
 log = structlog.get_logger()
 
 MOST_ASKED: Final = 8
-"""Plans that wait for their turn; more are refused."""
+"""The most plans that may wait their turn; more are refused."""
 MOST_MODELS: Final = 4
-"""That are looked after, those with most requests."""
+"""The most models that are planned for periodically, those with most requests first."""
 HORIZON_S: Final = 86_400.0
-"""That alerts look ahead."""
+"""The time by which capacity alerts look ahead."""
 LEAST_EVERY_S: Final = 5.0
 REPEAT_S: Final = 30.0
-"""A plan is sent again so often, for planners that start meanwhile."""
+"""The interval at which plans are published again, for planners that have started meanwhile."""
 PublishPlan = Callable[[PlanMessage], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWatch:
-    """What alerts are of."""
+    """The parameters of the plans behind alerts."""
 
     slo: str
-    """Empty: none are wanted."""
+    """The service level to plan for; empty if no alerts are wanted."""
     confidence: float
     start_s: float
-    """That a worker takes to start; 0: not known."""
+    """Time that a worker takes to start; 0 if unknown."""
 
 
 class Capacity(Collector):
-    """One plan at a time, in a process of its own."""
+    """The capacity planner, which makes one plan at a time in a separate process."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Capacity(Collector):
         metrics_id: str,
     ) -> None:
         self.plans: dict[str, dict[str, Any]] = {}
-        """The last one that alerts were made from, by model."""
+        """The plan behind each model's last alerts."""
         self.failures = 0
         self._keeper = keeper
         self._forecasts = forecasts
@@ -83,20 +83,20 @@ class Capacity(Collector):
         self._publish = publish
         self._metrics_id = metrics_id
         self._published: dict[str, PlanMessage] = {}
-        """The last one of each model, as planners hear it."""
+        """The last published plan of each model."""
         self._pool: ProcessPoolExecutor | None = None
         self._lock = asyncio.Lock()
         self._asked = 0
 
     async def input(self, model: str) -> dict[str, Any]:
-        """What a plan of a model is made from; "": of the one with most requests. Raises InvalidRequest."""
+        """Return the input of a model's plan, or of the busiest model's if `model` is empty. Raise InvalidRequest."""
         demand = await self._forecasts.demand(model)
         there = workers_there(self._state.fleet, demand.model, self._clock.now_ns())
         kind = self._kinds.kind(demand.model)
         return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there)))
 
     async def plan(self, model: str, asked: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:
-        """See `make_plan_row`. Raises InvalidRequest, and QueueFull where too many wait."""
+        """Make a plan in turn (see `make_plan_row`). Raise InvalidRequest, or QueueFull if too many wait."""
         if self._asked >= MOST_ASKED:
             raise QueueFull(f"{MOST_ASKED} plans are being made or wait already", retry_after_s=30)
         self._asked += 1
@@ -115,25 +115,25 @@ class Capacity(Collector):
         return found
 
     async def run(self) -> None:
-        """Look after the busiest models until cancelled."""
+        """Plan for the busiest models periodically, until cancelled."""
         every_s = max(FRESH_S / self._keeper.speed, LEAST_EVERY_S)
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self.look()
-            except FulcrumError as error:  # no demand yet, or none that can be planned for
+            except FulcrumError as error:  # no demand yet, or too little to plan for
                 self.failures += 1
                 log.info("no capacity plan", why=error.message)
 
     async def repeat(self) -> None:
-        """Send the last plans again until cancelled."""
+        """Publish the last plans again periodically, until cancelled."""
         while True:
             await asyncio.sleep(REPEAT_S)
             for each in self._published.values():
                 self._publish(each)
 
     async def look(self) -> None:
-        """Once: plan for each of the busiest models, have alerts follow, and tell planners."""
+        """Plan once for each of the busiest models, update the alerts and publish the plans."""
         ahead: list[PoolAhead] = []
         asked = {
             "slo": self._watch.slo,
@@ -152,7 +152,7 @@ class Capacity(Collector):
         self._desk.foresee(list(capacity_conditions(ahead, [in_words(each.at_unix_s) for each in ahead])))
 
     def collect(self) -> Iterator[Metric]:
-        """As of the last plan that alerts were made from."""
+        """Yield the gauges of the last plans behind alerts."""
         gauge = GaugeMetricFamily(
             names.CAPACITY_SHORT_GPUS, "GPUs that four of five forecasts miss within a day.", labels=("model", "phase")
         )
@@ -165,7 +165,6 @@ class Capacity(Collector):
         )
 
     def close(self) -> None:
-        """End the process."""
         if self._pool is not None:
             for child in list(self._pool._processes.values()):
                 child.kill()
@@ -173,7 +172,7 @@ class Capacity(Collector):
 
 
 def _made(row: dict[str, Any], asked: dict[str, Any], where: tuple[str, str, bool]) -> dict[str, Any] | FulcrumError:
-    """Errors as values: not all of them can be sent as exceptions."""
+    # Errors are returned, as not all of them can be pickled as exceptions.
     folder, device, check = where
     try:
         return make_plan_row(row, asked, folder=folder, device=device, check=check)
@@ -182,7 +181,7 @@ def _made(row: dict[str, Any], asked: dict[str, Any], where: tuple[str, str, boo
 
 
 def pools_ahead(row: dict[str, Any], start_s: float) -> Sequence[PoolAhead]:
-    """Pools ahead in a plan's row; pools of which it is not known how many workers are there are left out."""
+    """Return the shortages in a plan's row, without pools whose number of workers is unknown."""
     shortages = {each["phase"]: each for each in row["shortages"]}
     found = []
     for phase in PHASES:
@@ -196,6 +195,6 @@ def pools_ahead(row: dict[str, Any], start_s: float) -> Sequence[PoolAhead]:
 
 
 def in_words(unix_s: float) -> str:
-    """ "14:00 on Tue", local."""
+    """Format a time in the local time zone, such as "14:00 on Tue"."""
     local = time.localtime(unix_s)
     return time.strftime("%H:%M:%S on %a" if local.tm_sec else "%H:%M on %a", local)

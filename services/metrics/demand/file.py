@@ -1,7 +1,8 @@
-"""Kept demand: fine bins of a month, coarse ones of a year, over restarts. SQLite, one writer; called off the loop.
+"""A SQLite file of demand: fine bins of a month and coarse ones of a year, over restarts. One writer, off the event
+loop.
 
-A bin is one compressed row: [series, its counts] of each series that is not zero. Which records of gateways the bins
-hold is written in the same transaction, so that a restart counts none twice and none never.
+A bin is one compressed row with the counts of each series that is not zero. The marks of the gateway records in the
+bins are written in the same transaction. A restart therefore counts no record twice and loses none.
 """
 
 import sqlite3
@@ -28,13 +29,14 @@ FINE_BINS: Final = 30 * 1440
 COARSE_BINS: Final = 400 * 96
 TIMES: Final = COARSE_S // FINE_S
 MAX_SERIES: Final = 256
-"""Models x classes x tenants that have rows of their own; further tenants are counted as `OTHER`."""
+"""The most combinations of model, class and tenant with rows of their own; further tenants count as `OTHER`."""
 MAX_MARKS: Final = 256
 MOST_IN_BIN: Final = 2**38
-"""Of anything in a bin, of all gateways together: 4.6 thousand million tokens a second. What is more is cut, so that
-sums over all bins and series fit an int64, however many gateways claim the most that a record may say."""
+"""Bound on any count in a bin, over all gateways: 4.6 thousand million tokens a second. Higher counts are clipped.
+Sums over all bins and series then fit an int64, however many gateways report the most that a record may hold.
+"""
 COMPRESSED_BYTES: Final = 200
-"""Shorter rows are kept as they are."""
+"""The size of a row above which it is compressed."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS series (
@@ -51,10 +53,10 @@ FINE, COARSE = range(2)
 
 
 class DemandFile:
-    """One cluster's file; ":memory:" keeps nothing over restarts."""
+    """The demand file of one cluster; ":memory:" keeps nothing over restarts."""
 
     def __init__(self, path: str, cluster: str) -> None:
-        """Raises StartupError where the file cannot be had, is in use, or is another cluster's."""
+        """Open the file. Raise StartupError if it is not writable, in use, or another cluster's."""
         try:
             if path != ":memory:":
                 Path(path).parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -76,15 +78,15 @@ class DemandFile:
         self._keys = {number: DemandKey(*names) for number, *names in rows}
         self._ids = {key: number for number, key in self._keys.items()}
         self._marked: dict[GatewayKey, int] = {}
-        """As they are written."""
+        """Times of the marks that are written, by gateway."""
 
     def marks(self) -> dict[GatewayKey, Mark]:
-        """Up to where gateways are counted."""
+        """Return the mark up to which each gateway is counted."""
         found = self._database.execute("SELECT gateway, incarnation, at_ns, data FROM marks ORDER BY at_ns").fetchall()
         return {(name, began): Mark(at_ns, _rows(msgspec.msgpack.decode(data))) for name, began, at_ns, data in found}
 
     def save(self, deltas: Deltas, marks: Mapping[GatewayKey, Mark]) -> None:
-        """Add to bins, note the marks, forget what is old. Raises sqlite3.Error, nothing written."""
+        """Add to bins, store the marks and delete old bins. Raise sqlite3.Error with nothing written."""
         known = dict(self._ids)
         try:
             with self._database as database:
@@ -110,7 +112,7 @@ class DemandFile:
         self._marked = {gateway: mark.at_ns for gateway, mark in marks.items()}
 
     def fill(self, rows: Mapping[int, Mapping[DemandKey, Counts]]) -> int:
-        """Take history of fine bins from elsewhere where none is known; gives how many bins were taken."""
+        """Import fine bins where none are known; return how many were taken."""
         taken = 0
         with self._database:
             query = "SELECT number FROM bins WHERE tier = ? AND heard"
@@ -124,7 +126,7 @@ class DemandFile:
         return taken
 
     def read(self, tier: int, first: int, last: int, bin_ns: int) -> DemandBins:
-        """Bins `first` to before `last` of a tier, whose bins are so long."""
+        """Read the bins [first, last) of a tier whose bins are `bin_ns` long."""
         count = max(last - first, 0)
         heard = np.zeros(count, np.bool_)
         found: dict[DemandKey, Ints] = {}
@@ -141,13 +143,12 @@ class DemandFile:
         return DemandBins(bin_ns, first, heard, found)
 
     def span(self, tier: int) -> tuple[int, int] | None:
-        """First bin and the one after the last; None where there is none."""
+        """Return the first bin and one past the last; None if there is none."""
         query = "SELECT min(number), max(number) FROM bins WHERE tier = ?"
         low, high = self._database.execute(query, (tier,)).fetchone()
         return None if low is None else (low, high + 1)
 
     def close(self) -> None:
-        """Leave it. Idempotent."""
         self._database.close()
 
     def _add(self, tier: int, number: int, delta: BinDelta) -> None:

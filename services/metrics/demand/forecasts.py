@@ -1,4 +1,4 @@
-"""Forecasts of each model, made anew now and then, off the event loop."""
+"""Forecasts by model, recomputed periodically off the event loop."""
 
 import asyncio
 from typing import Any, Final
@@ -11,21 +11,21 @@ from services.metrics.demand.keeping import DAY_S, DemandKeeper
 from services.metrics.demand.kinds import WorkerKinds
 
 COARSE_FROM_S: Final = 43_200.0
-"""With so much history forecasts are of quarters of an hour, before of minutes."""
+"""The age of history from which forecasts use bins of a quarter of an hour instead of a minute."""
 LOOK_BACK_S: Final = 56 * DAY_S
 FRESH_S: Final = 300.0
-"""A forecast is made anew no sooner, in a day of usual length."""
+"""The time for which a forecast is reused, in a day of usual length."""
 MOST_HORIZON_S: Final = 14 * DAY_S
 MAX_WAITING: Final = 16
-"""Forecasts that are being made or wait for their turn; more are refused."""
+"""The most forecasts in progress or waiting their turn; more are refused."""
 MAX_KEPT: Final = 64
-"""Forecasts, by model and horizon."""
+"""The most cached forecasts, each of one model and horizon."""
 TPOT_S: Final = 0.05
-"""For which decode's GPU-seconds are predicted, where nothing else is asked for."""
+"""The TPOT for which decode's GPU-seconds are predicted unless another is requested."""
 
 
 class Forecasts:
-    """Answers are kept while they are fresh; one is made at a time."""
+    """The forecasts of all models, made one at a time and cached while fresh."""
 
     def __init__(self, keeper: DemandKeeper, kinds: WorkerKinds, clock: Clock) -> None:
         self._keeper = keeper
@@ -36,8 +36,10 @@ class Forecasts:
         self._kept: dict[tuple[str, float], tuple[int, dict[str, Any]]] = {}
 
     async def report(self, model: str, horizon_s: float) -> dict[str, Any]:
-        """See `forecast_report`. Raises InvalidRequest for a horizon that is none, and where there is no demand, and
-        QueueFull."""
+        """Return a cached or new forecast (see `forecast_report`).
+
+        Raise InvalidRequest for a bad horizon or without any demand, and QueueFull if too many wait.
+        """
         speed = self._keeper.speed
         if not horizon_s * speed <= MOST_HORIZON_S:
             raise InvalidRequest(f"a horizon of {horizon_s:g} s is over {MOST_HORIZON_S / speed:g} s", param="horizon")
@@ -69,12 +71,15 @@ class Forecasts:
             return found
 
     async def demand(self, model: str) -> ModelDemand:
-        """What is kept of a model; "": of the one with most requests. Raises InvalidRequest where there is none."""
+        """Return a model's known demand, or the busiest model's if `model` is empty.
+
+        Raise InvalidRequest if there is none.
+        """
         bins = await self._bins()
         return await asyncio.to_thread(_demand_of, bins, model, self._keeper.speed)
 
     async def busiest(self) -> list[str]:
-        """Models by requests of the last day, the most first."""
+        """Return the models by requests of the last day, the most first."""
         bins = await self._keeper.read(round(DAY_S / self._keeper.speed * 1e9), coarse=True)
         return sorted(models_of(bins.rows), key=lambda each: -_requests(bins, each))
 

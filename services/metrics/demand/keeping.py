@@ -1,4 +1,4 @@
-"""Demand between gateways' records and what is kept of it: folded as it comes, written every few seconds."""
+"""Demand from gateways' records, folded as it arrives and written to the file every few seconds."""
 
 import asyncio
 import sqlite3
@@ -24,19 +24,19 @@ log = structlog.get_logger()
 
 EVERY_S: Final = 5.0
 AHEAD_NS: Final = 300_000_000_000
-"""A record from further in the future comes from a clock that is wrong, and is left out."""
+"""The furthest that a record may lie in the future. A later one comes from a wrong clock and is left out."""
 DAY_S: Final = 86_400.0
 Read = TypeVar("Read")
 
 
 class DemandKeeper(Collector):
-    """The one writer of a demand file."""
+    """The only writer of a demand file."""
 
     def __init__(self, file: DemandFile, clock: Clock, day_s: float = DAY_S) -> None:
-        """day_s: how long a day is: less to try one out in minutes; bins are as much shorter."""
+        """Open the keeper; a `day_s` below 86,400 shortens bins and seasons alike, to try a day out in minutes."""
         self.bin_ns = round(FINE_S * 1e9 * day_s / DAY_S)
         self.speed = DAY_S / day_s
-        """How much faster than the clock time passes for seasons."""
+        """Factor by which time passes faster for seasons than by the clock."""
         self._file = file
         self._clock = clock
         self._fold = DemandFold(self.bin_ns, file.marks())
@@ -46,7 +46,7 @@ class DemandKeeper(Collector):
         self._ahead = 0
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Enter a record of the demand topic; others are let pass."""
+        """Record a value of the demand topic; records of other topics are ignored."""
         if isinstance(record.value, DemandTotals):
             gateway, mark = mark_of(record.value)
             if mark.at_ns > now_ns + AHEAD_NS:
@@ -55,43 +55,46 @@ class DemandKeeper(Collector):
                 self._fold.take(gateway, mark)
 
     async def run(self) -> None:
-        """Write every few seconds, until cancelled."""
+        """Save what has changed every few seconds, until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.save()
 
     async def save(self) -> None:
-        """Write what has changed. What cannot be written now is written with what comes later."""
+        """Write what has changed. After a failed write the changes stay in memory and are written the next time."""
         await self._in_turn(lambda: None)
 
     async def read(self, span_ns: int, *, coarse: bool = False) -> DemandBins:
-        """The bins of the last `span_ns` that are over, of a minute or of a quarter of an hour."""
+        """Return the finished bins of the last `span_ns`, of a minute or of a quarter of an hour."""
         bin_ns = self.bin_ns * TIMES if coarse else self.bin_ns
         last = self._clock.now_ns() // bin_ns
         tier = COARSE if coarse else FINE
         return await self._in_turn(lambda: self._file.read(tier, last - span_ns // bin_ns, last, bin_ns))
 
     async def first_ns(self, *, coarse: bool = False) -> int | None:
-        """Begin of what is kept; None where nothing is."""
+        """Return the beginning of the kept demand; None if there is none."""
         span = await self._in_turn(lambda: self._file.span(COARSE if coarse else FINE))
         return None if span is None else span[0] * (self.bin_ns * TIMES if coarse else self.bin_ns)
 
     @property
     def now_bin(self) -> int:
-        """The fine bin of now, which is not over."""
+        """The present fine bin, which is not over."""
         return self._clock.now_ns() // self.bin_ns
 
     async def fill(self, rows: Mapping[int, Mapping[DemandKey, Counts]]) -> int:
-        """Take bins of elsewhere where none is known; gives how many were taken."""
+        """Import bins from elsewhere where none are known; return how many were taken."""
         return await self._in_turn(lambda: self._file.fill(rows))
 
     async def close(self) -> None:
-        """Write what is left, and leave the file."""
+        """Write what is left and close the file."""
         await self.save()
         await asyncio.to_thread(self._file.close)
 
     async def _in_turn(self, work: Callable[[], Read]) -> Read:
-        """In a thread, one at a time, after what has changed so far. Whoever asks may be cancelled; this is not."""
+        """Run `work` in a thread, one at a time, after writing what has changed so far.
+
+        It goes on when its caller is cancelled.
+        """
         return await asyncio.shield(self._turn(work))
 
     async def _turn(self, work: Callable[[], Read]) -> Read:
@@ -115,7 +118,6 @@ class DemandKeeper(Collector):
         return None
 
     def collect(self) -> Iterator[Metric]:
-        """What was read, and what could not be written."""
         records = CounterMetricFamily(
             names.DEMAND_RECORDS_TOTAL, "Records of demand, by what they brought.", labels=("brought",)
         )

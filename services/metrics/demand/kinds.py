@@ -1,4 +1,4 @@
-"""What workers there are of each model, by what they report: step times, places, KV, GPUs."""
+"""Kinds of workers by model, from their reports: step times, slots, KV blocks and GPUs."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,15 +17,15 @@ from libs.telemetry.fleet import FleetTelemetry
 from services.metrics.accounting.queues import pool_places
 
 LOOK_NS: Final = 30_000_000_000
-"""A worker's own words about its step times are read as often."""
+"""The interval at which a worker's reported step times are read."""
 MAX_WORKERS: Final = 256
-"""Of a model, of whose words the newest are kept."""
+"""The most workers of a model that are remembered, those read last."""
 MAX_MODELS: Final = 64
 MOST_CHUNK_TOKENS: Final = 8192
 KV_BLOCK_TOKENS: Final = 16
-"""Of a worker's KV blocks, whose size telemetry does not tell: what our engines have by default."""
+"""Tokens of a KV block, whose size telemetry does not report: the default of our engines."""
 MAX_SEQUENCES: Final = 256
-"""Of a worker that does not tell."""
+"""Sequences assumed for a worker that does not report how many it runs."""
 
 
 @dataclass(slots=True)
@@ -39,12 +39,12 @@ class _Worker:
 
 @dataclass(slots=True)
 class WorkerKinds:
-    """By model."""
+    """The latest reports of workers, by model."""
 
     _workers: dict[str, dict[str, _Worker]] = field(default_factory=dict)
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Note what a worker says of itself, now and then."""
+        """Record a worker's description, at most once every `LOOK_NS`."""
         value = record.value
         if not isinstance(value, StepBatch):
             return
@@ -73,8 +73,10 @@ class WorkerKinds:
             del of_model[next(iter(of_model))]
 
     def kind(self, model: str) -> WorkerKind | None:
-        """Kind of a model's workers, each part from the one that has seen most such steps; None where none has
-        reported."""
+        """Return the kind of a model's workers; None if none has reported.
+
+        Each part of the step-time model comes from the worker that has seen most such steps.
+        """
         workers = list(self._workers.get(model, {}).values())
         if not workers:
             return None
@@ -90,7 +92,7 @@ class WorkerKinds:
 
 
 def workers_there(fleet: FleetTelemetry, model: str, now_ns: int) -> dict[Phase, int]:
-    """Workers that serve each phase and are heard; empty where none is."""
+    """Count the live workers that serve each phase; empty if there are none."""
     loads = fleet.directory.loads(now_ns)
     there: dict[Phase, int] = {}
     for phase in PHASES:

@@ -1,4 +1,4 @@
-"""Demand in the metrics service put together."""
+"""Assembly of the metrics service's demand part."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,41 +23,37 @@ from services.metrics.state import MetricsState
 
 @dataclass(frozen=True, slots=True)
 class DemandService:
-    """What the service runs of it."""
+    """The parts of demand that the service runs and serves."""
 
     keeper: DemandKeeper
     kinds: WorkerKinds
     forecasts: Forecasts
     capacity: Capacity
     watched: bool
-    """Whether alerts are made of capacity plans."""
+    """Whether capacity plans are made for alerts."""
     guard: ChangeGuard
-    """Before who brings history."""
+    """The guard that admits callers who import history."""
 
     @property
     def takers(self) -> tuple[Take, ...]:
-        """Of records."""
         return self.keeper.take, self.kinds.take
 
     @property
     def collectors(self) -> tuple[Collector, ...]:
-        """Of metrics."""
         return self.keeper, self.capacity
 
     def start(self, tasks: TaskOwner) -> None:
-        """What runs by itself."""
         tasks.spawn("demand", self.keeper.run())
         if self.watched:
             tasks.spawn("capacity", self.capacity.run())
             tasks.spawn("capacity plans", self.capacity.repeat())
 
     async def close(self) -> None:
-        """Once no task uses it."""
+        """End the planning process and close the file, once no task uses them."""
         self.capacity.close()
         await self.keeper.close()
 
     def routers(self) -> Iterable[APIRouter]:
-        """Its routes."""
         return (DemandRoutes(self.keeper, self.forecasts, self.capacity, self.guard).router(),)
 
 
@@ -71,7 +67,7 @@ def open_demand(
     guard: ChangeGuard,
     publish: PublishPlan,
 ) -> DemandService:
-    """Without a file it is kept in memory. `publish`: capacity plans, for planners."""
+    """Assemble demand, kept in memory without a file; `publish` sends capacity plans to planners."""
     keeper = DemandKeeper(file or DemandFile(":memory:", settings.cluster), clock, settings.day_s)
     kinds = WorkerKinds()
     forecasts = Forecasts(keeper, kinds, clock)

@@ -1,6 +1,7 @@
-"""History in a file: the coarse windows of all workers, over restarts. SQLite, one writer; called off the event loop.
+"""A SQLite file that keeps the coarse windows of all workers over restarts. It has one writer, off the event loop.
 
-A window is one compressed row: the length of the workers' names, the names, a line each, times [workers, 4], roles.
+A window is one compressed row. It holds the length of the workers' names, the names (one a line), times [workers,
+4] and roles.
 """
 
 import sqlite3
@@ -40,19 +41,19 @@ CREATE TABLE IF NOT EXISTS windows (
 
 @dataclass(frozen=True, slots=True)
 class HistorySnapshot:
-    """What is written in one go: it is all there after a crash, or nothing of it."""
+    """The content of one transaction, which after a crash is there as a whole or not at all."""
 
     written_to_ns: int
-    """Rows hold what was known of the time before."""
+    """Time up to which the rows are complete."""
     members: Sequence[Member]
     windows: Sequence[KeptWindow]
 
 
 class HistoryFile:
-    """One cluster's file. A damaged one, or one of another layout, is put aside and begun anew."""
+    """The history file of one cluster. A damaged file, or one of another layout, is moved aside and replaced."""
 
     def __init__(self, path: Path, cluster: str, tiers: Sequence[Tier]) -> None:
-        """Raises StartupError where the file cannot be had, is in use, or is another cluster's."""
+        """Open the file. Raise StartupError if it is not writable, in use, or another cluster's."""
         self._path = path
         self._tiers = tiers
         self._members: set[str] = set()
@@ -66,12 +67,12 @@ class HistoryFile:
             ) from error
 
     def written_to_ns(self) -> int | None:
-        """Where what it holds ends; None for a new one."""
+        """Return the end of the stored history; None for a new file."""
         found = self._fact("written_to_ns")
         return None if found is None else int(found)
 
     def members(self) -> list[Member]:
-        """All it holds windows of."""
+        """Return all members whose windows are stored."""
         rows = self._database.execute(
             "SELECT id, node, model, gpus, coalesce(data_group, '') FROM members LEFT JOIN ranks USING (id)"
         ).fetchall()
@@ -79,18 +80,18 @@ class HistoryFile:
         return [Member(*row) for row in rows]
 
     def windows(self) -> Iterator[KeptWindow]:
-        """All windows, each tier's oldest first."""
+        """Yield all stored windows, each tier's oldest first."""
         rows = self._database.execute("SELECT window_ns, start_ns, data FROM windows ORDER BY window_ns, start_ns")
         for window_ns, start_ns, data in rows:
             yield _decoded(window_ns, start_ns, data)
 
     def save(self, snapshot: HistorySnapshot) -> None:
-        """Write, and forget what is older than roll-ups keep. Raises sqlite3.Error, nothing written."""
+        """Write a snapshot and delete what is older than roll-ups keep. Raise sqlite3.Error with nothing written."""
         with self._database as database:
             members = [(member.worker_id, member.node, member.model, member.gpus) for member in snapshot.members]
             database.executemany("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", members)
             ranks = [(member.worker_id, member.group) for member in snapshot.members if member.group]
-            database.execute("DELETE FROM ranks")  # a table of its own, so that older versions read the file too
+            database.execute("DELETE FROM ranks")  # a separate table, so that older versions still read the file
             database.executemany("INSERT INTO ranks VALUES (?, ?)", ranks)
             known = {worker_id for worker_id, *_ in members}
             gone = [(worker_id,) for worker_id in self._members - known]
@@ -108,7 +109,6 @@ class HistoryFile:
         self._members = known
 
     def close(self) -> None:
-        """Leave it to others. Idempotent."""
         self._database.close()
 
     def _open(self, cluster: str) -> sqlite3.Connection:
@@ -125,15 +125,18 @@ class HistoryFile:
             return self._opened(cluster)
 
     def _is_ours(self) -> bool:
-        """Whether it is new, or a database: a file that a setting names by mistake keeps its mode."""
+        """Report whether the file is new or a database.
+
+        A file that a setting names by mistake keeps its mode.
+        """
         with self._path.open("rb") as file:
             return file.read(len(SQLITE_MAGIC)) in (b"", SQLITE_MAGIC)
 
     def _opened(self, cluster: str) -> sqlite3.Connection:
         self._path.touch(mode=PRIVATE_FILE)
         if self._is_ours():
-            with suppress(PermissionError):  # another user's, which we may write to
-                self._path.chmod(PRIVATE_FILE)  # SQLite gives what it writes beside it the same mode
+            with suppress(PermissionError):  # another user's file, writable for this process
+                self._path.chmod(PRIVATE_FILE)  # SQLite creates its side files with the same mode
         database = sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         try:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -1,4 +1,4 @@
-"""Keeps history over restarts: what the file holds is put back at the start, what changes is written as time goes."""
+"""Persistence of history: restored from the file at the start, then written as it changes."""
 
 import asyncio
 import sqlite3
@@ -26,26 +26,29 @@ log = structlog.get_logger()
 
 EVERY_S: Final = 5.0
 UNSETTLED_NS: Final = 2_000_000_000
-"""The newest windows are not written: late telemetry still changes them. After a restart they are made again from
-what the broker holds."""
+"""The newest windows are not written, as late telemetry still changes them. After a restart they are rebuilt from the
+broker's records.
+"""
 OVERLAP_NS: Final = 10_000_000_000
-"""Telemetry is read from so long before the end of the file: steps that began earlier, and clocks that differ."""
+"""The overlap with the file at which telemetry is read after a restart. It allows for steps that began earlier and for
+clocks that differ.
+"""
 
 
 class HistoryKeeper(Collector):
-    """Between one history and one file."""
+    """The link between one service's history and its file."""
 
     def __init__(self, state: MetricsState, file: HistoryFile) -> None:
         self._state = state
         self._file = file
         self._from_ns = 0
-        """Where this run began: earlier windows are in the file."""
+        """Time from which this run writes; earlier windows are in the file."""
         self._failures = 0
         self._failing = False
         self._writing: asyncio.Future[None] | None = None
 
     async def restore(self) -> int | None:
-        """Put back what the file holds; where telemetry is to be read from, in Unix ns, None for a new file.
+        """Restore the file's content; return the Unix ns from which to read telemetry, None for a new file.
 
         Nothing else may use the state meanwhile.
         """
@@ -66,13 +69,13 @@ class HistoryKeeper(Collector):
         return written_to_ns
 
     async def run(self) -> None:
-        """Write every few seconds, until cancelled."""
+        """Save what has changed every few seconds, until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.save()
 
     async def save(self) -> None:
-        """Write what has changed. A file that cannot be written costs what it would have held, and is tried again.
+        """Write what has changed. After a failed write the changes stay in memory and are written the next time.
 
         A write goes on in its thread when its caller is cancelled; the next one waits for it.
         """
@@ -86,7 +89,7 @@ class HistoryKeeper(Collector):
         snapshot = HistorySnapshot(before_ns, self._state.members.all(), changed)
         writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.save, snapshot))
         writing.add_done_callback(partial(self._written, changed))
-        await asyncio.wait([writing])  # which does not cancel it
+        await asyncio.wait([writing])  # unlike awaiting it, this does not cancel it
         if not isinstance(writing.exception(), sqlite3.Error):
             writing.result()
 
@@ -103,21 +106,23 @@ class HistoryKeeper(Collector):
         self._state.rollups.give_back(changed)
 
     async def close(self) -> None:
-        """Write what is left, and leave the file. Once nothing writes history any more."""
+        """Write the rest and close the file, once nothing changes the history any more."""
         await self.save()
         await asyncio.to_thread(self._file.close)
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """How often it could not be written."""
         yield CounterMetricFamily(
             names.HISTORY_WRITE_FAILURES_TOTAL, "Times that history could not be written to its file.", self._failures
         )
 
 
 def _missed(rollups: RollUps, members: Members, written_to_ns: int) -> Iterator[StepBatch]:
-    """A batch for each worker that has the last window before that moment, covered or not, with nothing but when it
-    was last heard and in which role. A worker that left in good order has no such window; for one that left right then,
-    and for all live ones, the broker's telemetry has more."""
+    """Yield a batch for each worker with the last window before `written_to_ns`, holding only its last report and
+    role.
+
+    A worker that left in good order has no such window. For one that left right then, and for all live ones, the
+    broker's telemetry has more.
+    """
     length_ns = rollups.tiers[1].window_ns
     end_ns = -(-written_to_ns // length_ns) * length_ns
     ids = rollups.present(length_ns, end_ns - length_ns, end_ns)

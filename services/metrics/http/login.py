@@ -1,5 +1,7 @@
-"""The page's login: an operator's key once, a session from then on, which an EventSource can send where it can send no
-header."""
+"""The login of the page, which exchanges an operator's key for a session cookie.
+
+An EventSource can send a cookie where it cannot send a header.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -24,31 +26,32 @@ from libs.runtime.http.settings import HttpSettings
 from services.metrics.http.static import CONTENT_SECURITY_POLICY, FOLDER, HEADERS
 
 PUBLIC: Final = frozenset({"/login", "/logout", "/style.css", "/icon.svg"})
-"""What somebody who has no session yet may see."""
+"""Paths that may be read without a session."""
 LOGGED_IN: Final = "fulcrum_logged_in"
-"""Cookie by which the page's script knows that there is a session to end: it cannot read the session's own."""
+"""Cookie that shows the page's script that a session exists; the session's own cookie is hidden from scripts."""
 MAX_BODY_BYTES: Final = 4096
 _POLICY: Final = CONTENT_SECURITY_POLICY.replace("form-action 'none'", "form-action 'self'")
 
 
 class Door:
-    """Who may see the metrics service's answers: operators, where there are keys."""
+    """Access control of the metrics service's routes: operators only, where keys are set."""
 
     def __init__(self, keys: KeyTable | None, settings: HttpSettings, clock: Clock, *, token: str) -> None:
-        """keys: None lets everybody in. token: the suite's, which counts as an admin's key."""
+        """Create the access control. Without `keys` everybody is admitted; the suite's `token` counts as an admin's
+        key.
+        """
         self._keys = keys
         self.guard = ChangeGuard(keys, clock, token=token)
-        """Before what changes something: a login's session is not enough for that."""
+        """Guard of routes that change something, for which a login's session is not enough."""
         self._settings = settings
         self._clock = clock
         self._sessions = Sessions()
 
     def routers(self) -> Iterable[APIRouter]:
-        """The login's routes."""
         return () if self._keys is None else (login_router(self._keys, self._sessions, self._clock),)
 
     def before(self, app: ASGIApp, record: Callable[[AuditEvent], None], metrics: CollectorRegistry) -> ASGIApp:
-        """The app behind the door; `record` takes who changed what."""
+        """Wrap the app in authentication; `record` receives the audit events of changes."""
         if self._keys is None:
             return app
         hosts = own_hosts(self._settings)
@@ -63,12 +66,11 @@ def _need(_method: str, path: str) -> Role | None:
 
 
 def login_router(table: KeyTable, sessions: Sessions, clock: Clock) -> APIRouter:
-    """`/login` and `/logout`."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/login")
     async def form() -> Response:
-        """The form, for a suite that has keys; the page itself where there are none."""
+        """Return the form if the suite has keys, else redirect to the page."""
         if table.is_open:
             return _to("/")
         body = (FOLDER / "login.html").read_bytes()
@@ -76,7 +78,7 @@ def login_router(table: KeyTable, sessions: Sessions, clock: Clock) -> APIRouter
 
     @router.post("/login")
     async def login(request: Request) -> Response:
-        """Begin a session. Raises InvalidApiKey, PermissionDenied."""
+        """Begin a session. Raise InvalidApiKey or PermissionDenied."""
         if table.is_open:
             return _to("/")
         key, now_s = (await _key(request)).encode(), clock.now_ns() / 1e9
@@ -93,7 +95,6 @@ def login_router(table: KeyTable, sessions: Sessions, clock: Clock) -> APIRouter
 
     @router.post("/logout")
     async def logout(request: Request) -> Response:
-        """End the session."""
         sessions.end(request.headers.get("cookie", "").encode("latin-1"))
         answer = _to("/login")
         for cookie in (COOKIE, LOGGED_IN):

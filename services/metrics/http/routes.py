@@ -1,5 +1,3 @@
-"""The routes of the metrics service."""
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -23,27 +21,24 @@ from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
 from services.metrics.accounting.window import ALLOWED, TIER_NAMES, parse_span_ns, parse_tier, parse_window_ns
 from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
 from services.metrics.http.history import BAD_QUERY, End, HistoryApi, ScopeText, Span, asked_end_ns
-from services.metrics.http.runbook import runbook_router
-from services.metrics.http.static import Page
-from services.metrics.past_status.recorder import StatusRecorder
-from services.metrics.past_status.rings import TIERS
+from services.metrics.http.static import Page, runbook_router
+from services.metrics.past_status import TIERS, StatusRecorder
 from services.metrics.requests.wire import FinishedRequest, RequestsReport
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.api import status_router
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 
 LENGTHS = [name for name, tier in TIER_NAMES.items() if tier in TIERS]
 StatusWindow = Annotated[str, Query(description=f"Length of each window: {', '.join(LENGTHS)}.")]
 
 
 def past_status_router(recorder: StatusRecorder, clock: Clock) -> APIRouter:
-    """`/v1/status/history`."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/status/history", responses=BAD_QUERY)
     async def status_history(window: StatusWindow = "1s", span: Span = "2m", end_unix_ms: End = None) -> Response:
-        """Pressure of each model, traffic, and verdicts, window by window; null where nothing is known."""
+        """Return each model's pressure, the traffic and the verdicts, window by window; null where nothing is known."""
         tier = parse_tier(window)
         if tier not in TIERS:
             raise InvalidRequest(f"window={window[:40]!r} is not one of {', '.join(LENGTHS)}", param="window")
@@ -60,12 +55,11 @@ Keeps = Annotated[bool, Query(description="The newest too that leaves all worker
 
 
 def decisions_router(log: DecisionLog) -> APIRouter:
-    """`/v1/decisions`."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/decisions")
     async def decisions(limit: DecisionLimit = 20, *, keeps: Keeps = False) -> Response:
-        """The planner's last decisions, as the topic brought them, the newest first."""
+        """List the planner's last decisions as the topic carries them, the newest first."""
         return Response(msgspec.json.encode(log.newest(limit, keeps=keeps)), media_type="application/json")
 
     return router
@@ -73,10 +67,13 @@ def decisions_router(log: DecisionLog) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class LinkAnswer:
-    """KV from one worker to another. `gb_per_s`: of the fastest transfers of late; null where all were too small to say
-    anything. `is_floor`: the receiver's steps may have made that speed, so the link brings as much or more.
-    `of_fastest`: its share of the fastest pair of the model that moves KV in the same way; null for a floor, and where
-    there is nothing to compare with."""
+    """KV transfers from one worker to another.
+
+    `gb_per_s` is the speed of the fastest recent transfers, null where all were too small to measure. `is_floor`
+    means that the receiver's steps may have limited that speed, so the link may be faster. `of_fastest` is the
+    share of the model's fastest pair that moves KV in the same way. It is null for a floor, and where there is
+    nothing to compare with.
+    """
 
     source: str
     target: str
@@ -90,12 +87,13 @@ class LinkAnswer:
 
 
 def links_router(fleet: FleetTelemetry, clock: Clock) -> APIRouter:
-    """`/v1/links`."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/links", response_model=list[LinkAnswer])
     async def links() -> Response:
-        """How fast KV comes over each pair of workers, the slowest first, of receivers whose telemetry is read here."""
+        """List the KV speed of each pair of workers, the slowest first, for receivers whose telemetry this instance
+        reads.
+        """
         return Response(msgspec.json.encode(_links(fleet.kv_links(clock.now_ns()))), media_type="application/json")
 
     return router
@@ -123,7 +121,7 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
 Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
 MAX_REQUESTS_TOLD = 1_000
 MAX_STEPS_TOLD = 5_000
-"""1.3 MB."""
+"""The most steps in one answer, 1.3 MB."""
 BAD_WINDOW: dict[int | str, dict[str, Any]] = {
     400: {"description": "the window is not one; the error names what is allowed"}
 }
@@ -135,12 +133,13 @@ NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
 
 
 def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIRouter:
-    """`/v1/requests` and `/v1/steps`."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
-        """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
+        """Summarise requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in total and by
+        model.
+        """
         return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
 
     @router.get("/requests")
@@ -148,7 +147,7 @@ def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> A
         worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
         limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
     ) -> list[FinishedRequest]:
-        """The last finished requests of a worker, as far as they are kept."""
+        """List the last finished requests of a worker, as far as they are kept."""
         return state.requests.of_worker(worker, limit)
 
     @router.get("/steps", responses=NO_STEPS, response_model=StepsReport)
@@ -158,7 +157,7 @@ def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> A
         end_unix_ms: End = None,
         limit: Annotated[int, Query(ge=1, le=MAX_STEPS_TOLD, description="How many, the oldest first.")] = 1_000,
     ) -> Response:
-        """The engine steps of one worker behind its figures in a window."""
+        """List the engine steps of one worker behind its figures in a window."""
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
         report = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
         return Response(msgspec.json.encode(report), media_type="application/json")
@@ -179,8 +178,11 @@ def make_api(
     recorder: StatusRecorder | None = None,
     more: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in; those of history and stream
-    `live_lag_ns` before now, and are revised."""
+    """Build the app over `state`.
+
+    Windows end `lag_ns` before now, once their telemetry has arrived. Those of history and stream end `live_lag_ns`
+    before now, and are revised.
+    """
     app = make_web_app(
         "Fulcrum metrics",
         "True GPU time by phase, from step telemetry.",
@@ -190,10 +192,10 @@ def make_api(
 
     @app.get("/v1/occupancy", responses=BAD_WINDOW, response_model=ClusterOccupancy)
     async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> Response:
-        """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
+        """Return GPU time by phase of each worker, each model and the cluster, as fractions of covered time."""
         end_ns, window_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
         now_ns = clock.now_ns()
-        live = end_unix_ms is None  # queues are not kept
+        live = end_unix_ms is None  # past queues are not stored
         fleet = state.fleet
         queues = phase_queues(fleet.directory.loads(now_ns), fleet.clocks, state.gateways, now_ns) if live else []
         aged_ns = state.age_ns(now_ns) if live else None
@@ -201,14 +203,14 @@ def make_api(
         report = await cluster_occupancy_in_turns(
             fleet, state.rollups, state.members, end_ns, window_ns, queues=queues, age_ms=age_ms
         )
-        # FastAPI would check each of a thousand workers again: 0.2 s.
+        # FastAPI would validate each of a thousand workers again, which takes 0.2 s.
         return Response(msgspec.json.encode(report), media_type="application/json")
 
     recent = RecentOccupancy(state.fleet, state.rollups, state.members)
 
     @app.get("/v1/occupancy/efficiency", responses=BAD_WINDOW)
     async def efficiency_of(scope: ScopeText = "cluster", end_unix_ms: End = None) -> Efficiency:
-        """MFU and MBU by phase, GPUs' own counters and clocks, over two seconds of a scope."""
+        """Return MFU and MBU by phase, hardware counters and clock offsets of a scope over two seconds."""
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
@@ -222,5 +224,5 @@ def make_api(
     app.include_router(runbook_router())
     for router in more:
         app.include_router(router)
-    app.mount("/", Page())  # last: it takes every path that is left
+    app.mount("/", Page())  # last, as it matches every remaining path
     return app

@@ -1,4 +1,4 @@
-"""Finished requests: a bounded log, counts and latency percentiles over a window of it, one worker's newest. Pure."""
+"""A bounded log of finished requests, with counts and latency percentiles over a window. Pure."""
 
 from collections import deque
 from itertools import islice
@@ -14,20 +14,22 @@ from services.metrics.requests.table import RequestTable
 from services.metrics.requests.wire import FinishedRequest, ModelRequests, RequestsReport
 
 MAX_REQUESTS: Final = 50_000
-"""Kept at most, 40 MB; at more than 80 a second the log is shorter than `HISTORY_NS`, and summaries say so."""
+"""The most requests kept, 40 MB. Above 80 requests a second the log is shorter than `HISTORY_NS`, which summaries
+report.
+"""
 REPORT_NS: Final = 1_000_000_000
-"""How long a report is served again: every open page asks for it each two seconds."""
+"""The time for which a report is reused. Every open page requests one each two seconds."""
 MAX_REPORTS: Final = 8
-"""Windows whose report is held."""
+"""The most windows whose report is cached."""
 MAX_ID: Final = 100
-"""Characters of a request's id that are kept."""
+"""The most characters kept of a request's id."""
 SHED: Final = frozenset((QueueFull.code, NoWorkers.code))
-"""Refusals that are not the client's doing."""
+"""Error codes of refusals that are not the client's fault."""
 _OUTCOME_PREFIX: Final = "OUTCOME_"
 
 
 class RequestLog:
-    """The last finished requests, oldest first as they came; a repeated event is counted once."""
+    """The last finished requests in order of arrival; a repeated event is counted once."""
 
     def __init__(self) -> None:
         self._log: deque[tuple[bytes, FinishedRequest]] = deque()
@@ -38,11 +40,11 @@ class RequestLog:
         self._reports: dict[int, RequestsReport] = {}
 
     def begin(self, read_from_ns: int) -> None:
-        """Note that nothing will come of what ended before."""
+        """Record that requests that ended before `read_from_ns` will not be read."""
         self._kept_from_ns = read_from_ns
 
     def add(self, event: RequestEvent, now_ns: int) -> FinishedRequest | None:
-        """Enter an event; None when it has come before."""
+        """Record an event; None if it has come before."""
         # Delivery is at least once and the choices of a request share its id, so the whole value names an event.
         identity = event.SerializeToString(deterministic=True)
         if identity in self._known:
@@ -65,12 +67,12 @@ class RequestLog:
         self._kept_from_ns = max(self._kept_from_ns, gone.end_unix_ns)
 
     def of_worker(self, worker_id: str, limit: int) -> list[FinishedRequest]:
-        """The last requests that a worker had a part in, at most `limit`, the newest first."""
+        """Return the last requests in which a worker took part, at most `limit`, the newest first."""
         newest = (finished for _, finished in reversed(self._log))
         return list(islice((each for each in newest if worker_id in (each.prefill_worker, each.decode_worker)), limit))
 
     def report(self, end_ns: int, window_ns: int) -> RequestsReport:
-        """Requests that ended in the window, as of then or up to `REPORT_NS` before."""
+        """Return the requests that ended in the window, as of `end_ns` or up to `REPORT_NS` before."""
         known = self._reports.get(window_ns)
         if known is None or not 0 <= end_ns - known.as_of_unix_ns < REPORT_NS:
             self._reports.pop(window_ns, None)
@@ -94,7 +96,9 @@ class RequestLog:
 def _finished(event: RequestEvent) -> FinishedRequest:
     missed = missed_levels(_judged(event))
     deadline_ns = max(event.ttft_deadline_unix_ns - event.arrival_unix_ns, 0)
-    awaited = event.service_class != BATCH_CLASS  # nobody waits for a line of a batch job: its targets are no one's
+    awaited = (
+        event.service_class != BATCH_CLASS
+    )  # no client waits for a line of a batch job, so its targets do not count
     return FinishedRequest(
         id=event.request_id[:MAX_ID],
         prefill_worker=intern(event.prefill_worker),
@@ -129,7 +133,7 @@ def _judged(event: RequestEvent) -> JudgedRequest:
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """ok, client_gone, rejected, failed, or unspecified for one that is not known here."""
+    """Return ok, client_gone, rejected or failed; unspecified for an unknown outcome."""
     if outcome not in Outcome.values():
         return "unspecified"
     return Outcome.Name(outcome).removeprefix(_OUTCOME_PREFIX).lower()

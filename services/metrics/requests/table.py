@@ -1,4 +1,4 @@
-"""Numbers of finished requests in arrays: sums and percentiles of fifty thousand take milliseconds. Pure."""
+"""Figures of finished requests as arrays, in which sums and percentiles of fifty thousand take milliseconds. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from services.metrics.requests.wire import FinishedRequest, Percentiles, Request
 END, QUEUE, TTFT, TPOT, PROMPT, CACHED, OUTPUT, TTFT_TARGET, TPOT_TARGET, TTFT_MISSED, TPOT_MISSED = range(11)
 COLUMNS: Final = 11
 NONE: Final = -1
-"""Of a latency, target or verdict that a request does not have."""
+"""The value of a latency, target or verdict that a request does not have."""
 MOST: Final = (1 << 63) - 1
-"""Larger reported values are stored as this: a column has no larger number."""
+"""Largest value of a column; larger reported values are clipped to it."""
 
 
 class Names:
-    """Names as numbers, as long as anything bears them: they come from clients, so those of old must go."""
+    """Numbers for names, counted by reference. Names come from clients, so unused ones must be freed."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -27,7 +27,7 @@ class Names:
         self._free: list[int] = []
 
     def take(self, name: str) -> int:
-        """Its number; to be given back."""
+        """Return a name's number, to be released with `give_back`."""
         number = self._numbers.get(name)
         if number is None:
             number = self._free.pop() if self._free else len(self._numbers)
@@ -36,27 +36,26 @@ class Names:
         return number
 
     def give_back(self, number: int) -> None:
-        """One bears it no more."""
+        """Release one use of a number."""
         self._bearers[number] -= 1
         if not self._bearers[number]:
             del self._bearers[number], self._numbers[self._names.pop(number)]
             self._free.append(number)
 
     def of(self, number: int) -> str:
-        """The name that the number stands for now."""
         return self._names[number]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """Some requests: [n, COLUMNS] int64, [n, 2] int32 of model and outcome."""
+    """Rows of some requests: figures [n, COLUMNS] int64, model and outcome [n, 2] int32."""
 
     numbers: NDArray[np.int64]
     names: NDArray[np.int32]
 
 
 class RequestTable:
-    """A ring of rows: the owner says which is the next, and which is free again."""
+    """A ring of rows, whose owner decides which row is next and which is free."""
 
     def __init__(self, rows: int) -> None:
         self._numbers = np.full((rows, COLUMNS), NONE, np.int64)
@@ -64,7 +63,6 @@ class RequestTable:
         self._models, self._outcomes = Names(), Names()
 
     def put(self, row: int, finished: FinishedRequest) -> None:
-        """Enter a request into a free row."""
         optional = (finished.ttft_target_ns, finished.tpot_target_ns, finished.ttft_missed, finished.tpot_missed)
         numbers = (
             finished.end_unix_ns,
@@ -80,20 +78,19 @@ class RequestTable:
         self._names[row] = self._models.take(finished.model), self._outcomes.take(finished.outcome)
 
     def drop(self, row: int) -> None:
-        """Free a row."""
         self._numbers[row, END] = NONE
         model, outcome = self._names[row].tolist()
         self._models.give_back(model)
         self._outcomes.give_back(outcome)
 
     def within(self, low_ns: int, high_ns: int) -> RequestRows:
-        """Requests that ended in [low, high)."""
+        """Return the requests that ended in [low, high)."""
         ends = self._numbers[:, END]
         inside = np.flatnonzero((ends >= max(low_ns, 0)) & (ends < high_ns))
         return RequestRows(self._numbers[inside], self._names[inside])
 
     def by_model(self, rows: RequestRows) -> list[tuple[str, RequestRows]]:
-        """By the name of the model, in order."""
+        """Group rows by the name of the model, in order."""
         order = np.argsort(rows.names[:, 0], kind="stable")
         models, starts = np.unique(rows.names[order, 0], return_index=True)
         parts = np.split(order, starts[1:]) if len(models) else []
@@ -103,7 +100,6 @@ class RequestTable:
         )
 
     def summary(self, rows: RequestRows) -> RequestSummary:
-        """Counts and percentiles."""
         numbers = rows.numbers
         outcomes, counts = np.unique(rows.names[:, 1], return_counts=True)
         by_outcome = {self._outcomes.of(int(each)): int(count) for each, count in zip(outcomes, counts, strict=True)}
@@ -123,7 +119,7 @@ class RequestTable:
 
 
 def percentiles(values_ns: NDArray[np.int64]) -> Percentiles:
-    """Nearest rank: each is a latency that some request had."""
+    """Compute percentiles by nearest rank, so that each is a latency that some request had."""
     if not len(values_ns):
         return Percentiles(0, None, None, None)
     ranks = [-(-len(values_ns) * percent // 100) - 1 for percent in (50, 90, 99)]

@@ -1,12 +1,10 @@
-"""Finished requests as the log holds and the API returns them."""
+"""Finished requests as the log stores and the API returns them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """What is kept of a request."""
-
     id: str
     prefill_worker: str
     decode_worker: str
@@ -20,16 +18,18 @@ class FinishedRequest:
     ttft_ns: int | None
     tpot_ns: int | None
     ttft_target_ns: int | None
-    """What its client asked for, from its arrival; null where nothing was."""
+    """The client's TTFT limit, counted from arrival; null without one."""
     tpot_target_ns: int | None
     ttft_missed: bool | None
-    """Whether its first token came too late or never; null where it was refused for its own fault, or had no target."""
+    """Whether the first token came too late or never. Null without a target, or if the request was refused for its own
+    fault.
+    """
     tpot_missed: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a latency in seconds, over `count` requests; null without any."""
+    """Percentiles of a latency in seconds over `count` requests; null without any."""
 
     count: int
     p50: float | None
@@ -39,20 +39,18 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """How requests met a target that each carries for itself."""
+    """The attainment of a target that each request carries itself."""
 
     requests: int
-    """Of which that can be said."""
+    """Number of requests that can be judged."""
     target_s: float | None
-    """The median of their targets; null where none has one."""
+    """The median of the requests' targets; null if none has one."""
     met: float | None
-    """Share of them; null without any."""
+    """Share of judged requests that met their target; null without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """Requests that ended in the window."""
-
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
@@ -67,16 +65,12 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequests:
-    """The summary of one model."""
-
     model: str
     summary: RequestSummary
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsReport:
-    """All models together, and each."""
-
     window_ms: int
     as_of_unix_ns: int
     complete: bool

@@ -1,1 +1,1 @@
-"""The verdict: how hard work presses on each model's workers, what holds requests up, and what to do."""
+"""The verdict: pressure on each model's workers, what holds requests up, and what to do about it."""

@@ -1,5 +1,3 @@
-"""The route of the verdict."""
-
 from dataclasses import replace
 
 import msgspec
@@ -13,7 +11,7 @@ from services.metrics.status.report import ClusterStatus, cluster_status
 
 
 def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
-    """What the evaluator has seen last, with how old that is."""
+    """Build the status from the evaluator's last result, with its age."""
     aged_ns, heard = state.age_ns(now_ns), state.gateways.waiting(now_ns)
     waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns)
     if heard is not None:
@@ -36,12 +34,13 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
 
 
 def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, clock: Clock) -> APIRouter:
-    """Over what the evaluator has seen last."""
     router = APIRouter()
 
     @router.get("/v1/status", response_model=ClusterStatus)
     async def status() -> Response:
-        """Whether the cluster is balanced, what holds it up if it is not, what to do, and the figures behind it."""
+        """Return whether the cluster is balanced, what holds it up if it is not, what to do, and the figures behind
+        it.
+        """
         report = status_now(state, verdicts, book, clock.now_ns())
         return Response(msgspec.json.encode(report), media_type="application/json")
 

@@ -1,52 +1,121 @@
-"""Looks every so often at how hard work presses, and keeps the verdict."""
+"""Periodic evaluation of pressure on all models and of workers' pace, whose last verdict is kept."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, StepBatch
 from libs.contracts.roles import role_name
+from libs.perfmodel.reference import expected_ns
 from libs.policy.alerts.watch import every_ns
 from libs.policy.pressure.splits import WorkerProfile
+from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.cause import Cause
 from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState
 from libs.policy.verdict.watch import Verdict, VerdictWatch
-from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
+from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
 from libs.telemetry.gateways import ModelBacklog
-from libs.telemetry.refusals import Refusals
 from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
+from libs.telemetry.worker.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
-from services.metrics.status.paces import LOOK_BACK_NS, NO_PACE, StepPace, beside_peers, pace
 from services.metrics.status.planner_news import PlannerNews
 from services.metrics.status.traffic import TrafficLog
 
 WINDOW_NS: Final = 2_000_000_000
-"""What shares of time are of."""
+"""The window over which shares of time and the pace of steps are measured."""
+LOOK_BACK_NS: Final = 3 * WINDOW_NS
+"""The time from which the newest steps count if a window holds fewer than `LEAST_STEPS`; a step may take half a
+second.
+"""
+LEAST_STEPS: Final = 3
+LEAST_NS: Final = 150_000_000
+"""The least time in steps, beside `LEAST_STEPS`, that says anything about a worker."""
+LAST_STEPS: Final = 2
+LAST_NS: Final = 400_000_000
+"""The least time of the last steps together. If each of them took longer than usual, the worker has just become slow,
+however fast it was before.
+"""
+_BATCH: Final = StepCounts._fields.index("decode_sequences")
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """How slow one worker's steps are in a window."""
+
+    slowness: float | None
+    """Measured over expected duration; None for too few steps."""
+    token_ns: float
+    """Durations of steps that decode, each times its sequences, summed."""
+    tokens: float
+    """Sequences of the steps that decode, summed."""
+
+
+NO_PACE: Final = StepPace(None, 0.0, 0.0)
+LEAST_PEERS: Final = 3
+
+
+def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
+    """Return each worker's slowness relative to the model's median worker.
+
+    What slows all workers thus accuses none. The result is None for workers that ran too little, and for all of
+    them if fewer than `LEAST_PEERS` ran enough.
+    """
+    known = sorted(each.slowness for each in paces.values() if each.slowness is not None)
+    if len(known) < LEAST_PEERS:
+        return dict.fromkeys(paces)
+    middle = max(known[(len(known) - 1) // 2], 1e-9)
+    return {name: None if each.slowness is None else each.slowness / middle for name, each in paces.items()}
+
+
+def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> StepPace:
+    """Measure the newest of the finished steps of `LOOK_BACK_NS` against the usual step-time model."""
+    first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
+    took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
+    if not len(took_ns):
+        return NO_PACE
+    counts = steps.counts[:, first:]
+    batch = counts[_BATCH]
+    expected = expected_ns(usual, counts)
+    total_ns, whole_ns = float(took_ns.sum()), float(expected.sum())
+    enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and whole_ns > 0
+    slowness = max(total_ns / whole_ns, _lately(took_ns, expected)) if enough else None
+    return StepPace(slowness, float(took_ns @ batch), float(batch.sum()))
+
+
+def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """Return the least slowness among the newest steps, so that a single stall accuses nobody; 0 if they are too
+    short.
+    """
+    took, most = took_ns[-LAST_STEPS:], np.maximum(expected[-LAST_STEPS:], 1.0)
+    return float((took / most).min()) if took.sum() >= LAST_NS else 0.0
+
+
 ENGINE_EVERY_NS: Final = 1_000_000_000
-"""Step-time models change slowly."""
+"""The time for which a step-time model is reused, as it changes slowly."""
 PACES_A_LOOK: Final = 100
-"""Workers whose steps are looked at anew in one look, the longest unseen first: 10 ms."""
+"""Workers whose steps are measured again in one evaluation, the oldest measurements first: 10 ms."""
 SMOOTHED_NS: Final = 800_000_000
-"""Time constant of the running mean of what sequences await."""
+"""Time constant of the running means of awaited KV."""
 MOST_AGE_S: Final = 10.0
-"""One that was longest awaited says no more than that."""
+"""Bound on the age of awaited KV that enters the running mean."""
 FRESH_NS: Final = 2_000_000_000
-"""A worker whose last batch is older is not heard now."""
+"""The age of its last batch from which a worker does not count as live."""
 Subject = ModelState | UnknownState
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTime:
-    """How the workers of a phase spent the last two seconds, in shares of their GPU time; None: not known."""
+    """Shares of a phase's GPU time over the last two seconds; None if unknown."""
 
     workers: int = 0
     gpus: int = 0
@@ -57,27 +126,30 @@ class PoolTime:
 
 @dataclass(frozen=True, slots=True)
 class StatusLook:
-    """What the last look found."""
+    """The result of one evaluation over all models."""
 
     at_ns: int
     verdict: Verdict
     models: Sequence[Subject] = ()
     tpot_ms: tuple[tuple[str, float], ...] = ()
-    """Measured over the window, by model."""
+    """Time per output token measured over the window, by model."""
     pools: tuple[tuple[tuple[str, str], PoolTime], ...] = ()
-    """By model and phase."""
+    """Shares of time by model and phase."""
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
-    """Sequences that decode workers run at most, by model."""
+    """The most sequences that decode workers run, by model."""
 
 
 class VerdictEvaluator:
-    """Takes records as they come; `look` makes a verdict of what is known."""
+    """The verdict's evaluator, which collects records and evaluates them in `look`."""
 
     def __init__(
         self, state: MetricsState, limits: VerdictLimits, *, ttft_limit_ns: int, tpot_ns: int, lag_ns: int
     ) -> None:
-        """`ttft_limit_ns`, `tpot_ns`: where requests name none. Windows end `lag_ns` before now."""
+        """Create an evaluator over windows that end `lag_ns` before now.
+
+        `ttft_limit_ns` and `tpot_ns` apply where requests name no targets.
+        """
         self._state = state
         self._defaults = ttft_limit_ns, tpot_ns
         self._lag_ns = lag_ns
@@ -87,16 +159,16 @@ class VerdictEvaluator:
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
-        """By worker: see `_awaits`."""
+        """The running means of `_awaits`, by worker."""
         self._looked_ns = 0
         self._since_ns = 0
-        """From the look before the last one to the last."""
+        """Time between the last two evaluations in ns."""
         self.traffic = TrafficLog()
         self.planner = PlannerNews()
         self.seen: StatusLook | None = None
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Enter a record, beside the state."""
+        """Record what the verdict needs beyond the state."""
         value = record.value
         if isinstance(value, StepBatch):
             return
@@ -110,17 +182,17 @@ class VerdictEvaluator:
             self.planner.take(value, now_ns)
 
     def judged(self, now_ns: int) -> tuple[Sequence[Cause], frozenset[str]]:
-        """The causes that are named, and the models of which enough is known to name them; nothing of an old look."""
+        """Return the named causes and the models for which enough is known; nothing if the last result is old."""
         seen = self.seen
         if seen is None or now_ns - seen.at_ns > FRESH_NS:
             return (), frozenset()
         known = frozenset(each.model for each in seen.models if isinstance(each, ModelState))
-        if self.planner.status(now_ns).acts:  # and needs nobody to type its moves
+        if self.planner.status(now_ns).acts:  # no operator needs to run its moves
             return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
 
     async def look(self, now_ns: int) -> None:
-        """Make the verdict of now, if it is time, with turns for others between."""
+        """Evaluate if it is time, yielding to the event loop in between."""
         batches = self._batches(now_ns)
         every = every_ns(len(batches))
         if now_ns // every == self._looked_ns // every:
@@ -138,7 +210,7 @@ class VerdictEvaluator:
         self.seen = self._seen(by_model, engines, now_ns)
 
     def _batches(self, now_ns: int) -> list[StepBatch]:
-        """The newest batch of each worker that takes work; of workers that other instances read nothing is known."""
+        """Return the newest batch of each worker that takes work, without workers that other instances read."""
         timelines = self._state.fleet.directory.timelines
         found = (timeline.newest for timeline in timelines.values())
         return [
@@ -158,7 +230,7 @@ class VerdictEvaluator:
     def _look_at_paces(
         self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int
     ) -> None:
-        """Look at the paces of those that were not looked at for longest."""
+        """Measure the pace of the workers whose measurement is oldest."""
         ids = {each.worker_id: model for model, own in by_model.items() for each in own}
         self._paces = {name: found for name, found in self._paces.items() if name in ids}
         due = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]
@@ -207,7 +279,9 @@ class VerdictEvaluator:
         return ObservedStatus(batch, slowness, share.kv_wait if share else 0.0, *self._awaited[batch.worker_id])
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
-        """Running means: of moments with ready KV on its way, of sequences that await it, of its age in s."""
+        """Return running means: the share of moments with ready KV under way, the sequences that await it, its age in
+        s.
+        """
         count, since_ns = batch.load.awaiting_ready_kv, batch.load.ready_kv_since_unix_ns
         age_s = max(batch.covered_to_unix_ns - since_ns, 0) / 1e9 if since_ns else 0.0
         share, sequences, age = self._awaited.get(batch.worker_id, (0.0, 0.0, 0.0))
@@ -219,14 +293,16 @@ class VerdictEvaluator:
         )
 
     def _targets(self, model: str, now_ns: int) -> tuple[int, int]:
-        """TTFT limit and TPOT target: that of the planner, which people may have set one, before those of requests."""
+        """Return the TTFT limit and the TPOT target. A target of the planner, where operators may set one, precedes
+        requests'.
+        """
         limit_ns, tpot_ns = self.traffic.targets_ns(model)
         tpot_ns = self.planner.tpot_ns(model, now_ns) or tpot_ns
         return limit_ns or self._defaults[0], tpot_ns or self._defaults[1]
 
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model, now_ns)
-        # Prompts of those refused at a full queue are as long as those that wait in it.
+        # Prompts refused at a full queue are assumed as long as those that wait in it.
         each = waiting.prompt_tokens / max(waiting.prefill_requests + waiting.decode_requests, 1)
         refused_per_s = self.refusals.per_s(model, now_ns)
         refused = max(self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * each)

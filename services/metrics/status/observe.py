@@ -1,4 +1,4 @@
-"""From telemetry to what a verdict is made from, model by model. Pure; time is passed in."""
+"""The inputs of a verdict, computed from telemetry model by model. Pure; time is passed in."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,46 +16,49 @@ from libs.policy.verdict.state import ModelState, UnknownState, WorkerState, rol
 from libs.telemetry.gateways import ModelBacklog
 
 HEARD_SHARE: Final = 0.5
-"""Of a model's workers: with fewer that are heard nothing is said about it."""
+"""Share of a model's workers that must report for it to be judged."""
 MAX_MODELS_TOLD: Final = 64
-"""Step-time models of a model's workers that the usual one is chosen from."""
+"""The most workers whose step-time models are compared to choose the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedStatus:
-    """One worker that takes work: its newest batch, and what was measured of it over the last two seconds."""
+    """A worker that takes work, with its newest batch and its measurements over the last two seconds."""
 
     batch: StepBatch
     slowness: float | None
     kv_wait: float
-    """Share of its time."""
+    """Share of the worker's time spent waiting for KV."""
     kv_awaited: float
     """Share of moments in which KV that is ready elsewhere was on its way."""
     held_by_link: float
-    """Sequences that awaited it, on average."""
+    """Sequences that awaited such KV, on average."""
     kv_awaited_s: float
-    """For how long the longest awaited of it had been ready, on average."""
+    """The age of the longest awaited such KV in seconds, on average."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenDemand:
-    """What gateways and finished requests say of a model."""
+    """The demand for a model, from gateways and finished requests."""
 
     waiting: ModelBacklog
     tokens_per_s: float
-    """Prompt tokens that come, those of refused requests too."""
+    """Prompt tokens that arrive, including those of refused requests."""
     tokens_error: float
-    """Standard error of that."""
+    """Standard error of `tokens_per_s`, in the same unit."""
     cache_hit: float
     ttft_limit_ns: int
     tpot_ns: int
     refuses: bool = False
-    """Whether requests are turned away for want of room: then prompts that are late already stand in the way of as many
-    as come within the TTFT limit."""
+    """Whether requests are refused for lack of room. Late prompts in the queue then displace as many as arrive within
+    the TTFT limit.
+    """
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
-    """What is usual among a model's workers, or what is missing: room as that of the smallest."""
+    """Return the usual profile of a model's workers with the smallest worker's room, or a text that names what is
+    missing.
+    """
     chunks = [each.chunk_tokens for each in batches if each.chunk_tokens]
     places = [each.max_sequences for each in batches if each.max_sequences]
     if not chunks or not places:
@@ -72,7 +75,10 @@ def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
 def observe(
     model: str, engine: WorkerProfile | str, workers: Sequence[ObservedStatus], unheard: int, demand: SeenDemand | None
 ) -> ModelState | UnknownState:
-    """One model. `unheard`: workers that should be heard and are not; `demand`: None while no gateway is heard."""
+    """Compute one model's state.
+
+    `unheard` is the number of workers that should report and do not. `demand` is None while no gateway reports.
+    """
     at_rest = _at_rest(workers, demand)
     if isinstance(engine, str):
         return UnknownState(model, engine, at_rest)
@@ -145,7 +151,7 @@ def _state(
 
 
 def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) -> Workload:
-    """The work that there would be if no worker were slow, and no link held sequences up: those would have gone on."""
+    """Return the work without slow workers and slow links, under which the held sequences would have gone on."""
     free = sum(max(each.sequences - each.held_by_link, 0.0) * each.speed for each in decode)
     alike = work.kv_tokens / work.decodes if work.decodes else 0.0
     count = min(round(free * people), work.decodes)
@@ -155,7 +161,7 @@ def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) ->
 def _worker(observed: ObservedStatus) -> WorkerState:
     batch, load = observed.batch, observed.batch.load
     mixed = batch.assignment.role == ROLE_MIXED
-    queued = 0 if load.waiting_prefill_tokens else load.waiting  # else they are prompts
+    queued = 0 if load.waiting_prefill_tokens else load.waiting  # otherwise they are prompts
     held_blocks = max(batch.kv_blocks - load.free_kv_blocks, 0)
     return WorkerState(
         id=batch.worker_id,

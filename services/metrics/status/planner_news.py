@@ -1,4 +1,4 @@
-"""What the planner said last, and the last worker that took another role. Pure; time is passed in."""
+"""The planner's last decision and the last role move. Pure; time is passed in."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,11 +14,11 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.contracts.roles import role_name
 
 HEARD_NS: Final = 5_000_000_000
-"""A planner that leads tells a decision a second; after so long without any it is not heard."""
+"""The silence after which a planner no longer counts as live; a leading one publishes a decision a second."""
 MAX_WORKERS: Final = 4096
-"""Whose roles are remembered; others' moves are listed without the role that they left."""
+"""The most workers whose roles are remembered; moves of others are listed without their former role."""
 MAX_MODELS: Final = 64
-"""Whose targets are remembered."""
+"""The most models whose targets are remembered."""
 MAX_TEXT: Final = 500
 NS_PER_MS: Final = 1_000_000
 
@@ -29,7 +29,7 @@ class LastMove:
 
     worker: str
     from_role: str
-    """Empty where it is not known."""
+    """The former role; empty where it is not known."""
     to_role: str
     actor: str
     reason: str
@@ -39,17 +39,17 @@ class LastMove:
 
 @dataclass(frozen=True, slots=True)
 class PlannerStatus:
-    """As its decisions tell."""
+    """The planner's state according to its decisions."""
 
     heard: bool
     mode: str | None
-    """off, advisory or auto; null where it has not been heard."""
+    """The mode off, advisory or auto; null before the first decision."""
     leader: str | None
-    """Null where none is heard, or where none has the lead."""
+    """Id of the leading planner; null if none reports or none leads."""
     acts: bool
-    """It gives workers the roles that it decides."""
+    """Whether the planner gives workers the roles that it decides."""
     idle_because: str
-    """Why one in mode auto does not; empty where it does, or is not heard."""
+    """Why a planner in mode auto does not act; empty if it does, or does not report."""
     decided_unix_ms: int | None
     reason: str
     reason_code: str
@@ -57,7 +57,7 @@ class PlannerStatus:
 
 
 class PlannerNews:
-    """Decisions in, what is known of the planner out."""
+    """The log of what the planner's decisions report."""
 
     def __init__(self) -> None:
         self._newest: Decision | None = None
@@ -67,7 +67,6 @@ class PlannerNews:
         self._tpot_ns: dict[str, int] = {}
 
     def take(self, decision: Decision, now_ns: int) -> None:
-        """Enter a decision that came at `now_ns`."""
         if decision.action == ACTION_ROLE_MOVED:
             worker, role = decision.worker_id, role_name(decision.assignment)
             if self._moved is None or decision.decided_unix_ns >= self._moved[0].decided_unix_ns:
@@ -84,16 +83,15 @@ class PlannerNews:
             self._tpot_ns = dict(list(self._tpot_ns.items())[-MAX_MODELS:])
 
     def tpot_ns(self, model: str, now_ns: int) -> int | None:
-        """What a planner that is heard judges a model by; None where none does."""
+        """Return the TPOT target by which a live planner judges a model; None if there is none."""
         return self._tpot_ns.get(model) if now_ns - self._heard_ns < HEARD_NS else None
 
     def knows_role(self, worker: str, role: str) -> None:
-        """What telemetry says of a worker, so that its next move is listed with the role that it leaves."""
+        """Record a worker's role from telemetry, so that its next move is listed with the role that it leaves."""
         if worker not in self._roles and len(self._roles) < MAX_WORKERS:
             self._roles[worker] = role
 
     def status(self, now_ns: int) -> PlannerStatus:
-        """As of now."""
         newest = self._newest
         heard = newest is not None and now_ns - self._heard_ns < HEARD_NS
         if newest is None:

@@ -1,4 +1,4 @@
-"""`/v1/status`: one look, one answer. Pure."""
+"""The answer of `/v1/status`, built from one evaluation. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,32 +12,32 @@ from services.metrics.status.planner_news import PlannerStatus
 from services.metrics.status.traffic import Traffic
 
 BEHIND_MS = 2_000
-"""Figures that are older are not those of now."""
+"""The age from which figures no longer count as present."""
 NS_PER_MS = 1_000_000
 MAX_PRESSURE = 1_000.0
-"""As it is shown: without workers for a phase it has no bound."""
+"""Bound on displayed pressure, which is infinite without workers for a phase."""
 MOVED_MS = 30_000
-"""A move of the planner's is shown with the verdict for this long."""
+"""The time for which a move by the planner is shown with the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedAction:
-    """Workers that are to take another role."""
+    """A change of workers' roles that the verdict advises."""
 
     command: str
     workers: list[str]
     role: str
     budget_tokens: int
     pressure_then: float
-    """That is predicted of the phase that is worse off then."""
+    """Predicted pressure of the worse phase after the change."""
     pressure_least: float
     pressure_most: float
-    """Between which it is promised."""
+    """Bounds between which that pressure is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedCause:
-    """Something that holds requests up."""
+    """A cause that holds a model's requests up."""
 
     code: str
     model: str
@@ -45,103 +45,99 @@ class ReportedCause:
     since_unix_ms: int
     action: ReportedAction | None
     workers: list[str]
-    """The slow ones, or those behind a slow link."""
+    """The slow workers, or those behind a slow link."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedVerdict:
-    """What holds requests up first, or that nothing does."""
+    """The first cause that holds requests up, or the absence of any."""
 
     code: str
     model: str
     sentence: str
     since_unix_ms: int
     action: ReportedAction | None
-    """Null where nothing is to do, or a planner does it."""
+    """Null if there is nothing to do, or if a planner does it."""
     causes: list[ReportedCause]
 
 
 @dataclass(frozen=True, slots=True)
 class SplitOfRoles:
-    """Workers by role."""
-
     prefill: int
     decode: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillStatus:
-    """Prompts. Null: not known."""
+    """Prefill's figures for one model; null where unknown."""
 
     pressure: float | None
-    """The most, over all horizons, of GPU time of prompts due by then over what prefill has until then."""
+    """The highest ratio, over all horizons, of GPU time for prompts due by then to what prefill has until then."""
     workers: int
     gpus: int
     busy: float | None
-    """Share of the last two seconds in steps."""
+    """Share of the last two seconds spent in steps."""
     starved: float | None
     kv_wait: float | None
     waiting_prompt_tokens: int | None
     waiting_requests: int | None
     waiting_s: float | None
-    """That its workers take for what waits."""
+    """Time that the workers need for the waiting prompts."""
     horizon_ms: float | None
-    """Where the pressure is that high."""
+    """The horizon at which the pressure is highest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStatus:
-    """Decodes. Null: not known."""
+    """Decode's figures for one model; null where unknown."""
 
     pressure: float | None
-    """The greater of the next two."""
+    """The greater of `batch_pressure` and `kv_pressure` below."""
     batch_pressure: float | None
-    """Sequences over the largest batches that hold TPOT."""
+    """Sequences relative to the largest batches that hold TPOT."""
     kv_pressure: float | None
-    """KV that sequences need over the room for it."""
+    """KV that sequences need relative to the room for it."""
     bound: str | None
-    """Which is greater: tpot or kv."""
+    """The greater of the two pressures: tpot or kv."""
     workers: int
     gpus: int
     busy: float | None
     starved: float | None
-    """Share of the last two seconds, a part of idle: all KV that was awaited was still to be computed."""
+    """Share of the last two seconds, a part of idle, in which all awaited KV was still to be computed."""
     kv_wait: float | None
     running: int | None
     held: int | None
     """Sequences that are to decode and do not yet."""
     slots: int
-    """Sequences that its workers run at most, by their settings."""
+    """The most sequences that the workers run, by their settings."""
     largest_batch: int | None
-    """Sequences within the TPOT target on all of them, at present context lengths."""
+    """Sequences within the TPOT target on all workers, at present context lengths."""
     kv_used: float | None
     kv_tokens: int | None
     kv_tokens_room: int | None
     context_tokens: int | None
     tpot_ms: float | None
-    """As measured over two seconds."""
+    """TPOT as measured over the last two seconds."""
     tpot_target_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class MixedStatus:
-    """Decode workers that compute prompts too; they count once."""
+    """Decode workers that also compute prompts; each counts once."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One model."""
-
     model: str
     known: bool
     unknown_because: str | None
     verdict: str
     cluster_pressure: float | None
-    """The least that any roles of its workers would leave."""
+    """The least pressure that any split of the workers' roles would leave."""
     best_split: SplitOfRoles | None
-    """Those roles."""
+    """The split of roles with that pressure."""
     prefill: PrefillStatus
     decode: DecodeStatus
     mixed: MixedStatus
@@ -149,11 +145,9 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The whole of it."""
-
     as_of_unix_ms: int
     age_ms: int | None
-    """How old the newest telemetry behind it is."""
+    """Age of the newest telemetry behind the status."""
     live: bool
     not_live_because: str | None
     verdict: ReportedVerdict
@@ -174,7 +168,7 @@ def cluster_status(
     waiting: dict[str, int],
     alerts_firing: int,
 ) -> ClusterStatus:
-    """As of now. `waiting`: requests that wait for prefill, by model."""
+    """Build the status of now; `waiting` holds requests that wait for prefill, by model."""
     if seen is None:
         seen = StatusLook(now_ns, Verdict(CauseCode.UNKNOWN, "", "Not known yet: the service has just begun.", now_ns))
     behind = age_ms is not None and age_ms > BEHIND_MS
@@ -214,7 +208,7 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
 
 
 def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:
-    """A planner that acts needs nobody to type its moves."""
+    # A planner that acts needs no operator to run its moves.
     action = None if planner.acts else _action(cause.action)
     since_ms = cause.since_ns // NS_PER_MS
     return ReportedCause(cause.code, cause.model, cause.sentence, since_ms, action, list(cause.workers))
@@ -298,5 +292,5 @@ def _bounded(pressure: float) -> float:
 
 
 def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
-    """(model, code) of those that hold."""
+    """Return (model, code) of the causes that hold."""
     return frozenset((each.model, str(each.code)) for each in causes)

@@ -1,4 +1,4 @@
-"""Finished requests over the last seconds: rates, errors, refusals, cache hits. Pure; time is passed in."""
+"""Finished requests of the last seconds: rates, errors, refusals and cache hits. Pure; time is passed in."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -11,38 +11,38 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED,
 
 SPAN_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
-"""Whose targets are remembered."""
+"""The most models whose targets are remembered."""
 MAX_REQUESTS: Final = 20_000
-"""That are kept of the span; with more, rates are of a shorter time."""
+"""The most requests kept of the span; with more, rates cover a shorter time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Over `window_ms`, of all models."""
+    """The traffic of all models over `window_ms`."""
 
     window_ms: int
     requests_per_s: float
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     errors_per_s: float
-    """Requests that failed by a fault of ours."""
+    """Requests that failed through a fault of the suite."""
     rejected_per_s: float
-    """Refused, but not for lack of room."""
+    """Requests refused for other reasons than lack of room."""
     too_many_per_s: float
-    """Refused for lack of room (429)."""
+    """Requests refused for lack of room (429)."""
     cache_hit: float | None
-    """Share of prompt tokens that were found cached; null without any."""
+    """Share of prompt tokens found cached; null without any prompt."""
     ttft_p50_ms: float | None
-    """Of people's requests, as all four."""
+    """This and the next three leave out lines of batch jobs."""
     ttft_p95_ms: float | None
     tpot_p50_ms: float | None
     tpot_p95_ms: float | None
     batch_lines_per_s: float
-    """Lines of batch jobs that ended; a part of `requests_per_s`."""
+    """Lines of batch jobs that ended, a part of `requests_per_s`."""
     batch_waiting: int | None = None
-    """Lines that wait at gateways now; a job's further ones come as these go. Null while no gateway is heard."""
+    """Lines that wait at gateways now; further lines of a job follow as these leave. Null while no gateway reports."""
     batch_at_workers: int | None = None
-    """Lines that workers have now."""
+    """Lines of batch jobs that workers hold now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,18 @@ class _Request:
     ttft_limit_ns: int
     tpot_target_ns: int
     batch: bool
-    """A line of a batch job."""
+    """Whether the request is a line of a batch job."""
 
 
 class TrafficLog:
-    """Requests as their events come; one that comes twice counts twice, which delivery seldom does."""
+    """The requests of the last seconds. An event delivered twice, which is rare, counts twice."""
 
     def __init__(self) -> None:
         self._requests: deque[_Request] = deque(maxlen=MAX_REQUESTS)
         self._targets_ns: dict[str, tuple[int, int]] = {}
-        """By model, as they were last known."""
+        """TTFT limit and TPOT target by model, as last known."""
 
     def take(self, event: RequestEvent, now_ns: int) -> None:
-        """Enter a request that ended."""
         rejected = event.outcome == OUTCOME_REJECTED
         too_many = rejected and event.error_code == QueueFull.code
         limited = event.ttft_deadline_unix_ns > event.arrival_unix_ns
@@ -95,7 +94,6 @@ class TrafficLog:
         )
 
     def traffic(self, now_ns: int) -> Traffic:
-        """Of the last `SPAN_NS`."""
         self._forget(now_ns)
         found, seconds = self._requests, SPAN_NS / 1e9
         sums: Counter[str] = Counter()
@@ -127,14 +125,14 @@ class TrafficLog:
         )
 
     def cache_hit(self, model: str, now_ns: int) -> float:
-        """Share of prompt tokens of people's requests for a model that were found cached; 0: nothing is known."""
+        """Return the share of cached prompt tokens of a model's requests without batch jobs; 0 if nothing is known."""
         self._forget(now_ns)
         own = [each for each in self._requests if each.model == model and not each.batch]
         prompt = sum(each.prompt_tokens for each in own)
         return sum(each.cached_tokens for each in own) / prompt if prompt else 0.0
 
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
-        """Prompt tokens of requests that were refused for lack of room: they came too."""
+        """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""
         self._forget(now_ns)
         tokens = (
             each.prompt_tokens
@@ -144,8 +142,10 @@ class TrafficLog:
         return sum(tokens) * 1e9 / span_ns
 
     def targets_ns(self, model: str) -> tuple[int, int]:
-        """The usual TTFT limit and TPOT target of people's requests for a model, as last known; 0 where none is. Lines
-        of batch jobs may take hours."""
+        """Return the usual TTFT limit and TPOT target of a model's requests, as last known; 0 where there is none.
+
+        Lines of batch jobs are left out, as they may take hours.
+        """
         limit_ns, tpot_ns = self._targets_ns.get(model, (0, 0))
         own = [each for each in self._requests if each.model == model and not each.batch]
         limits = [each.ttft_limit_ns for each in own if each.ttft_limit_ns]
@@ -156,7 +156,7 @@ class TrafficLog:
         return found
 
     def asked_tpot_ns(self) -> dict[str, int]:
-        """TPOT targets by model, as last known, of those whose requests name some."""
+        """Return the last known TPOT targets by model, where requests name one."""
         return {model: tpot_ns for model, (_, tpot_ns) in self._targets_ns.items() if tpot_ns}
 
     def _forget(self, now_ns: int) -> None:
@@ -165,5 +165,5 @@ class TrafficLog:
 
 
 def _rank(ordered: list[float], percent: int) -> float | None:
-    """Nearest rank."""
+    """Return the percentile by nearest rank; None without values."""
     return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None

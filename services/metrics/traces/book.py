@@ -1,4 +1,4 @@
-"""Brings requests and their KV transfers together: they come from different processes, in any order. Pure."""
+"""Matches requests with their KV transfers, which come from different processes in any order. Pure."""
 
 from collections import OrderedDict, deque
 from typing import Final
@@ -8,22 +8,28 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, Req
 from services.metrics.traces.spans import HandOff, Span, hand_off_span, spans, trace_context
 
 SETTLE_NS: Final = 1_000_000_000
-"""How long a finished request waits for its transfers: workers send theirs ten times a second. A transfer that is
-reported later still is sent when it comes, as a span of the same trace."""
+"""The time for which a finished request waits for its transfers, which workers report ten times a second. A later
+transfer is sent when it comes, as a span of the same trace.
+"""
 MAX_REQUESTS: Final = 20_000
-"""Finished requests that wait; beyond it the oldest is dropped, and counted."""
+"""The most finished requests that wait; beyond it the oldest is dropped and counted."""
 MAX_TRANSFERS: Final = 50_000
-"""Transfers whose request has not ended; beyond it the oldest is forgotten. It may be of one that is not sampled."""
+"""The most transfers whose request has not ended; beyond it the oldest is dropped. It may belong to an unsampled
+request.
+"""
 MAX_LACKING: Final = 5_000
-"""Requests whose spans were sent without all their transfers; beyond it those of the oldest are no longer awaited."""
+"""The most requests sent without all their transfers; beyond it those of the oldest are no longer awaited."""
 MAX_HAND_OFFS: Final = 64
-"""Transfers of one request, whose choices share its id; further ones get no span."""
+"""The most transfers of one request, whose choices share its id; further ones get no span."""
 _SHARES: Final = 1 << 64
 
 
 class TraceBook:
-    """Finished requests, until their spans are taken. `share`, 0..1, of the traces that start here are kept; a request
-    that brings a trace context is kept if its client samples it."""
+    """Finished requests that wait until their spans are taken.
+
+    Of the traces that start here the share `share`, 0..1, is kept. A request with a trace context is kept if its
+    client samples it.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -34,7 +40,7 @@ class TraceBook:
         self.dropped_requests = 0
 
     def enter(self, record: Record, now_ns: int) -> None:
-        """A worker's transfers, or a finished request; other records say nothing of traces."""
+        """Record a worker's transfers or a finished request; other records are ignored."""
         value = record.value
         if isinstance(value, StepBatch):
             for transfer in value.kv_transfers:
@@ -70,7 +76,9 @@ class TraceBook:
             self.dropped_requests += 1
 
     def take(self, now_ns: int, most: int) -> list[Span]:
-        """The spans of at most `most` requests that have waited long enough, oldest first, and late transfers'."""
+        """Return late transfers' spans, and those of at most `most` requests that have waited long enough, oldest
+        first.
+        """
         found = [self._late.popleft() for _ in range(min(most, len(self._late)))]
         while most and self._requests and self._requests[0][0] <= now_ns:
             _, event = self._requests.popleft()
@@ -88,7 +96,9 @@ class TraceBook:
             self._lacking.popitem(last=False)
 
     def _hand_offs(self, event: RequestEvent) -> list[HandOff]:
-        """Hand-offs of one choice; the choices of a request share its id, so each takes as many as it can have had."""
+        """Return the hand-offs of one choice. The choices of a request share its id, so each takes as many as it can
+        have had.
+        """
         come = sorted(self._transfers.pop(event.request_id, []), key=lambda one: one.transfer.start_unix_ns)
         own = [one for one in come if one.worker_id == event.decode_worker] or come
         if event.moves or event.reroutes:
@@ -99,5 +109,5 @@ class TraceBook:
 
 
 def _transfers_of(event: RequestEvent) -> int:
-    """How many transfers it must have had, at the least."""
+    """Return the least number of transfers that the request must have had."""
     return event.moves + (event.decode_worker not in {"", event.prefill_worker})

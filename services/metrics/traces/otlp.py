@@ -1,4 +1,4 @@
-"""Spans to an OpenTelemetry collector: OTLP over HTTP, as binary protobuf."""
+"""Export of spans to an OpenTelemetry collector: OTLP over HTTP, as binary protobuf."""
 
 import asyncio
 from collections.abc import Iterable
@@ -28,11 +28,13 @@ TIMEOUT_S: Final = 5.0
 TRIES: Final = 3
 RETRY_S: Final = 1.0
 RETRIED: Final = frozenset({429, 502, 503, 504})
-"""What OTLP's specification says to try again."""
+"""Statuses that OTLP's specification says to retry."""
 
 
 class TraceExporter(Collector):
-    """Posts what the book has. Spans that no try delivers are dropped, counted and logged once a spell."""
+    """The exporter of the book's spans. Spans that no try delivers are dropped and counted, with one log line an
+    outage.
+    """
 
     def __init__(self, book: TraceBook, url: str, clock: Clock, make_client: MakeClient = httpx.AsyncClient) -> None:
         self.book = book
@@ -43,7 +45,6 @@ class TraceExporter(Collector):
         self._sent = self._lost = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
         async with self._make_client(timeout=TIMEOUT_S, trust_env=False) as client:
             while True:
                 spans = self.book.take(self._clock.now_ns(), MAX_REQUESTS_A_POST)
@@ -76,7 +77,6 @@ class TraceExporter(Collector):
         self._failing = True
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """What became of spans, and requests that were dropped before they were made into any."""
         spans = CounterMetricFamily(names.TRACE_SPANS_TOTAL, "Spans for the trace collector.", labels=("result",))
         spans.add_metric(("sent",), self._sent)
         spans.add_metric(("lost",), self._lost)
@@ -87,7 +87,7 @@ class TraceExporter(Collector):
 
 
 def export_request(spans: list[Span]) -> ExportTraceServiceRequest:
-    """The message for them, grouped by the process that each describes. Pure."""
+    """Build the message for spans, grouped by the process that each describes. Pure."""
 
     def process(span: Span) -> tuple[str, str]:
         return span.service, span.instance
@@ -130,6 +130,6 @@ def _key_values(attributes: Iterable[tuple[str, Attribute]]) -> list[KeyValue]:
 
 
 def _value(value: Attribute) -> AnyValue:
-    if isinstance(value, bool):  # which is an int too
+    if isinstance(value, bool):  # bool is a subclass of int
         return AnyValue(bool_value=value)
     return AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)

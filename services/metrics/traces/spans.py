@@ -1,8 +1,8 @@
-"""A finished request as spans: queue, prefill, KV hand-off, decode. Pure; ids follow from what they name, so that an
-event that is delivered twice makes the same spans.
+"""Spans of a finished request: queue, prefill, KV hand-off and decode. Pure.
 
-Attributes are OpenTelemetry's for generative AI (`gen_ai.*`) where it has one. Times are those of the process that
-took them: a hand-off's are the decode worker's, the others the gateway's.
+Ids are digests of what they name, so an event that is delivered twice makes the same spans. Attributes follow
+OpenTelemetry's conventions for generative AI (`gen_ai.*`) where there is one. Times come from the clock of the
+process that took them: the decode worker's for a hand-off, the gateway's for the others.
 """
 
 import re
@@ -23,17 +23,17 @@ Attribute = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Where a request's spans belong. Ids are 16 and 8 bytes; without `parent_id` it is the trace's first span."""
+    """The place of a request's spans in a trace. Ids are 16 and 8 bytes; without `parent_id` the span is the first."""
 
     trace_id: bytes
     parent_id: bytes = b""
     sampled: bool | None = None
-    """As the client says; None: it says nothing."""
+    """Whether the client samples the trace; None if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span in OpenTelemetry's words; times in Unix ns."""
+    """One span in OpenTelemetry's terms; times in Unix ns."""
 
     name: str
     service: str
@@ -56,7 +56,7 @@ class HandOff:
 
 
 def trace_context(event: RequestEvent) -> TraceContext:
-    """The client's W3C trace context; without one a trace of the request's own."""
+    """Return the client's W3C trace context, or one of the request's own."""
     found = _TRACEPARENT.fullmatch(event.traceparent)
     if found is None:
         return TraceContext(_digest(16, event.gateway_id, event.request_id))
@@ -65,7 +65,7 @@ def trace_context(event: RequestEvent) -> TraceContext:
 
 
 def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
-    """The request's span, then what it consists of."""
+    """Return the request's span followed by its parts."""
     context = trace_context(event)
     arrival, bound, first, end = _moments(event)
     span = partial(_part, event)
@@ -99,7 +99,7 @@ def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
 
 
 def hand_off_span(event: RequestEvent, hand_off: HandOff) -> Span:
-    """The span of one KV transfer of the request: the same whether it is sent with the others or after them."""
+    """Build the span of one KV transfer, the same whether it is sent with the others or after them."""
     start, end = hand_off.transfer.start_unix_ns, hand_off.transfer.end_unix_ns
     attributes = _transfer_attributes(hand_off.transfer)
     return _part(event, "kv hand-off", (WORKER, hand_off.worker_id), start, end, attributes=attributes)
@@ -114,7 +114,7 @@ def _part(
     *,
     attributes: Mapping[str, Attribute] | None = None,
 ) -> Span:
-    """A span under the request's own; `process` is a service and which one of it."""
+    """Build a span under the request's own; `process` is a service and the id of its instance."""
     service, instance = process
     own_id = _own_id(event)
     span_id = _digest(8, own_id.hex(), name, str(start))
@@ -122,13 +122,13 @@ def _part(
 
 
 def _moments(event: RequestEvent) -> tuple[int, int, int, int]:
-    """Arrival, bound, first token, last token; in Unix ns."""
+    """Return arrival, bound, first token and last token in Unix ns."""
     bound, first = event.arrival_unix_ns + event.queue_ns, event.arrival_unix_ns + event.ttft_ns
     return event.arrival_unix_ns, bound, first, first + event.decode_ns if event.ttft_ns else bound
 
 
 def _own_id(event: RequestEvent) -> bytes:
-    """Id of the request's span; choices share a request id."""
+    """Return the id of the request's span; choices of a request share the request id but not this one."""
     arrival, _, _, end = _moments(event)
     return _digest(8, event.gateway_id, event.request_id, str(arrival), str(end), str(event.output_tokens))
 

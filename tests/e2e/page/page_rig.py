@@ -24,7 +24,7 @@ from libs.testing.suites.browser import browser, listen_for_errors
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 from tests.metrics_rig import serving_metrics
 
 MS = 1_000_000

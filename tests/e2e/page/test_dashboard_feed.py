@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
 from libs.runtime.net.ports import held_port
 from libs.testing.suites.browser import browser
 from libs.testing.wait import until
-from services.metrics.stream import hub as hub_module
+from services.metrics import stream as stream_module
 from tests.e2e.page.page_rig import (
     MS,
     SECOND_NS,
@@ -46,7 +46,7 @@ async def test_a_first_load_that_fails_is_tried_again_for_the_same_time() -> Non
 
 
 async def test_a_reader_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "MAX_READERS", 0)
+    monkeypatch.setattr(stream_module, "MAX_READERS", 0)
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
         await page.goto(service.url)

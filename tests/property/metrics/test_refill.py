@@ -26,7 +26,7 @@ from libs.telemetry.worker.split import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import at, step, step_batch
 from services.metrics.prometheus import RequestMetrics
-from services.metrics.refill.fill import fill
+from services.metrics.refill import fill
 from services.metrics.state import MetricsState
 
 WORKERS = ("a", "b", "c")

@@ -19,8 +19,7 @@ from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.live import TICK_NS
 from services.metrics.prometheus import RequestMetrics
-from services.metrics.sharing.sharing import MAX_UNSENT, LeftOut, Sharing
-from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
+from services.metrics.sharing import MAX_UNSENT, MAX_WORKERS_A_RECORD, LeftOut, Sharing, messages
 from services.metrics.state import MetricsState
 
 WORKERS = 3

@@ -17,8 +17,7 @@ from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.live import ROUND_NS, TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 ROUND_MS, TICK_MS, LAG_MS = ROUND_NS // MS, TICK_NS // MS, 50
 WORKERS = ("a", "b", "c")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.telemetry.worker import steps as module
-from libs.telemetry.worker.role_log import MAX_SPANS, RoleLog
+from libs.telemetry.worker.intervals import MAX_SPANS, RoleLog
 from libs.telemetry.worker.steps import FULL_SHARE, StepLog
 
 spans = st.lists(st.integers(0, 2_000), min_size=0, max_size=6, unique=True).map(

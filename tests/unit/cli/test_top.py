@@ -42,7 +42,7 @@ from services.metrics.live import TICK_NS
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 from tests.metrics_rig import serving_metrics
 
 pytestmark = pytest.mark.system

@@ -35,8 +35,7 @@ from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 from services.planner.kept import Lead
 from services.planner.loop import LeaderLease, decide_forever
 from services.planner.state import Identity, PlannerState

@@ -28,7 +28,7 @@ from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windo
 from services.metrics.http.routes import make_api
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
+from services.metrics.stream import Hub
 from tests.unit.metrics.requests_rig import finished
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"

@@ -21,14 +21,12 @@ from services.metrics.accounting.series import history, sums
 from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.cluster_events.events import MAX_EVENTS, EventLog
-from services.metrics.history.packed import pack
+from services.metrics.http.history import pack
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.event_stream import EventStream
-from services.metrics.stream.hub import KEPT_TICKS, MAX_READERS, Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import KEPT_TICKS, MAX_READERS, EventStream, Hub, TickWriter
 
 TIER = TIER_NAMES["100ms"]
 

@@ -13,7 +13,7 @@ import yaml
 
 from libs.contracts import metric_names
 from libs.policy.alerts.rules import Name
-from services.metrics.http.runbook import FOLDER
+from services.metrics.http.static import RUNBOOK
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 METRICS = {value for name, value in vars(metric_names).items() if name.isupper() and isinstance(value, str)}
@@ -59,19 +59,19 @@ def test_alerts_have_one_name_wherever_they_are_told_and_a_page_in_the_runbook()
     in_prometheus = {rule["alert"] for rule in rules()}
     assert OUR_ALERTS in in_prometheus
     assert not in_prometheus & set(Name)
-    assert {path.stem for path in FOLDER.glob("*.md")} == set(Name) | in_prometheus - {OUR_ALERTS}
+    assert {path.stem for path in RUNBOOK.glob("*.md")} == set(Name) | in_prometheus - {OUR_ALERTS}
 
 
-@pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", sorted(RUNBOOK.glob("*.md")), ids=lambda path: path.stem)
 def test_a_runbook_page_says_what_it_means_how_to_see_it_and_what_to_do(page: Path) -> None:
     text = page.read_text()
     assert text.startswith(f"# {page.stem}\n")
     for part in ("**What it means.**", "**How to see it.**", "**What to do.**"):
         assert part in text
     for link in re.findall(r"\]\((Fulcrum\w+)\)", text):
-        assert (FOLDER / f"{link}.md").exists()
+        assert (RUNBOOK / f"{link}.md").exists()
     assert set(re.findall(r"\bfulcrum_\w+", text)) <= METRICS
-    settings = (FOLDER.parent / "settings.md").read_text()
+    settings = (RUNBOOK.parent / "settings.md").read_text()
     for prefix, names in re.findall(r"`(FULCRUM_[A-Z]+_)(\w+)`", text):
         assert f"`{prefix}{names}`" in settings
 

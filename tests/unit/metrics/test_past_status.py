@@ -4,8 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.metrics.past_status.recorder import MAX_MODELS, ModelPoint, StatusRecorder, StoodVerdict, TrafficPoint
-from services.metrics.past_status.rings import TIERS, Rings
+from services.metrics.past_status import (
+    MAX_MODELS,
+    TIERS,
+    ModelPoint,
+    Rings,
+    StatusRecorder,
+    StoodVerdict,
+    TrafficPoint,
+)
 
 S_NS = 1_000_000_000
 BEGIN_NS = 1_800_000_000 // 60 * 60 * S_NS

@@ -32,9 +32,16 @@ from services.metrics.collectors import SharingCollector
 from services.metrics.ingest import read_from_ns
 from services.metrics.live import TICK_NS
 from services.metrics.prometheus import RequestMetrics
-from services.metrics.sharing.overdue import OVERDUE_NS
-from services.metrics.sharing.sharing import MAX_APART_NS, MAX_HEARD, MAX_UNSENT, LeftOut, Sharing
-from services.metrics.sharing.wire import messages, shared_worker
+from services.metrics.sharing import (
+    MAX_APART_NS,
+    MAX_HEARD,
+    MAX_UNSENT,
+    OVERDUE_NS,
+    LeftOut,
+    Sharing,
+    messages,
+    shared_worker,
+)
 from services.metrics.state import STALE_NS, MetricsState
 
 S = 1_000 * MS

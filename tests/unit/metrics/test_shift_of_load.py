@@ -21,8 +21,7 @@ from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream.hub import Hub
-from services.metrics.stream.ticks import TickWriter
+from services.metrics.stream import Hub, TickWriter
 
 AT_ONCE = MetricsSettings(alert_for_ms=0, alert_clear_ms=300, alert_window_ms=500)
 SHIFT_MS = 20_000

@@ -17,11 +17,11 @@ from libs.policy.verdict.limits import VerdictLimits
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.collectors import VerdictCollector
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.prometheus import VerdictCollector
 from services.metrics.status.report import cluster_status
 
 RAN = KindFit(steps=100)

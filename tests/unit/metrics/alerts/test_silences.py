@@ -22,7 +22,7 @@ from libs.testing.wait import ManualClock, until
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.api import AlertRoutes
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.alerts.prometheus import AlertCollector
+from services.metrics.alerts.run import AlertCollector
 from services.metrics.alerts.silencer import Silencer, silence_message, silence_of
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.prometheus import RequestMetrics

@@ -1,10 +1,10 @@
-"""The owned task that reads afterwards what the live reader has left out."""
+"""Refill of the gaps that the live reader has jumped over, and the task that reads them."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -15,16 +15,69 @@ from libs.contracts.topics import Topic
 from libs.policy.metrics.gaps import ChunkRead, GapChunk, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.members import member_of
 from libs.telemetry.worker.batch_columns import PrefillShares
-from services.metrics.refill.fill import fill
+from libs.telemetry.worker.timeline import BatchOutcome
 from services.metrics.state import MetricsState
+
+ItemT = TypeVar("ItemT")
+A_TURN: Final = 50
+"""Batches entered in one turn of the event loop, a few ms."""
+WORKERS_A_TURN: Final = 20
+LONGEST_NS: Final = 600 * 1_000_000_000
+"""The longest cover of a batch that is filled in; longer ones are left to the live reader's bounds."""
+
+
+def fill(
+    state: MetricsState,
+    prefill_shares: PrefillShares,
+    batches: Sequence[StepBatch],
+    own: slice,
+    now_ns: int,
+) -> Iterator[None]:
+    """Enter the part `own` of `batches`, the ordered batches of a chunk with its margins.
+
+    Yields after each part of the work, for the event loop to take a turn. Run it to its end, once. Batches enter
+    the live timelines as far as those reach back. Windows are computed by a separate fleet, which also holds
+    workers' earlier incarnations and does not drop them for lack of room.
+    """
+    fleet = FleetTelemetry(prefill_shares)
+    known: list[BatchOutcome] = []
+    for part in _parts(batches, A_TURN):
+        known += [fleet.add(batch, now_ns) for batch in part]
+        yield
+    seconds: dict[int, set[str]] = {}
+    length_ns = state.history.filled_ns
+    for pairs in _parts(list(zip(batches[own], known[own], strict=True)), A_TURN):
+        for batch, counted in pairs:
+            low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
+            taken = state.fleet.add_late(batch, now_ns)
+            if taken is BatchOutcome.VOID and counted is BatchOutcome.COUNTED:
+                state.fleet.add_late_transfers(batch)
+            if taken is BatchOutcome.MALFORMED or high_ns - low_ns > LONGEST_NS:
+                continue
+            for start_ns in range(low_ns - low_ns % length_ns, high_ns, length_ns):
+                seconds.setdefault(start_ns, set()).add(batch.worker_id)
+        yield
+    listed = fleet.directory.listing(now_ns).workers
+    state.members.enter(member_of(each) for each in listed if state.members.get(each.worker_id) is None)
+    for start_ns in sorted(seconds, reverse=True):
+        for workers in _parts(sorted(seconds[start_ns]), WORKERS_A_TURN):
+            state.history.fill(start_ns, workers, fleet)
+            yield
+
+
+def _parts(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
+
 
 log = structlog.get_logger()
 
 CPU_SHARE: Final = 0.2
-"""Of a core that entering what lies behind may take: the present comes first."""
+"""Share of a core that filling gaps may take, as the present comes first."""
 LOOK_S: Final = 0.5
-"""How soon a gap is found due."""
+"""The interval at which due gaps are looked for."""
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 10.0
 Partition = tuple[Topic, int]
@@ -32,7 +85,7 @@ Connect = Callable[[], AbstractAsyncContextManager[BackReader]]
 
 
 class Refill:
-    """Between the gaps of the live reader and the state."""
+    """The link between the live reader's gaps and the state."""
 
     def __init__(
         self,
@@ -42,7 +95,7 @@ class Refill:
         clock: Clock,
         thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`thread_s`: CPU time that the calling thread has taken."""
+        """Create a refill; `thread_s` returns the CPU time of the calling thread."""
         self._state = state
         self._gaps = gaps
         self._prefill_shares = prefill_shares
@@ -50,12 +103,12 @@ class Refill:
         self._thread_s = thread_s
 
     def note(self, gap: Gap) -> None:
-        """The live reader has jumped."""
+        """Record a gap over which the live reader has jumped."""
         log.warning("telemetry is read from now on, and what lies before afterwards", records=gap.end - gap.start)
         self._gaps.add(Stretch((gap.topic, gap.partition), gap.start, gap.end), self._clock.now_ns())
 
     async def run(self, connect: Connect) -> None:
-        """Fill gaps as they come, until cancelled; outages of the broker are waited out."""
+        """Fill gaps as they come until cancelled, waiting out outages of the broker."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             await asyncio.sleep(LOOK_S)
@@ -72,7 +125,7 @@ class Refill:
                 await asyncio.sleep(wait_s)
 
     async def _take(self, reader: BackReader, chunk: GapChunk[Partition]) -> None:
-        """Count one chunk, or find that it must be cut otherwise."""
+        """Fill in one chunk, or report to the gaps that it must be cut differently."""
         gap, (topic, partition) = chunk.gap, chunk.gap.partition
         held = await reader.held(topic, partition)
         if held.start > gap.start:
@@ -115,7 +168,6 @@ _DONE: Final = object()
 
 
 def _covered_to_ns(record: Record) -> int:
-    """End of the time that a batch covers."""
     assert isinstance(record.value, StepBatch)
     return record.value.covered_to_unix_ns
 

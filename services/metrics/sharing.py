@@ -1,0 +1,334 @@
+"""Exchange of windows between instances of the metrics service, each of which reads a part of the telemetry.
+
+Pure but for the bus that it publishes on and one warning.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import structlog
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    RequestEvent,
+    SharedWindow,
+    SharedWindows,
+    SharedWorker,
+    StepBatch,
+)
+from libs.contracts.roles import role_name
+from libs.policy.metrics.shares import Shares
+from libs.telemetry.directory import LISTED_NS
+from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
+from libs.telemetry.history import MAX_FRESH, WrittenWindow
+from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
+from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.rollups import RollUps, Series, Written
+from libs.telemetry.worker.phase_time import PhaseTime
+
+MAX_WORKERS_A_RECORD: Final = 1_000
+"""The most workers in a record, about 200 kB; Kafka takes records of 1 MB."""
+MAX_WINDOWS_A_RECORD: Final = 20
+"""The most windows in a record, 400 kB with that many workers."""
+_ROLES: Final = frozenset(ROLE_NUMBERS.values())
+
+
+def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> SharedWorker:
+    """Describe a worker by its newest batch, with what later batches do not repeat."""
+    start_ns, share = fleet.running_step(batch.worker_id) or (0, 0)
+    worker = SharedWorker(
+        newest=batch,
+        arrived_unix_ns=arrived_ns,
+        last_step_end_unix_ns=fleet.last_step_end_ns(batch.worker_id),
+        lost_batches=fleet.directory.lost_batches(batch.worker_id),
+        running_step_unix_ns=start_ns,
+        running_step_share=share,
+    )
+    for field in ("steps", "kv_waits", "starved", "kv_transfers"):
+        worker.newest.ClearField(field)
+    if worker.newest.HasField("dummy_steps"):  # clearing a field of an absent message would make it present
+        worker.newest.dummy_steps.ClearField("spans")
+    return worker
+
+
+def messages(workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]) -> Iterator[SharedWindows]:
+    """Yield as many messages as needed, at least one. The caller fills in the sender."""
+    for first in range(0, max(len(workers), 1), MAX_WORKERS_A_RECORD):
+        part = workers[first : first + MAX_WORKERS_A_RECORD]
+        places = {worker.newest.worker_id: place for place, worker in enumerate(part)}
+        shared = [each for each in (_shared(window, places) for window in windows) if each.workers]
+        for start in range(0, max(len(shared), 1), MAX_WINDOWS_A_RECORD):
+            yield SharedWindows(workers=part, windows=shared[start : start + MAX_WINDOWS_A_RECORD])
+
+
+def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
+    workers = window.workers.among(places)
+    covered_ns, prefill_ns, decode_ns, kv_wait_ns = workers.times_ns.T.tolist()
+    return SharedWindow(
+        start_unix_ns=window.start_ns,
+        workers=[places[worker_id] for worker_id in workers.worker_ids],
+        covered_ns=covered_ns,
+        prefill_ns=prefill_ns,
+        decode_ns=decode_ns,
+        kv_wait_ns=kv_wait_ns,
+        roles=workers.roles.tolist(),
+    )
+
+
+def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: int) -> Iterable[Written]:
+    """Yield the window of each worker. Raise ValueError for impossible values."""
+    if window.start_unix_ns % window_ns:
+        raise ValueError("no window begins there")
+    times = zip(window.covered_ns, window.prefill_ns, window.decode_ns, window.kv_wait_ns, strict=True)
+    for place, (covered, prefill, decode, kv_wait), marked in zip(window.workers, times, window.roles, strict=True):
+        role = marked % PROVISIONAL
+        if place >= len(workers) or role not in _ROLES or not prefill + decode + kv_wait <= covered <= window_ns:
+            raise ValueError("windows that cannot be")
+        time = PhaseTime(covered, prefill, decode, kv_wait, marked // PROVISIONAL == 1)
+        yield Written(workers[place].newest.worker_id, time, role)
+
+
+MAX_RESENT_WORKERS: Final = MAX_WORKERS
+"""The most workers with unsent windows that are remembered; those of further workers are lost."""
+
+
+class ResendWindow:
+    """The time from which some workers' windows are sent again, as roll-ups then hold them.
+
+    By then another instance may read those workers, without their earlier telemetry.
+    """
+
+    def __init__(self) -> None:
+        self._from_ns: int | None = None
+        self._workers: set[str] = set()
+
+    @property
+    def workers(self) -> AbstractSet[str]:
+        return self._workers
+
+    def unsent(self, windows: Sequence[WrittenWindow]) -> None:
+        """Record that these windows were not sent, nor any until the next `take`."""
+        starts = [window.start_ns for window in windows]
+        if self._from_ns is not None:
+            starts.append(self._from_ns)
+        self._from_ns = min(starts, default=None)
+        for name in (name for window in windows for name in window.workers.worker_ids):
+            if len(self._workers) < MAX_RESENT_WORKERS:
+                self._workers.add(name)
+
+    def take(self, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+        """Return the next `MAX_FRESH` windows of those workers; windows that are no longer kept are lost."""
+        if self._from_ns is None:
+            return []
+        tier = rollups.tiers[0]
+        newest_ns = now_ns - now_ns % tier.window_ns
+        from_ns = max(self._from_ns, newest_ns - tier.window_ns * tier.windows)
+        to_ns = min(from_ns + MAX_FRESH * tier.window_ns, newest_ns)
+        known = [name for name in rollups.worker_ids() if name in self._workers]
+        windows = _windows(rollups.read(tier.window_ns, from_ns, to_ns, known))
+        self._from_ns = to_ns
+        if to_ns == newest_ns:
+            self._from_ns, self._workers = None, set()
+        return windows
+
+
+def _windows(series: Series) -> list[WrittenWindow]:
+    """Return each window with the workers that have something written in it."""
+    marked = series.roles | series.provisional * np.uint8(PROVISIONAL)
+    return [
+        WrittenWindow(start_ns, Cells(series.worker_ids, times, roles).where(roles != NO_ROLE), revised=True)
+        for start_ns, times, roles in zip(series.starts_ns.tolist(), series.times_ns, marked, strict=True)
+    ]
+
+
+OVERDUE_NS: Final = 500_000_000
+"""The time after a window's end by which a live instance has sent it."""
+
+
+class Overdue:
+    """The writer of overdue windows as uncovered, which lowers coverage until a later report replaces them."""
+
+    def __init__(self) -> None:
+        self._to_ns = 0
+
+    def write(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+        """Return the windows that have become overdue since the last call, at most `MAX_FRESH`."""
+        length_ns = rollups.tiers[0].window_ns
+        due_ns = now_ns - OVERDUE_NS
+        due_ns -= due_ns % length_ns
+        from_ns, self._to_ns = max(self._to_ns, due_ns - MAX_FRESH * length_ns), due_ns
+        windows = (_write(fleet, rollups, start_ns, now_ns) for start_ns in range(from_ns, due_ns, length_ns))
+        return [window for window in windows if window.workers]
+
+
+def _write(fleet: FleetTelemetry, rollups: RollUps, start_ns: int, now_ns: int) -> WrittenWindow:
+    length_ns = rollups.tiers[0].window_ns
+    end_ns, known = start_ns + length_ns, set(rollups.worker_ids())
+    silent = [facts for facts in fleet.directory.silent_elsewhere(end_ns, now_ns) if facts.worker_id in known]
+    roles = rollups.read(length_ns, start_ns, end_ns, [facts.worker_id for facts in silent]).roles
+    unreported = [facts for facts, role in zip(silent, roles[0].tolist(), strict=True) if role == NO_ROLE]
+    written = [Written(each.worker_id, PhaseTime(), ROLE_NUMBERS[role_name(each.assignment)]) for each in unreported]
+    return WrittenWindow(start_ns, rollups.write(start_ns, written, fuller=True), revised=True)
+
+
+log = structlog.get_logger()
+
+MAX_HEARD: Final = 65_536
+"""The most received windows, of one worker each, that wait for the stream's next tick. Further ones are in history
+only.
+"""
+MAX_AGE_NS: Final = 2 * LISTED_NS
+MAX_APART_NS: Final = 5_000_000_000
+"""Largest difference between clocks of instances.
+
+An older record was read after an absence. Its windows count, but it says nothing about live instances or clocks. An
+instance wrongly taken for alive for this long does no harm, as partitions are taken over from ten seconds back.
+"""
+MAX_UNSENT: Final = 32
+"""The most records that may wait for the broker before sending stops. Others could not read more, and it would push
+alerts out of the bus's buffer.
+"""
+
+
+class LeftOut(StrEnum):
+    """Reason for which a part of a record is not taken."""
+
+    PAST = "past"
+    """A window that is no longer kept, or that was restored from a file."""
+    FUTURE = "future"
+    """A window further ahead than clocks may differ."""
+    MALFORMED = "malformed"
+    """A window or a worker with impossible values."""
+    UNSTREAMED = "unstreamed"
+    """A worker's window that is in history but not in the stream."""
+    NAMESAKE = "namesake"
+    """A record of another instance of the same id."""
+
+
+class Sharing:
+    """The exchange between this instance's fleet and those of others."""
+
+    def __init__(
+        self,
+        shares: Shares,
+        publish: Callable[[SharedWindows], None],
+        *,
+        began_ns: int,
+        unsent: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Create the exchange of a process begun at `began_ns`; `unsent` counts records that wait for the broker."""
+        self.shares = shares
+        self._publish = publish
+        self._began_ns = began_ns
+        self._unsent = unsent
+        self._newest: dict[str, tuple[StepBatch, int]] = {}
+        """The newest batch of each worker to report, with its time of arrival."""
+        self._kept: list[WrittenWindow] = []
+        """Windows written since the last record, of no more than a few rounds."""
+        self._resend = ResendWindow()
+        self._overdue = Overdue()
+        self._heard: list[WrittenWindow] = []
+        self._heard_cells = 0
+        self.left_out = Counter(dict.fromkeys(LeftOut, 0))
+
+    def note(self, batch: StepBatch, now_ns: int) -> None:
+        """Record a counted batch of a worker that this instance reads."""
+        known = self._newest.get(batch.worker_id)
+        if known is None or batch.covered_to_unix_ns >= known[0].covered_to_unix_ns:
+            self._newest[batch.worker_id] = batch, now_ns
+
+    def keep(self, windows: Sequence[WrittenWindow]) -> None:
+        """Add windows of own workers to the next record."""
+        self._kept += windows
+
+    def send(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> None:
+        """Publish the new windows of own workers without those long silent, and earlier unsent windows of workers own
+        then.
+
+        The record also shows that this instance is alive.
+        """
+        windows, self._kept = self._kept, []
+        away = self._unsent() > MAX_UNSENT
+        if away:
+            self._resend.unsent(windows)
+        self._newest = {
+            name: (batch, arrived_ns)
+            for name, (batch, arrived_ns) in self._newest.items()
+            if name in self._resend.workers or (fleet.directory.is_own(name) and arrived_ns > now_ns - LISTED_NS)
+        }
+        if away:
+            return
+        newest = list(self._newest.values())[:MAX_WORKERS]
+        workers = [shared_worker(batch, arrived_ns, fleet) for batch, arrived_ns in newest]
+        for message in messages(workers, [*windows, *self._resend.take(rollups, now_ns)]):
+            message.metrics_id, message.incarnation = self.shares.own_id, self._began_ns
+            message.told_unix_ns = now_ns
+            self._publish(message)
+
+    def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
+        """Enter another instance's record with its windows from `from_ns` on.
+
+        Where both instances read a worker, the window that covers more counts.
+        """
+        sent_ns = message.told_unix_ns
+        if message.metrics_id == self.shares.own_id:
+            self._hear_own_id(message)
+            return
+        fresh = abs(sent_ns - now_ns) < MAX_APART_NS
+        if fresh:
+            self.shares.hear(message.metrics_id, now_ns)
+        for worker in message.workers:
+            # On this process's clock, less the age that the sender reports; the transit is not known.
+            arrived_ns = now_ns - max(sent_ns - worker.arrived_unix_ns, 0)
+            if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
+                self.left_out[LeftOut.MALFORMED] += 1
+        self._hear_windows(message, now_ns, rollups, max(from_ns, now_ns - MAX_AGE_NS))
+
+    def _hear_own_id(self, message: SharedWindows) -> None:
+        # Its own records from before its restart are not another instance's.
+        if message.incarnation == self._began_ns or message.told_unix_ns < self._began_ns + MAX_APART_NS:
+            return
+        if not self.left_out[LeftOut.NAMESAKE]:
+            log.warning("another metrics service has the same id, and neither hears the other", id=self.shares.own_id)
+        self.left_out[LeftOut.NAMESAKE] += 1
+
+    def _hear_windows(self, message: SharedWindows, now_ns: int, rollups: RollUps, from_ns: int) -> None:
+        length = rollups.tiers[0].window_ns
+        for window in message.windows:
+            start_ns = window.start_unix_ns
+            if start_ns < from_ns:
+                self.left_out[LeftOut.PAST] += 1
+                continue
+            if start_ns > now_ns + MAX_APART_NS:
+                self.left_out[LeftOut.FUTURE] += 1
+                continue
+            try:
+                workers = list(written(window, message.workers, length))
+            except ValueError:
+                self.left_out[LeftOut.MALFORMED] += 1
+                continue
+            self._hear_window(start_ns, rollups.write(start_ns, workers, fuller=True))
+
+    def _hear_window(self, start_ns: int, taken: Cells) -> None:
+        room = MAX_HEARD - self._heard_cells
+        self.left_out[LeftOut.UNSTREAMED] += max(len(taken) - room, 0)
+        if streamed := taken.first(room):
+            self._heard.append(WrittenWindow(start_ns, streamed, revised=True))
+            self._heard_cells += len(streamed)
+
+    def take_heard(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+        """Return windows received since the last call, and those that no instance reports any more."""
+        heard, self._heard, self._heard_cells = self._heard, [], 0
+        return heard + self._overdue.write(fleet, rollups, now_ns)
+
+    def makes_trace(self, event: RequestEvent, fleet: FleetTelemetry, now_ns: int) -> bool:
+        """Report whether this instance makes the request's trace."""
+        worker_id = event.decode_worker or event.prefill_worker
+        if not worker_id:
+            return self.shares.leads(now_ns)
+        facts = fleet.directory.facts(worker_id)
+        covered_to_ns = None if facts is None else facts.covered_to_unix_ns
+        return self.shares.traces(own=fleet.directory.is_own(worker_id), covered_to_ns=covered_to_ns, now_ns=now_ns)

@@ -1,0 +1,303 @@
+"""The live stream: its messages, the hub that hands them to readers, and the answer as server-sent events.
+
+Messages hold the workers, the windows of each 100 ms, and changes in between. Each is encoded once for all readers. A
+reader takes them at its own pace, and a slow one skips.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from libs.contracts.errors import QueueFull
+from libs.contracts.roles import ROLE_NAMES
+from libs.policy.alerts.store import Alert
+from libs.policy.limits.slots import may_take
+from libs.runtime.tasks import until_first
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.listing import Listing, Loads
+from services.metrics.accounting.queues import PhaseQueue
+from services.metrics.cluster_events.events import Event
+
+MS_NS: Final = 1_000_000
+
+
+class StreamWorker(msgspec.Struct, frozen=True):
+    """A worker in the stream; ticks refer to it by its place in `StreamWorkers.workers`."""
+
+    id: str
+    node: str
+    model: str
+    gpus: int
+    engine: str
+    group: str
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
+
+
+class StreamWorkers(msgspec.Struct):
+    """Workers seen in the last five minutes, or one minute after leaving; sent first and after each change."""
+
+    version: int
+    window_ms: int
+    settled_ms: int
+    """Windows that ended so long before a tick are seldom revised."""
+    roles: tuple[str, ...]
+    """Names of the numbers in ticks, counted from 1."""
+    workers: list[StreamWorker]
+
+
+class Window(msgspec.Struct, array_like=True):
+    """One window of `workers`, given as places in `members`; None for all of them.
+
+    The other lists are in the same order; times are in ns of one GPU.
+    """
+
+    start_unix_ms: int
+    workers: list[int] | None
+    covered: list[int]
+    prefill: list[int]
+    decode: list[int]
+    kv_wait: list[int]
+    roles: list[int]
+    """Role numbers, plus 128 where a step that still runs is counted as far as it is known to have run."""
+
+
+class Depths(msgspec.Struct):
+    """Queue depths of each worker at its last report."""
+
+    running: list[int]
+    waiting: list[int]
+    waiting_prefill_tokens: list[int]
+    awaiting_kv: list[int]
+
+
+class Tick(msgspec.Struct):
+    """Changes since the last tick, revised windows first."""
+
+    number: int
+    version: int
+    now_unix_ms: int
+    windows: list[Window]
+    depths: Depths | None
+    """None between two windows, where a tick holds only changes."""
+    queues: list[PhaseQueue] | None
+    """Queues at workers and gateways; None where depths are None."""
+    events: list[Event]
+    age_ms: int | None
+    """Age of the data at `now_unix_ms` (see `age_ns` in state.py); None without workers or where depths are None."""
+    alerts: list[Alert]
+    """Alerts that have begun or ended since the last tick."""
+
+
+class TickWriter:
+    """The encoder of numbered messages, which repeats the members when they change."""
+
+    def __init__(self, *, window_ns: int, settled_ns: int) -> None:
+        self._window_ms = window_ns // MS_NS
+        self._settled_ms = settled_ns // MS_NS
+        self._listing: Listing | None = None
+        self._members: list[StreamWorker] = []
+        """The members as they were last sent."""
+        self._places: dict[str, int] = {}
+        self.version = 0
+        self.number = 0
+
+    def members(self, listing: Listing) -> bytes | None:
+        """Encode the members if they have changed, and always the first time."""
+        if listing is self._listing:
+            return None
+        members = [
+            StreamWorker(each.worker_id, each.node, each.model, each.gpus, each.engine, each.group)
+            for each in listing.workers
+        ]
+        same, self._listing, self._members = members == self._members, listing, members
+        if self.version and same:
+            return None
+        self.version += 1
+        self._places = {member.id: place for place, member in enumerate(members)}
+        message = StreamWorkers(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
+        return b"event: members\ndata: " + msgspec.json.encode(message) + b"\n\n"
+
+    def tick(
+        self,
+        now_ns: int,
+        written: Sequence[WrittenWindow],
+        loads: Loads,
+        events: list[Event],
+        alerts: list[Alert],
+        *,
+        queues: list[PhaseQueue],
+        age_ms: int | None = None,
+    ) -> bytes:
+        """Encode a whole tick; `loads` belong to the workers of the last `members`."""
+        columns = (loads.running, loads.waiting, loads.waiting_prefill_tokens, loads.awaiting_kv)
+        depths = Depths(*(each.tolist() for each in columns))
+        return self._message(now_ns, written, events, alerts, depths=depths, queues=queues, age_ms=age_ms)
+
+    def knows(self, written: Sequence[WrittenWindow]) -> bool:
+        """Report whether the last `members` contained every worker of these windows."""
+        return all(self._places.keys() >= set(window.workers.worker_ids) for window in written)
+
+    def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
+        """Encode a tick with only what was written between two windows."""
+        return self._message(now_ns, written, [], alerts)
+
+    def _message(
+        self,
+        now_ns: int,
+        written: Sequence[WrittenWindow],
+        events: list[Event],
+        alerts: list[Alert],
+        *,
+        depths: Depths | None = None,
+        queues: list[PhaseQueue] | None = None,
+        age_ms: int | None = None,
+    ) -> bytes:
+        self.number += 1
+        windows = [self._window(window) for window in written]
+        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, queues, events, age_ms, alerts)
+        return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
+
+    def _window(self, window: WrittenWindow) -> Window:
+        workers = window.workers.among(self._places)
+        places = [self._places[worker_id] for worker_id in workers.worker_ids]
+        covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
+        everybody = len(places) == len(self._places) and places == list(range(len(places)))
+        start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
+        return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)
+
+
+MAX_READERS: Final = 64
+KEPT_TICKS: Final = 32
+"""Ticks that are kept; a reader that is further behind continues with the newest."""
+RETRY_AFTER_S: Final = 10.0
+
+
+class Hub:
+    """The messages of one writer, shared by all readers."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[bytes] = deque(maxlen=KEPT_TICKS)
+        self._written = 0
+        self._members = b""
+        self._members_from = 0
+        """Number of the tick that the present members came with."""
+        self._news = asyncio.Event()
+        self._closed = False
+        self._readers: Counter[str] = Counter()
+        """Number of readers by caller."""
+        self.close_readers = 0
+        """Number of readers that want changes between two windows."""
+        self.skipped_ticks = 0
+        """Ticks that readers did not get because they were slow."""
+
+    def publish(self, tick: bytes, members: bytes | None = None) -> None:
+        """Hand a tick to every reader, preceded by `members` if those have changed."""
+        if members is not None:
+            self._members, self._members_from = members, self._written
+        self._ticks.append(tick)
+        self._written += 1
+        self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    @property
+    def readers(self) -> int:
+        return self._readers.total()
+
+    def check_room(self, caller: str = "") -> None:
+        """Raise QueueFull when no more readers are admitted, or none of this caller, who leaves room to others.
+
+        `caller` is a key's id, empty where no key is needed.
+        """
+        if self.readers >= MAX_READERS:
+            raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
+        own = self._readers[caller]
+        if caller and not may_take(MAX_READERS, self.readers, own):
+            text = f"{own} of {MAX_READERS} readers of the stream have this key already: others need room too"
+            raise QueueFull(text, retry_after_s=RETRY_AFTER_S)
+
+    @contextmanager
+    def reader(self, caller: str = "", *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
+        """Yield messages from the newest on until `close`, holding a place while the context is open.
+
+        `caller` is that of `check_room`. With `between`, changes between two windows come at once. Without any such
+        reader they come with the next window.
+        """
+        self.check_room(caller)
+        self._readers[caller] += 1
+        self.close_readers += between
+        try:
+            yield self._read()
+        finally:
+            self._readers[caller] -= 1
+            if not self._readers[caller]:
+                del self._readers[caller]
+            self.close_readers -= between
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        sent_members, following = -1, max(self._written - 1, 0)
+        while not self._closed:
+            if following == self._written:
+                await self._news.wait()
+                continue
+            if following < self._written - len(self._ticks):
+                self.skipped_ticks += self._written - 1 - following
+                following = self._written - 1
+            if sent_members != self._members_from <= following:
+                sent_members = self._members_from
+                yield self._members
+                continue  # many ticks may have been written while this was sent
+            tick = self._ticks[following - self._written]
+            following += 1
+            yield tick
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+WRITE_STALL_S: Final = 30.0
+"""The time for which a reader may leave its socket unread before the stream ends. A browser reconnects by itself."""
+
+
+class EventStream(Response):
+    """A hub's messages as server-sent events, until the client leaves or the hub closes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, hub: Hub, caller: str = "", *, between: bool = True) -> None:
+        """Create an answer; `caller` and `between` are those of `Hub.reader`."""
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._hub = hub
+        self._caller = caller
+        self._between = between
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, holding a place at the hub meanwhile."""
+        with self._hub.reader(self._caller, between=self._between) as messages:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await until_first(gone=_gone(receive), writing=_write(messages, send))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _write(messages: AsyncIterator[bytes], send: Send) -> None:
+    async for message in messages:
+        try:
+            async with asyncio.timeout(WRITE_STALL_S):
+                await send({"type": "http.response.body", "body": message, "more_body": True})
+        except TimeoutError:
+            return
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
