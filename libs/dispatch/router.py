@@ -38,7 +38,7 @@ class Router:
         return self.bind(map(ask, waiting), open_to_all, now_ns)
 
     def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
-        """Bindings in the order of `asks`, as far as there is room."""
+        """Return bindings in the order of `asks`, as far as there is room."""
         if not any(view.decode_credits for view in views):
             return []
         return bind(asks, views, self._policy, now_ns)
