@@ -1,4 +1,4 @@
-"""What a batch job may be asked for with, as gateways take it and clients of ours check it before they send. Pure."""
+"""The terms of a batch job, checked by gateways and by our own clients before they send. Pure."""
 
 import re
 from typing import Final
@@ -12,13 +12,13 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises InvalidRequest unless lines may be for it."""
+    """Raise InvalidRequest unless a batch line may name this endpoint."""
     if endpoint not in ENDPOINTS:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
 
 
 def window_s(text: str) -> int:
-    """Seconds of a completion window; raises InvalidRequest."""
+    """Parse a completion window into seconds. Raise InvalidRequest."""
     window = _WINDOW.fullmatch(text)
     found_s = int(window[1]) * _UNIT_S[window[2]] if window else 0
     if not 0 < found_s <= MAX_WINDOW_S:

@@ -1,4 +1,4 @@
-"""One tree of errors. Each is mapped once to HTTP (OpenAI's shape) and once to gRPC.
+"""The tree of errors. Each error is mapped once to HTTP (OpenAI's shape) and once to gRPC, in the table below.
 
 Over gRPC the class and message survive (in the status details as "code: message"); `param` and the traceback do not.
 """
@@ -6,8 +6,9 @@ Over gRPC the class and message survive (in the status details as "code: message
 import math
 import random
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
+# Statuses are named by text, since importing grpc takes a command line a fifth of its time.
 GrpcStatus = Literal[
     "INTERNAL",
     "INVALID_ARGUMENT",
@@ -19,27 +20,50 @@ GrpcStatus = Literal[
     "PERMISSION_DENIED",
     "DATA_LOSS",
 ]
-"""By name: importing grpc takes a command line a fifth of its time."""
+ErrorType = Literal[
+    "server_error",
+    "invalid_request_error",
+    "authentication_error",
+    "rate_limit_error",
+    "service_unavailable_error",
+]
+Wire = tuple[str, ErrorType, int, GrpcStatus]
+"""Code, type, HTTP status and gRPC status of an error."""
+
+SERVER: Final = "server_error"
+INVALID: Final = "invalid_request_error"
+AUTH: Final = "authentication_error"
+RATE: Final = "rate_limit_error"
+AWAY: Final = "service_unavailable_error"
+
+# Bounds how much of a client's text a message repeats.
 MAX_QUOTED_CHARS = 80
-"""Of what a client sent, in the message that refuses it."""
 
 
 def quoted(text: str) -> str:
-    """`text` as a message names it: in quotes, and cut where it is long."""
+    """Return `text` in quotes for a message, cut at `MAX_QUOTED_CHARS`."""
     return repr(text) if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]!r}..."
 
 
 class FulcrumError(Exception):
-    """An error that a caller gets as one line. `message` says what to do where there is something to do."""
+    """An error that its caller sees as one line. `message` says what to do if anything can be done.
+
+    A subclass states its row of the table as `wire`, or inherits that of its base.
+    """
 
     code: ClassVar[str] = "internal_error"
-    error_type: ClassVar[str] = "server_error"
+    error_type: ClassVar[str] = SERVER
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[GrpcStatus] = "INTERNAL"
     retry_spread: ClassVar[float] = 0.25
-    """Retry-After is longer by up to this share of it, at random."""
+    """Largest share by which Retry-After is extended at random."""
     repeatable: ClassVar[bool] = True
-    """Whether clients that repeat requests by themselves, by what their status says, may do so."""
+    """Whether clients that retry by themselves, going by the status, may do so."""
+
+    def __init_subclass__(cls, *, wire: Wire | None = None) -> None:
+        super().__init_subclass__()
+        if wire is not None:
+            cls.code, cls.error_type, cls.http_status, cls.grpc_status = wire
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -49,340 +73,125 @@ class FulcrumError(Exception):
 
     @property
     def http_body(self) -> dict[str, dict[str, str | None]]:
-        """OpenAI's shape."""
+        """The response's body in the shape of OpenAI's API."""
         shown = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return {"error": shown}
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """Retry-After where the error says when, in whole seconds; and for OpenAI's clients, which repeat requests by
-        their status, where that would be in vain or worse."""
+        """Retry-After in whole seconds if the error has one, and a notice if retrying would be in vain or worse.
+
+        OpenAI's clients retry by status unless the notice forbids it.
+        """
         headers = {} if self.repeatable else {"x-should-retry": "false"}
         if self.retry_after_s is not None:
-            # Those who were refused in one moment are not to come back in one.
+            # Clients that were refused in one moment must not all return in one.
             spread = 1 + self.retry_spread * random.random()  # noqa: S311 - not a secret
             headers["retry-after"] = str(max(1, round(self.retry_after_s * spread)))
         return headers
 
 
-class VersionMismatch(FulcrumError):
-    """Gateway and worker are of releases that do not understand each other."""
-
-    code = "version_mismatch"
-    http_status = 503
-    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
-
-
-class InvalidRequest(FulcrumError):
-    """The client's fault; repeating it unchanged cannot succeed."""
-
-    code = "invalid_request"
-    error_type = "invalid_request_error"
-    http_status = 400
-    grpc_status: ClassVar[GrpcStatus] = "INVALID_ARGUMENT"
-
-
-class UnsupportedField(InvalidRequest):
+# fmt: off
+#                                      wire=(code,                      type,    HTTP, gRPC)
+# Requests that cannot succeed unchanged.
+class InvalidRequest(FulcrumError,     wire=("invalid_request",         INVALID, 400, "INVALID_ARGUMENT")):
+    """The request is at fault, and repeating it unchanged cannot succeed."""
+class UnsupportedField(InvalidRequest, wire=("unsupported_field",       INVALID, 400, "INVALID_ARGUMENT")):
     """A field of OpenAI's API that is not served, refused rather than ignored."""
-
-    code = "unsupported_field"
-
-
-class ContextTooLong(InvalidRequest):
-    """Prompt and output would not fit the model's context."""
-
-    code = "context_length_exceeded"
-
-
-class FileTooLarge(InvalidRequest):
-    """A file is over the bound for one."""
-
-    code = "file_too_large"
-    http_status = 413
-
-
-class NotFound(FulcrumError):
-    """What a caller names is not kept here."""
-
-    code = "not_found"
-    error_type = "invalid_request_error"
-    http_status = 404
-    grpc_status: ClassVar[GrpcStatus] = "NOT_FOUND"
-
-
-class FileNotFound(NotFound):
-    """No such file is kept."""
-
-    code = "file_not_found"
-
-
-class BatchNotFound(FileNotFound):
-    """No such batch is known."""
-
-    code = "batch_not_found"
-
-
-class ResponseNotFound(NotFound):
-    """No such response is kept for this tenant."""
-
-    code = "response_not_found"
-
-
-class TopicNotFound(InvalidRequest):
+class ContextTooLong(InvalidRequest,   wire=("context_length_exceeded", INVALID, 400, "INVALID_ARGUMENT")): ...
+class FileTooLarge(InvalidRequest,     wire=("file_too_large",          INVALID, 413, "INVALID_ARGUMENT")): ...
+class TopicNotFound(InvalidRequest,    wire=("topic_not_found",         INVALID, 404, "INVALID_ARGUMENT")):
     """The broker has no such topic, or it is not for clients."""
-
-    code = "topic_not_found"
-    http_status = 404
-
-
-class TopicNotAllowed(InvalidRequest):
-    """Clients may not name this topic: the operator has not allowed it, or it is Kafka's or ours."""
-
-    code = "topic_not_allowed"
-    http_status = 403
-
-
-class TopicRefused(InvalidRequest):
-    """A client's topic does not take what is written to it."""
-
-    code = "topic_refused"
-
-
-class TooLargeForTopic(TopicRefused):
-    """One of the records is: others it takes."""
-
-    code = "too_large_for_topic"
-
-
-class Conflict(FulcrumError):
-    """What is asked for does not go with how things stand."""
-
-    code = "conflict"
-    error_type = "invalid_request_error"
-    http_status = 409
-    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
+class TopicNotAllowed(InvalidRequest,  wire=("topic_not_allowed",       INVALID, 403, "INVALID_ARGUMENT")):
+    """The operator has not allowed clients to name this topic, or it is Kafka's or Fulcrum's own."""
+class TopicRefused(InvalidRequest,     wire=("topic_refused",           INVALID, 400, "INVALID_ARGUMENT")):
+    """A client's topic does not accept what is written to it."""
+class TooLargeForTopic(TopicRefused,   wire=("too_large_for_topic",     INVALID, 400, "INVALID_ARGUMENT")):
+    """The topic does not accept this record because of its size, but does accept others."""
+class PoisonRequest(FulcrumError,      wire=("poison_request",          INVALID, 422, "FAILED_PRECONDITION")):
+    """Two workers died of this request, and no other is to. Neither clients nor proxies repeat on this status."""
     repeatable = False
-
-
-class StoreFull(FulcrumError):
-    """The file store has no room: deleting files makes some."""
-
-    code = "store_full"
-    http_status = 507
-    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
-    repeatable = False
-
-
-class StoreUnavailable(FulcrumError):
-    """The file store does not answer, or not as it should: later it may."""
-
-    code = "store_unavailable"
-    error_type = "service_unavailable_error"
-    http_status = 503
-    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
-
-
-class UnknownModel(NotFound):
-    """No such model here."""
-
-    code = "model_not_found"
-
-
-class UnknownWorker(NotFound):
-    """No such worker has been heard of."""
-
-    code = "worker_not_found"
-
-
-class DecisionNotFound(NotFound):
-    """No such decision of the planner is kept."""
-
-    code = "decision_not_found"
-
-
-class SilenceNotFound(NotFound):
+# Things that do not exist, or not here.
+class NotFound(FulcrumError,           wire=("not_found",               INVALID, 404, "NOT_FOUND")): ...
+class FileNotFound(NotFound,           wire=("file_not_found",          INVALID, 404, "NOT_FOUND")): ...
+class BatchNotFound(FileNotFound,      wire=("batch_not_found",         INVALID, 404, "NOT_FOUND")): ...
+class ResponseNotFound(NotFound,       wire=("response_not_found",      INVALID, 404, "NOT_FOUND")):
+    """The tenant of this request has no such response."""
+class UnknownModel(NotFound,           wire=("model_not_found",         INVALID, 404, "NOT_FOUND")): ...
+class UnknownWorker(NotFound,          wire=("worker_not_found",        INVALID, 404, "NOT_FOUND")): ...
+class DecisionNotFound(NotFound,       wire=("decision_not_found",      INVALID, 404, "NOT_FOUND")): ...
+class SilenceNotFound(NotFound,        wire=("silence_not_found",       INVALID, 404, "NOT_FOUND")):
     """No silence of alerts has this id, or it is over."""
+class KeyNotFound(NotFound,            wire=("key_not_found",           INVALID, 404, "NOT_FOUND")): ...
+class NoLongerKept(FulcrumError,       wire=("no_longer_kept",          INVALID, 410, "NOT_FOUND")):
+    """It existed, or may have, and is not stored any more."""
+class KeptElsewhere(FulcrumError,      wire=("kept_elsewhere",          INVALID, 421, "FAILED_PRECONDITION")):
+    """Another instance of this service holds it."""
+# Callers, quotas and bounds.
+class Unauthenticated(FulcrumError,    wire=("unauthenticated",         AUTH,    401, "UNAUTHENTICATED")): ...
+class PermissionDenied(FulcrumError,   wire=("permission_denied",       INVALID, 403, "PERMISSION_DENIED")):
+    """The caller is known and may not do this."""
+    repeatable = False
+class Conflict(FulcrumError,           wire=("conflict",                INVALID, 409, "FAILED_PRECONDITION")):
+    """The request contradicts the present state."""
+    repeatable = False
+class QueueFull(FulcrumError,          wire=("queue_full",              RATE,    429, "RESOURCE_EXHAUSTED")):
+    """A bounded queue is full. The client may retry after `retry_after_s`."""
+class QuotaUsed(FulcrumError,          wire=("insufficient_quota",      RATE,    429, "RESOURCE_EXHAUSTED")):
+    """A tenant has stored as much as it may, and only deleting something helps."""
+    repeatable = False
+class StoreFull(FulcrumError,          wire=("store_full",              SERVER,  507, "RESOURCE_EXHAUSTED")):
+    """The file store has no room until files are deleted."""
+    repeatable = False
+# Failures of the service.
+class StoreUnavailable(FulcrumError,   wire=("store_unavailable",       AWAY,    503, "UNAVAILABLE")):
+    """The file store does not answer, or not correctly. Later it may."""
+class BrokerUnavailable(FulcrumError,  wire=("broker_unavailable",      AWAY,    503, "UNAVAILABLE")):
+    """Kafka did not confirm a call in time, so its outcome is unknown."""
+class PlannerUnavailable(FulcrumError, wire=("planner_unavailable",     SERVER,  503, "INTERNAL")):
+    """The planner does not answer a service that asks on a client's behalf."""
+class NoWorkers(FulcrumError,          wire=("no_workers",              AWAY,    503, "UNAVAILABLE")): ...
+class SequenceFailed(FulcrumError,     wire=("sequence_failed",         AWAY,    503, "UNAVAILABLE")):
+    """No worker that was tried finished the sequence. On others, later, it may succeed."""
+class VersionMismatch(FulcrumError,    wire=("version_mismatch",        SERVER,  503, "FAILED_PRECONDITION")):
+    """Gateway and worker are of incompatible releases."""
+class StaleRole(FulcrumError,          wire=("stale_role",              SERVER,  409, "FAILED_PRECONDITION")):
+    """The call was made for an assignment that the worker no longer has."""
+class KvLost(FulcrumError,             wire=("kv_lost",                 SERVER,  500, "DATA_LOSS")):
+    """KV blocks are gone: their holder died, evicted them, or its lease ended."""
+class KvMismatch(FulcrumError,         wire=("kv_mismatch",             SERVER,  500, "FAILED_PRECONDITION")):
+    """The two engines cannot exchange blocks."""
+class AnswerFailed(FulcrumError,       wire=("answer_failed",           SERVER,  500, "INTERNAL")):
+    """Generated tokens could not be made an answer. The service's log has the reason."""
+class SleepFailed(FulcrumError,        wire=("sleep_failed",            SERVER,  500, "INTERNAL")):
+    """A model could not be put to sleep, and its engine must be closed."""
+class StartupError(FulcrumError,       wire=("startup_failed",          SERVER,  500, "INTERNAL")):
+    """A service cannot start. The message is the one line that its user sees."""
+# fmt: on
 
-    code = "silence_not_found"
 
+class InvalidApiKey(Unauthenticated, wire=("invalid_api_key", INVALID, 401, "UNAUTHENTICATED")):
+    """The API key is missing, unknown, expired or revoked. Code and type are those that OpenAI's clients know."""
 
-class NoLongerKept(FulcrumError):
-    """What is asked for was known, or might have been, and is not kept any more."""
-
-    code = "no_longer_kept"
-    error_type = "invalid_request_error"
-    http_status = 410
-    grpc_status: ClassVar[GrpcStatus] = "NOT_FOUND"
-
-
-class KeptElsewhere(FulcrumError):
-    """Another instance of this service holds what is asked for."""
-
-    code = "kept_elsewhere"
-    error_type = "invalid_request_error"
-    http_status = 421
-    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
-
-
-class Unauthenticated(FulcrumError):
-    """The token is missing or wrong."""
-
-    code = "unauthenticated"
-    error_type = "authentication_error"
-    http_status = 401
-    grpc_status: ClassVar[GrpcStatus] = "UNAUTHENTICATED"
-
-
-class InvalidApiKey(Unauthenticated):
-    """The API key is missing, unknown, expired or revoked; in the words of OpenAI's API, whose clients know them."""
-
-    code = "invalid_api_key"
-    error_type = "invalid_request_error"
     repeatable = False
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """How to authenticate, as HTTP wants it said."""
+        """The headers with the authentication scheme, which HTTP requires of a 401."""
         return super().http_headers | {"www-authenticate": "Bearer"}
 
 
-class PermissionDenied(FulcrumError):
-    """The caller is known, and may not do this."""
+class RateLimited(FulcrumError, wire=("rate_limit_exceeded", RATE, 429, "RESOURCE_EXHAUSTED")):
+    """A tenant has used up one of its limits. The message names it and says when there is more."""
 
-    code = "permission_denied"
-    error_type = "invalid_request_error"
-    http_status = 403
-    grpc_status: ClassVar[GrpcStatus] = "PERMISSION_DENIED"
-    repeatable = False
-
-
-class KeyNotFound(NotFound):
-    """No such API key is kept."""
-
-    code = "key_not_found"
-
-
-class QueueFull(FulcrumError):
-    """A bounded queue is full: come back after `retry_after_s`."""
-
-    code = "queue_full"
-    error_type = "rate_limit_error"
-    http_status = 429
-    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
-
-
-class QuotaUsed(FulcrumError):
-    """A tenant has as much stored as it may have: only deleting something helps."""
-
-    code = "insufficient_quota"
-    error_type = "rate_limit_error"
-    http_status = 429
-    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
-    repeatable = False
-
-
-class RateLimited(FulcrumError):
-    """A tenant has used one of its limits; the message names it and says when there is more."""
-
-    code = "rate_limit_exceeded"
-    retry_spread = 0.0  # the moment is the tenant's own, and its headers say it too
-    error_type = "rate_limit_error"
-    http_status = 429
-    grpc_status: ClassVar[GrpcStatus] = "RESOURCE_EXHAUSTED"
+    retry_spread = 0.0  # the time is the tenant's own, and its headers state it too
 
     def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
-        """headers: how the tenant's limits stand."""
+        """`headers` state how much of the tenant's limits is left."""
         super().__init__(message, retry_after_s=math.ceil(retry_after_s))
         self._headers = headers
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """With how the limits stand."""
+        """The headers with the state of the tenant's limits."""
         return super().http_headers | dict(self._headers)
-
-
-class NoWorkers(FulcrumError):
-    """No worker can take the request now."""
-
-    code = "no_workers"
-    error_type = "service_unavailable_error"
-    http_status = 503
-    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
-
-
-class BrokerUnavailable(FulcrumError):
-    """Kafka did not take or tell something in time: whether it has happened is not known."""
-
-    code = "broker_unavailable"
-    error_type = "service_unavailable_error"
-    http_status = 503
-    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
-
-
-class PlannerUnavailable(FulcrumError):
-    """The planner does not answer whoever asks in another's name."""
-
-    code = "planner_unavailable"
-    http_status = 503
-
-
-class StaleRole(FulcrumError):
-    """The call was made for an assignment that is no longer the worker's."""
-
-    code = "stale_role"
-    http_status = 409
-    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
-
-
-class KvLost(FulcrumError):
-    """KV blocks are gone: their holder died, evicted them, or its lease ended."""
-
-    code = "kv_lost"
-    grpc_status: ClassVar[GrpcStatus] = "DATA_LOSS"
-
-
-class KvMismatch(FulcrumError):
-    """Two engines whose blocks cannot be exchanged."""
-
-    code = "kv_mismatch"
-    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
-
-
-class SequenceFailed(FulcrumError):
-    """A sequence could not be finished on any of the workers it was given to: on others, later, it may."""
-
-    code = "sequence_failed"
-    error_type = "service_unavailable_error"
-    http_status = 503
-    grpc_status: ClassVar[GrpcStatus] = "UNAVAILABLE"
-
-
-class PoisonRequest(FulcrumError):
-    """A request that workers die of: two have, and no other is to.
-
-    A status that nobody repeats by themselves, neither clients nor what stands before a gateway.
-    """
-
-    code = "poison_request"
-    error_type = "invalid_request_error"
-    http_status = 422
-    grpc_status: ClassVar[GrpcStatus] = "FAILED_PRECONDITION"
-    repeatable = False
-
-
-class AnswerFailed(FulcrumError):
-    """What workers generated could not be made an answer: a fault of this service, whose log tells more."""
-
-    code = "answer_failed"
-
-
-class SleepFailed(FulcrumError):
-    """A model could not be put to sleep: its engine is to be closed."""
-
-    code = "sleep_failed"
-
-
-class StartupError(FulcrumError):
-    """A service cannot start; the message is the one line that its user sees."""
-
-    code = "startup_failed"

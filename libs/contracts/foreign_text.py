@@ -1,4 +1,6 @@
-"""Text that clients or other processes wrote: escaped where a person reads it, without keys where it is kept."""
+"""Text of clients or other processes, made safe: escaped where a person reads it, and without keys where it is
+stored.
+"""
 
 import re
 from typing import Any, Final
@@ -28,7 +30,7 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """The same JSON value with every string in it plain."""
+    """Return the same JSON value with every string in it escaped."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):
@@ -39,12 +41,12 @@ def plain_values(value: Any) -> Any:
 
 
 def masked(text: str) -> str:
-    """The text with the secret part of each key or bearer token replaced by MASK."""
+    """Replace the secret part of each key or bearer token by MASK."""
     return _KEY.sub(_kind_alone, text)
 
 
 def masked_values(value: Any) -> Any:
-    """The same value with every string in it masked; what is neither text nor a container of it stays."""
+    """Return the same value with every string in it masked. Values other than text and its containers are kept."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, bytes):

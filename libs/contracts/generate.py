@@ -1,4 +1,4 @@
-"""Generate libs/contracts/pb from proto/: `make proto`. With `--check`, only say whether that would change anything."""
+"""Generate libs/contracts/pb from proto/: `make proto`. With `--check`, only report whether anything would change."""
 
 import filecmp
 import re
@@ -14,7 +14,7 @@ OUT = ROOT / "libs" / "contracts" / "pb"
 
 
 def generate(out: Path) -> int:
-    """Run protoc and point the generated imports into the package; returns protoc's exit code."""
+    """Run protoc and rewrite the generated imports into the package; return protoc's exit code."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     sources = sorted(str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto").rglob("*.proto"))
@@ -33,7 +33,7 @@ def generate(out: Path) -> int:
 
 
 def check() -> int:
-    """1 when the files in the package are not what proto/ gives."""
+    """Return 1 if the files in the package differ from what proto/ generates."""
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder) / "pb"
         code = generate(fresh)

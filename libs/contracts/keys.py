@@ -1,55 +1,56 @@
-"""Redis keys, all in this one module. Every key starts with the cluster's name; commands used exist in Redis 6.2."""
+"""All Redis keys. Every key starts with the cluster's name; commands used exist in Redis 6.2."""
 
 
 def workers(cluster: str) -> str:
-    """Set of registered worker ids; an id whose lease key is gone is dead."""
+    """Set of registered worker ids. An id without a lease key is dead."""
     return f"fulcrum:{cluster}:workers"
 
 
 def worker(cluster: str, worker_id: str) -> str:
-    """A worker's lease, a hash of `worker` (serialized) and `incarnation` (20 digits), expiring unless renewed."""
+    """Lease of a worker: a hash of `worker` (serialized) and `incarnation` (20 digits), expiring unless renewed."""
     return f"fulcrum:{cluster}:worker:{worker_id}"
 
 
 def worker_changes(cluster: str) -> str:
-    """Pub/sub channel that carries a worker's id when its registration changed."""
+    """Pub/sub channel that carries a worker's id when its registration changes."""
     return f"fulcrum:{cluster}:worker-changes"
 
 
 def planner_mode(cluster: str) -> str:
-    """The mode that the planner was last set to, in words; absent until somebody has."""
+    """The mode last set at the planner, in words; absent until someone has set one."""
     return f"fulcrum:{cluster}:planner-mode"
 
 
 def planner_limits(cluster: str) -> str:
-    """The limits that the planner was last given, as JSON; absent until somebody has."""
+    """The limits last set at the planner, as JSON; absent until someone has set any."""
     return f"fulcrum:{cluster}:planner-limits"
 
 
 def planner_memory(cluster: str, what: str) -> str:
-    """What the planner remembers beside its mode and limits, as JSON: the GPU time that started workers took today
-    (scale), and what was lost by the hour (regret)."""
+    """Other state of the planner as JSON: today's GPU time of started workers (scale), and hourly losses (regret)."""
     return f"fulcrum:{cluster}:planner-{what}"
 
 
 def planner_lead(cluster: str) -> str:
-    """Which planner decides; it expires unless that planner goes on."""
+    """The planner that leads; it expires unless that planner renews it."""
     return f"fulcrum:{cluster}:planner-lead"
 
 
 def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
-    """Set of the chained block hashes that a worker holds; it lives by the worker's lease."""
+    """Set of the chained block hashes that a worker holds; it expires with the worker's lease."""
     return f"fulcrum:{cluster}:kv:{model}:{worker_id}"
 
 
 def step_time(cluster: str, *kind: str) -> str:
-    """Hash of the latest fits of how long steps of a kind of worker take, one serialized StepTime for each kind of
-    step. A kind is engine, model, device and variant."""
+    """Hash of the latest step-time fits of a kind of worker, one serialized StepTime for each kind of step.
+
+    A kind of worker is engine, model, device and variant.
+    """
     return f"fulcrum:{cluster}:step-time:{':'.join(kind)}"
 
 
 def step_time_lease(cluster: str, *kind: str) -> str:
-    """Who measures prefill for a kind of worker now; it expires."""
+    """The worker that measures prefill for its kind now; it expires."""
     return f"fulcrum:{cluster}:step-time-lease:{':'.join(kind)}"
 
 
@@ -59,27 +60,27 @@ def models(cluster: str) -> str:
 
 
 def model_times(cluster: str) -> str:
-    """Hash of how long bringing each model up took, as JSON."""
+    """Hash of the measured load times of each model, as JSON."""
     return f"fulcrum:{cluster}:model-times"
 
 
 def model_outlook(cluster: str) -> str:
-    """What the planner expects of each model, as JSON; it expires unless the planner goes on."""
+    """The planner's outlook for each model, as JSON; it expires unless the planner renews it."""
     return f"fulcrum:{cluster}:model-outlook"
 
 
 def model_changes(cluster: str) -> str:
-    """Pub/sub channel that announces changes of the three above."""
+    """Pub/sub channel that announces changes of the three keys above."""
     return f"fulcrum:{cluster}:model-changes"
 
 
 def model_gateways(cluster: str) -> str:
-    """Set of ids of gateways that tell how they use models; one whose use key is gone is dead."""
+    """Set of ids of gateways that report their use of models. One without a use key is dead."""
     return f"fulcrum:{cluster}:model-gateways"
 
 
 def model_use(cluster: str, gateway_id: str) -> str:
-    """What a gateway has of each model, as JSON; it expires unless the gateway goes on."""
+    """A gateway's use of each model, as JSON; it expires unless the gateway renews it."""
     return f"fulcrum:{cluster}:model-use:{gateway_id}"
 
 
@@ -89,17 +90,17 @@ def model_uses(cluster: str) -> str:
 
 
 def api_keys(cluster: str) -> str:
-    """Hash of `book`, the API keys' hashes and tenants' limits as JSON, and `version`, counted up with each change."""
+    """Hash of `book`, the API keys' hashes and tenants' limits as JSON, and `version`, incremented with each change."""
     return f"fulcrum:{cluster}:api-keys"
 
 
 def limit_use(cluster: str, tenant: str, kind: str) -> str:
-    """Hash of what all gateways have used of a tenant's limit of a kind, by Unix second; it lives two minutes."""
+    """Hash of all gateways' use of one kind of a tenant's limit, by Unix second; it lives two minutes."""
     return f"fulcrum:{cluster}:limit-use:{tenant}:{kind}"
 
 
 def limit_open(cluster: str, tenant: str) -> str:
-    """Hash of places for a tenant's requests at once, by the gateway that holds them: COUNT:UNTIL, in Unix ms."""
+    """Hash of places for a tenant's concurrent requests, by the gateway that holds them: COUNT:UNTIL, in Unix ms."""
     return f"fulcrum:{cluster}:limit-open:{tenant}"
 
 
@@ -109,10 +110,10 @@ def limit_gateways(cluster: str) -> str:
 
 
 def tenant_places(cluster: str) -> str:
-    """Hash of what tenants have and want of places to decode, by gateway: UNTIL:JSON, in Unix ms."""
+    """Hash of the decode places that tenants have and want, by gateway: UNTIL:JSON, in Unix ms."""
     return f"fulcrum:{cluster}:tenant-places"
 
 
 def responses(cluster: str, tenant: str, part: str) -> str:
-    """Of a tenant's kept responses: values (a hash by id), ends (a sorted set of ids by Unix ms), bytes (all sizes)."""
+    """A tenant's stored responses: values (a hash by id), ends (a sorted set of ids by Unix ms), bytes (all sizes)."""
     return f"fulcrum:{cluster}:responses:{tenant}:{part}"

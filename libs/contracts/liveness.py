@@ -1,10 +1,10 @@
-"""How often a worker is heard of at least, on each of its streams."""
+"""The least rate at which a worker sends on each of its streams."""
 
+# Longest pause between two frames to a gateway that a worker has work of, with news or without. A frame within it
+# also answers the first submit to an idle worker.
 SIGN_OF_LIFE_MS = 100
-"""A worker that serves lets no more than this pass between two frames to a gateway that it has work of, whether or not
-there is news. The first submit to one that rested is answered by a frame within it too."""
+# The same to a gateway without work here, for which nothing depends on it.
 RESTING_SIGN_OF_LIFE_MS = 500
-"""Likewise to a gateway that it has no work of: nothing depends on it then."""
 
+# Workers report at least three times a second; an older report does not describe the present.
 FRESH_NS = 2_000_000_000
-"""Workers report at least three times a second: an older report is not what it has now."""

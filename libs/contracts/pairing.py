@@ -1,4 +1,4 @@
-"""Which workers can hand KV to one another, and which find nobody to hand it to or to take it from. Pure."""
+"""Workers that can exchange KV, and those without a partner. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREF
 
 @dataclass(frozen=True, slots=True)
 class Unpaired:
-    """A worker that gets no work: of its model, nobody in the other phase has KV like its own, though some have other.
+    """A worker without work because no worker of its model in the other phase has compatible KV, though some exist.
 
-    Also what people read of it, as `str`.
+    `str` gives the explanation that people read.
     """
 
     worker_id: str
     phase: str
     model: str
     like: str
-    """Somebody in the other phase."""
+    """The id of a worker in the other phase."""
     difference: str
 
     def __str__(self) -> str:
@@ -30,12 +30,12 @@ class Unpaired:
 
 
 def kv_kind(worker: Worker) -> str:
-    """Equal for workers that can exchange blocks: same weights, same layout."""
+    """Return a text that is equal for workers that can exchange blocks: same weights, same layout."""
     return f"{worker.model_revision}/{worker.capabilities.kv_layout}"
 
 
 def unpaired(workers: Iterable[Worker]) -> dict[str, Unpaired]:
-    """Those without a partner, by id. A phase that has no workers at all is no fault of the other's."""
+    """Return workers without a partner, by id. If a phase has no workers at all, no worker is unpaired."""
     prompts: dict[str, dict[str, Worker]] = {}
     tokens: dict[str, dict[str, Worker]] = {}
     ours = list(workers)
@@ -58,7 +58,7 @@ def unpaired(workers: Iterable[Worker]) -> dict[str, Unpaired]:
 
 
 def _differences(one: Worker, other: Worker) -> list[str]:
-    """Part by part: `here, not there`."""
+    """Describe each differing part as `here, not there`."""
     parts = [
         f"{mine or 'nothing'} here, {theirs or 'nothing'} there"
         for mine, theirs in zip_longest(

@@ -1,8 +1,8 @@
-"""Which releases of gateways and workers understand each other. Pure.
+"""Compatibility between releases of gateways and workers. Pure.
 
-Each side says which protocol it speaks, and the oldest that it still understands. A release that changes what a frame
-means counts PROTOCOL up; one that gives up an older meaning counts OLDEST up. Who says nothing is of a release before
-the handshake, which is protocol 1.
+Each side states the protocol it speaks and the oldest that it still understands. A release that changes the meaning
+of a frame increments PROTOCOL; one that drops an older meaning increments OLDEST. A peer that states nothing
+predates the handshake, which is protocol 1.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ OLDEST: Final = 1
 
 
 def check_protocol(peer: str, protocol: int, oldest: int) -> None:
-    """Raises VersionMismatch where `peer`, which said these, and this process do not understand each other."""
+    """Raise VersionMismatch if `peer`, which stated these versions, and this process do not understand each other."""
     protocol, oldest = protocol or 1, oldest or 1
     if protocol < OLDEST:
         raise VersionMismatch(

@@ -1,11 +1,11 @@
-"""The range of every field of the messages that come from outside: one table, and a check compiled from it.
+"""The valid range of every field of messages from outside: one table, and checks compiled from it.
 
-`libs/bus/codec.py` applies it to each record where it is decoded, so that no consumer meets what no writer of ours
-sends. A field without an entry has the range of its type: see `_default`. The ranges bound the work that one record can
-cause. What a record may say depends on the time of day too (clocks, what is known already): its consumer decides that.
+`libs/bus/codec.py` applies them to each record when it is decoded, so that consumers only see what our own writers
+could have sent. A field without an entry has the range of its type: see `_default`. The ranges bound the work that
+one record can cause. What depends on the time of day or on earlier records is left to the consumer.
 
-protovalidate 2.1 was tried in its place. It takes 17 us for the thirteen counts of a `Load`, this module 4 and parsing
-them 1: on ten thousand step batches a second that is a sixth of a core more.
+protovalidate 2.1 was tried instead. It takes 17 us for the thirteen counts of a `Load`; this module takes 4, and
+parsing them 1. On ten thousand step batches a second that is a sixth of a core more.
 """
 
 import re
@@ -21,43 +21,42 @@ from google.protobuf.message import Message
 from libs.policy.batch import SHARE_LINES
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
+# The year 2116.
 MOST_UNIX_NS: Final = 2**62 - 1
-"""The year 2116."""
+# The largest integer that SQLite and arrays of int64 hold.
 MOST_INT64: Final = 2**63 - 1
-"""What SQLite and arrays of int64 hold."""
+# Largest count of one process; sums over all workers or gateways then fit 64 bits.
 MOST_COUNTED: Final = 2**49
-"""Of anything that one process has counted: sums over all workers or gateways fit 64 bits."""
 MOST_CHARS: Final = 16_384
-"""Of a text."""
+# Longest name that consumers store, or use as a key.
 MOST_NAME_CHARS: Final = 1_024
-"""Of a name that consumers keep, or keep something by."""
+# Most elements of a repeated field.
 MOST_ITEMS: Final = 65_536
-"""Of a repeated field."""
+# GPUs of one worker, which weigh in every figure of the cluster.
 MOST_GPUS: Final = 65_536
-"""Of one worker: it weighs by them in every figure of the cluster."""
 MOST_JOB_LINES: Final = 2**24
+# Length of the note that a broker stores beside an offset.
 MOST_NOTE_CHARS: Final = 4_096
-"""What a broker keeps beside an offset."""
+# A record of at most this size cannot have a text or list that is too long.
 _SHORT_BYTES: Final = MOST_NAME_CHARS
-"""A record that is no longer has no text that is too long, and no list of more elements than that."""
 
 
 class Range(NamedTuple):
-    """What a number may be, both ends included."""
+    """The range of a number, both ends included."""
 
     least: float = 0
     most: float = MOST_INT64
 
 
 class Length(NamedTuple):
-    """How many characters, bytes or elements a field may have, and what each element may be."""
+    """The most characters, bytes or elements of a field, and the range of each element."""
 
     most: int
     each: Range | None = None
 
 
 class Pattern(NamedTuple):
-    """What a text has to match as a whole."""
+    """A regular expression that a whole text must match."""
 
     words: str
 
@@ -72,6 +71,7 @@ _STRETCHES: Final = Length(4_096, _WORKERS)
 _NOTE: Final = Pattern(rf"(?!.{{{MOST_NOTE_CHARS + 1}}})([0-9a-f]+/[0-9a-f]+)?")
 _COUNTS: Final = ("completed", "failed")
 
+# By message, without "fulcrum.", then by field.
 RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "common.v1.Worker": {
         "gpus": Range(0, MOST_GPUS), "nodes": Range(0, MOST_GPUS), "gpu_uuids": Length(1_024), "gpu_share": _SHARE,
@@ -152,16 +152,15 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "batch.v1.Submission": {"body": Length(2**24)},
     "batch.v1.Result": {"job_id": _NAME, "place": _LINES, "custom_id": _NAME},
 }  # fmt: skip
-"""By message, without "fulcrum.", then by field."""
+# Parts that are not checked here: ten thousand step batches come a second, and reading all of one takes six times
+# as long as parsing it. `libs/telemetry` checks them where it reads them, by arrays of many batches or after a
+# change, and `libs/perfmodel/wire.py` checks step times and shapes.
 READ_RARELY: Final = {
     "telemetry.v1.StepBatch": (
         "assignment", "load", "steps", "kv_waits", "starved", "kv_transfers", "gpu_readings", "dummy_steps",
         "step_time", "compute",
     ),
 }  # fmt: skip
-"""Parts that are not looked into: ten thousand step batches come a second, and to read all of one takes six times what
-parsing it does. `libs/telemetry` judges them where it reads them, by arrays of many batches or once they have changed,
-and `libs/perfmodel/wire.py` the step times and shapes."""
 
 _PREFIX: Final = "fulcrum."
 _UNSIGNED_64: Final = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
@@ -169,14 +168,16 @@ _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 
 def fault_of(message: Message, size_bytes: int) -> str:
-    """Name the first field that is out of its range, as "Share.lines"; empty where none is. `size_bytes`: of the
-    message on the wire, which bounds its texts and lists."""
+    """Return the first field that is out of its range, as "Share.lines", or an empty text if none is.
+
+    `size_bytes` is the message's size on the wire, which bounds its texts and lists.
+    """
     kind: Any = type(message)
     return _check_of(kind)(message, size_bytes > _SHORT_BYTES)
 
 
 Check = Callable[[Any, bool], str]
-"""The fault of a message; the flag: whether it is large enough for a text or list to be too long."""
+"""Returns the fault of a message. The flag says whether it is large enough for a text or list to be too long."""
 
 
 @cache
@@ -185,7 +186,7 @@ def _check_of(kind: Any) -> Check:
 
 
 def _compiled(descriptor: Descriptor, known: dict[str, Check]) -> Check:
-    """Compile the check of a message and of all its parts; `known`: those that are compiled."""
+    """Compile the check of a message and of all its parts; `known` holds those already compiled."""
     name = descriptor.full_name.removeprefix(_PREFIX)
     if name in known:
         return known[name]
@@ -221,7 +222,7 @@ def _compiled(descriptor: Descriptor, known: dict[str, Check]) -> Check:
 
 
 def _numbers(kind: str, found: Mapping[str, Range | None]) -> Callable[[Any], str]:
-    """Check single numbers: those that cannot be negative against one end only."""
+    """Check single numbers; those that cannot be negative against one end only."""
     ranges = {name: each for name, each in found.items() if each is not None}
     if not ranges:
         return lambda _: ""
@@ -242,7 +243,7 @@ def _numbers(kind: str, found: Mapping[str, Range | None]) -> Callable[[Any], st
 
 
 def _lengths(descriptor: Descriptor, ranges: Mapping[str, Range | Length | Pattern]) -> Callable[[Any], str]:
-    """Check how long texts, bytes and lists are."""
+    """Check the lengths of texts, bytes and lists."""
     mosts = {field.name: most for field in descriptor.fields if (most := _most_items(field, ranges)) is not None}
     texts = [(field.name, _is_map(field)) for field in descriptor.fields
              if field.is_repeated and (_is_map(field) or field.type == FieldDescriptor.TYPE_STRING)]  # fmt: skip
@@ -262,7 +263,7 @@ def _lengths(descriptor: Descriptor, ranges: Mapping[str, Range | Length | Patte
 
 
 def _elements(descriptor: Descriptor, ranges: Mapping[str, Range | Length | Pattern]) -> Callable[[Any], str] | None:
-    """Check elements of lists of numbers, and texts that have a pattern; None where there are neither."""
+    """Check elements of lists of numbers, and texts that have a pattern; return None if there are neither."""
     patterns = {name: re.compile(each.words) for name, each in ranges.items() if isinstance(each, Pattern)}
     lists = {}
     for field in descriptor.fields:
@@ -287,14 +288,16 @@ def _elements(descriptor: Descriptor, ranges: Mapping[str, Range | Length | Patt
 
 
 def _range(field: FieldDescriptor, ranges: Mapping[str, Range | Length | Pattern]) -> Range | None:
-    """Of a single number; None where it may be whatever its type holds."""
+    """Return the range of a single number, or None if any value of its type is valid."""
     found = ranges.get(field.name)
     return found if isinstance(found, Range) else _default(field)
 
 
 def _default(field: FieldDescriptor) -> Range | None:
-    """Of a number without an entry: moments until 2116, counts that int64 holds, floats that are numbers. Numbers of 32
-    bits may be any, as nothing loops over them; fixed64 are random."""
+    """Return the range of a number without an entry: times until 2116, counts that fit int64, finite floats.
+
+    Numbers of 32 bits may have any value, as nothing loops over them; fixed64 are random.
+    """
     if field.type == FieldDescriptor.TYPE_UINT64:
         return Range(0, MOST_UNIX_NS if field.name.endswith("_unix_ns") else MOST_INT64)
     return Range(-1e300, 1e300) if field.type in _FLOATS else None

@@ -15,7 +15,7 @@ ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
 
 
 def role_name(assignment: Assignment) -> str:
-    """One of `ROLE_NAMES`."""
+    """Return the name of an assignment's role, one of `ROLE_NAMES`."""
     if assignment.role == ROLE_PREFILL:
         return "prefill"
     if assignment.role == ROLE_MIXED:
@@ -24,7 +24,7 @@ def role_name(assignment: Assignment) -> str:
 
 
 def role_from_name(name: str, budget_tokens: int = 0) -> tuple[Role, int]:
-    """The wire's role and budget; raises ValueError naming what is allowed."""
+    """Return role and budget as on the wire. Raise ValueError that names what is allowed."""
     if name == "prefill":
         return ROLE_PREFILL, 0
     if name == "decode":

@@ -1,5 +1,4 @@
-"""Engine steps in telemetry: rows for who makes or reads them one by one, columns on the wire; steps as
-`/v1/steps` reports them. Pure."""
+"""Engine steps in telemetry: rows in memory, columns on the wire, and the form that `/v1/steps` reports. Pure."""
 
 from array import array
 from collections.abc import Iterable
@@ -9,8 +8,8 @@ from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 
+# Columns have the layout of an array of "Q" on every machine that has a GPU, so their bytes are sent as they are.
 ENTRY_BYTES: Final = 8
-"""Columns are those of an array of "Q" on every machine that has a GPU: their bytes go to and fro as they are."""
 
 
 class StepRow(NamedTuple):
@@ -35,15 +34,14 @@ _COLUMNS: Final = attrgetter(*COLUMN_NAMES)
 
 
 def step_columns(rows: Iterable[StepRow]) -> StepColumns:
-    """Rows side by side; what is 0 in all of them is left out."""
+    """Convert rows to columns, leaving out columns that are all zeros."""
     columns = zip(*rows, strict=True)
     named = ((name, array("Q", column)) for name, column in zip(COLUMN_NAMES, columns, strict=False))
     return StepColumns(**{name: column.tobytes() for name, column in named if any(column)})
 
 
 def whole_columns(steps: StepColumns) -> list[bytes]:
-    """All columns in the order of `StepRow`, zeros for what was left out; raises ValueError where they differ in
-    length."""
+    """Return all columns in the order of `StepRow`, with zeros for omitted ones. Raise ValueError if lengths differ."""
     columns: tuple[bytes, ...] = _COLUMNS(steps)
     length = len(columns[0])
     zeros = bytes(length)
@@ -55,32 +53,30 @@ def whole_columns(steps: StepColumns) -> list[bytes]:
 
 
 def step_rows(steps: StepColumns) -> list[StepRow]:
-    """The inverse of `step_columns`; raises ValueError where columns differ in length."""
+    """Convert columns to rows. Raise ValueError if their lengths differ."""
     return list(map(StepRow._make, zip(*(array("Q", column) for column in whole_columns(steps)), strict=True)))
 
 
 def step_count(steps: StepColumns) -> int:
-    """How many steps there are."""
+    """Return the number of steps in the columns."""
     return len(steps.start_unix_ns) // ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedStep:
-    """An engine step."""
-
     start_unix_ns: int
     end_unix_ns: int
-    """As far as it is known to have run, while it runs."""
+    """End of the step; of a running one, the time up to which it is known to have run."""
     running: bool
     kind: str
-    """prefill, decode or mixed."""
+    """One of prefill, decode and mixed."""
     prefill_share: float
-    """Part of its time that counts as prefill, 0..1: 1 and 0 but for mixed steps."""
+    """Share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int
     prefill_sequences: int
     decode_sequences: int
     decode_kv_tokens: int
     """Tokens whose KV it read for decode, over all sequences."""
     prefill_ns: int
-    """Of it, in the window's covered time."""
+    """Its prefill time within the window's covered time."""
     decode_ns: int

@@ -1,4 +1,4 @@
-"""Kafka topics: names, keys, partitions, retention and value types, all in this one module."""
+"""All Kafka topics: names, keys, partitions, retention and value types."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 
 HOUR_MS = 3_600_000
+# Segment size of each partition's log. A broker that was killed rereads the segment it was writing; at Kafka's
+# default of a gigabyte, that takes as long as the job is large.
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""Of each partition's log. A broker that was killed reads the segment again that it was writing: at Kafka's own default
-of a gigabyte that takes as long as a job is large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Topic:
     stem: str
     value: type[Message]
     key: str
-    """The field of the value whose text is the record's key, so that its order is kept."""
+    """The field of the value whose text is the record's key, which fixes the order of records."""
     partitions: int
     retention_ms: int
     wraps: str = ""
-    """Where records are what any client writes, without our header: the field of the value that holds their bytes."""
+    """The field of the value that holds a record's bytes, if any client may write records without our header."""
 
     def name(self, cluster: str) -> str:
-        """The topic's name on the broker, e.g. "fulcrum.local.steps.v2"."""
+        """Return the topic's name on the broker, e.g. "fulcrum.local.steps.v2"."""
         return f"fulcrum.{cluster}.{self.stem}"
 
 
@@ -50,8 +50,8 @@ LOADS = Topic("loads.v1", FleetLoads, key="metrics_id", partitions=1, retention_
 DEMAND = Topic("demand.v1", DemandTotals, key="gateway_id", partitions=1, retention_ms=24 * HOUR_MS)
 CAPACITY = Topic("capacity.v1", CapacityPlan, key="model", partitions=1, retention_ms=HOUR_MS)
 ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
+# Kept longer than any silence lasts.
 SILENCES = Topic("silences.v1", AlertSilence, key="silence_id", partitions=1, retention_ms=8 * 24 * HOUR_MS)
-"""Longer than any of them lasts."""
 AUDIT = Topic("audit.v1", AuditEvent, key="actor", partitions=1, retention_ms=90 * 24 * HOUR_MS)
 
 BATCH_JOBS = Topic("batch-jobs.v2", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
@@ -61,6 +61,7 @@ BATCH_SUBMIT = Topic(
     "batch-submit.v1", Submission, key="body", partitions=1, retention_ms=14 * 24 * HOUR_MS, wraps="body"
 )
 
+# Created at start if the broker allows it. The embedded one creates topics on first use, with 4 partitions each.
 ALL = (
     STEPS,
     REQUESTS,
@@ -78,4 +79,3 @@ ALL = (
     BATCH_RESULTS,
     BATCH_SUBMIT,
 )
-"""Made at start where the broker allows it (the embedded one makes topics on first use, with 4 partitions each)."""

@@ -1,1 +1,1 @@
-"""The way of a choice from the queue to workers: driven by the event loop live, by virtual time in the lab."""
+"""Scheduling of choices from the queue to workers, driven by the event loop live and by virtual time in the lab."""

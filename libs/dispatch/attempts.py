@@ -1,4 +1,4 @@
-"""Which choices are on which workers, and what is done about it there."""
+"""The attempts of choices on workers, and the calls that carry out their placements."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,38 +22,38 @@ Found = tuple[Generation, Attempt]
 
 class _There(NamedTuple):
     running: dict[int, Found]
-    """By sequence id."""
+    """Choices and their attempts by sequence id."""
     reserved: dict[Generation, None]
-    """That have a decode credit set aside; in the order in which they got it."""
+    """Choices with a reserved decode credit, in the order in which they got it."""
 
 
 class Attempts:
-    """Carries out what placements ask of workers, and finds choices by what workers call them."""
+    """Carries out the effects of placements on workers, and finds choices by the workers' sequence ids."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
+        # Holds only workers that have attempts.
         self._there: dict[WorkerKey, _There] = {}
-        """Attempts by worker, for workers that have any."""
 
     def __iter__(self) -> Iterator[Found]:
         return (found for there in self._there.values() for found in there.running.values())
 
     def at(self, worker: WorkerKey) -> dict[int, Found]:
-        """What is on a worker, by sequence id."""
+        """Return the attempts on a worker by sequence id."""
         there = self._there.get(worker)
         return there.running if there is not None else {}
 
     def find(self, worker: WorkerKey, sequence_id: int) -> Found | None:
-        """What a worker means; None where it is not there any more."""
+        """Return the choice with a worker's sequence id, or None if it is no longer there."""
         return self.at(worker).get(sequence_id)
 
     def leave(self, worker: WorkerKey) -> tuple[list[Found], list[Generation]]:
-        """What was there, and what had a credit set aside there: the worker is lost with all of it."""
+        """Remove a lost worker and return its attempts and the choices with a credit reserved there."""
         there = self._there.pop(worker, None)
         return ([], []) if there is None else (list(there.running.values()), list(there.reserved))
 
     def do(self, generation: Generation, effect: WorkerEffect) -> None:
-        """Carry an effect out. A worker that is lost with what was there need not hear of it."""
+        """Carry an effect out. A lost worker receives no call."""
         if isinstance(effect, Submit):
             self._submit(generation, effect)
         elif isinstance(effect, Forget):

@@ -1,7 +1,7 @@
-"""From the queue to workers and back: binds choices, passes workers' events to each choice's placement, carries out
-the effects that it returns. Who gets which worker is decided in libs/policy/gateway/binding.py.
+"""The dispatcher: it binds choices, passes workers' events to each choice's placement, and carries out the effects.
 
-All sync: what is decided here leaves with the links' next frames. Where a choice is, its placement alone knows.
+libs/policy/gateway/binding.py decides which worker a choice gets. The dispatcher is synchronous; its decisions
+leave with the links' next frames. Only a choice's placement holds where the choice is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +47,8 @@ log = structlog.get_logger()
 
 EXPIRY_INTERVAL_NS = 100_000_000
 STOPPING = "this gateway is stopping"
+# Ids wrap, as they are uint32 on the wire. No gateway has four billion choices at once.
 SEQUENCE_IDS = 1 << 32
-"""They wrap, being uint32 on the wire: no gateway has four billion alive."""
 
 Ended = Callable[[Generation, Ending], None]
 """Called once for every choice."""
@@ -56,16 +56,16 @@ Ended = Callable[[Generation, Ending], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on each choice and on the queue."""
+    """Bounds on the queue and on each choice."""
 
     max_waiting: int
     patience: WaitBounds
     max_reroutes: int
-    """How often one goes elsewhere because workers fail it."""
+    """How often a choice is rerouted because workers fail it."""
 
 
 class Dispatcher:
-    """Owns every choice from `submit` until it has ended."""
+    """The owner of every choice from `submit` until it has ended."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Dispatcher:
         bounds: Bounds,
         tenants: Tenancy | None = None,
     ) -> None:
-        """tenants: who share the queue and the places to decode; None: all requests are alike."""
+        """`tenants` share the queue and the decode places; with None, all requests are alike."""
         self.max_reroutes = bounds.max_reroutes
         self.suspects = suspects
         self._links = links
@@ -89,7 +89,7 @@ class Dispatcher:
         self._ended = ended
         self._bounds = bounds
         self.cold: ColdModels | None = None
-        """Who knows of models that no worker serves; None: nobody."""
+        """The expectations for models without a worker, if there is a model catalogue."""
         self._experience = Experience()
         tenants = tenants or OneForAll()
         self._queue = WaitingQueue(bounds.max_waiting, tenants)
@@ -97,50 +97,49 @@ class Dispatcher:
         self._hand_overs = HandOvers()
         self._attempts = Attempts(links)
         self._arrivals = Arrivals()
+        # In order of arrival.
         self._live: dict[Generation, None] = {}
-        """In the order in which they came."""
         self._sequence_ids = count(1)
         self._turns = count(1)
         self._turn_is_due = False
+        # Set once the dispatcher is draining.
         self._on_idle: Call | None = None
-        """Set once no more are taken."""
 
     # ------------------------------------------------------------ for those who ask
 
     @property
     def waiting(self) -> int:
-        """Choices in the queue."""
         return len(self._queue)
 
     @property
     def late(self) -> int:
-        """Choices in the queue that can no longer have their first token in time."""
+        """Choices in the queue whose first token can no longer be in time."""
         return self._queue.late
 
     @property
     def hopeful_tokens(self) -> int:
-        """Prompt tokens of those in the queue that can."""
+        """Prompt tokens of waiting choices that can still be in time."""
         return self._queue.hopeful_tokens
 
     def waiting_for(self, model: str) -> int:
-        """Choices in the queue that are for a model."""
+        """Return the number of choices that wait for a model."""
         return self._queue.of(model)
 
     @property
     def people_waiting(self) -> int:
-        """Choices in the queue that are no lines of batch jobs."""
+        """Waiting choices other than lines of batch jobs."""
         return len(self._queue) - self._queue.batch
 
     def queues(self) -> list[Queue]:
-        """What waits, by model and phase, and what came."""
+        """Return what waits by model and phase, with the arrivals."""
         return self._arrivals.queues(self._queue, self._links)
 
     def places_here(self) -> dict[str, ModelPlaces]:
-        """What other gateways are to know of tenants' places here."""
+        """Return the report of tenants' places here for other gateways."""
         return self.places.report(self._queue.by_tenant(), rooms(self._links.views()), self._clock.now_ns())
 
     def places_elsewhere(self, others: Others) -> None:
-        """What other gateways have of them; see `TenantPlaces.hear`."""
+        """Adopt the places that other gateways report; see `TenantPlaces.hear`."""
         self.places.hear(others)
         self._turn_soon()
 
@@ -151,22 +150,24 @@ class Dispatcher:
 
     @property
     def attempts(self) -> Attempts:
-        """Which choices are on which workers."""
         return self._attempts
 
     @property
     def draining(self) -> bool:
-        """Whether it takes no more."""
+        """Whether it refuses new choices and waits for the present ones."""
         return self._on_idle is not None
 
     @property
     def wants_keys(self) -> bool:
-        """Whether `check_room` and `submit` are to know which request comes: while the queue is full, or has been."""
+        """Whether callers should pass keys to `check_room` and `submit`: while the queue is full, or has been."""
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:
-        """Raises QueueFull when the queue cannot take `count` more choices, of the tenant if it is given, and NoWorkers
-        when this gateway stops. `key`: by which the request is known when it comes again as it was asked to."""
+        """Raise QueueFull if the queue has no room for `count` more choices, of `tenant` if given, and NoWorkers while
+        draining.
+
+        `key` identifies a request that returns after it was told when to retry.
+        """
         if self.draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
         now_ns = self._clock.now_ns()
@@ -175,8 +176,10 @@ class Dispatcher:
             self._queue.check_tenant(tenant, count, now_ns)
 
     def submit(self, generations: Sequence[Generation], key: bytes = b"") -> None:
-        """Take the choices of one request, all or none; raises as `check_room` does, for its tenant too, and
-        PoisonRequest."""
+        """Enqueue the choices of one request, all or none.
+
+        Raise what `check_room` raises, for the request's tenant too, and PoisonRequest.
+        """
         people = bool(generations) and not generations[0].batch
         self.check_room(len(generations), key, generations[0].context.tenant if people else None)
         self.suspects.admit(generations)
@@ -187,26 +190,27 @@ class Dispatcher:
             self._wait(generation)
 
     def cancel(self, generation: Generation, because: FulcrumError | None) -> None:
-        """Free what it holds on workers: its client has gone (None), or another choice of its request has failed.
+        """End a choice and free what it holds on workers.
 
-        Does nothing when it has ended, or was never submitted.
+        `because` is None if its client has gone, else the error of another choice of its request. A choice that has
+        ended, or was never submitted, is left alone.
         """
         if generation in self._live:
             self._end(generation, because)
 
     def drain(self, on_idle: Call) -> None:
-        """Take no more; `on_idle` is called once what is alive has ended."""
+        """Refuse new choices and call `on_idle` once the present ones have ended."""
         self._on_idle = on_idle
         if not self._live:
             on_idle()
 
     def stop(self) -> None:
-        """Fail what has not ended."""
+        """Fail every choice that has not ended."""
         for generation in list(self._live):
             self._end(generation, NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S))
 
     def watch_time(self) -> None:
-        """End those that have waited too long, from now on."""
+        """End choices that have waited too long, now and every `EXPIRY_INTERVAL_NS`."""
         now_ns = self._clock.now_ns()
         drain_s = self._queue.drain_s(now_ns)
         if len(self._queue):
@@ -233,7 +237,7 @@ class Dispatcher:
         self._turn_soon()
 
     def _turn_soon(self) -> None:
-        """Bind once for all that happens in this turn."""
+        # One binding round serves all events of this turn of the loop.
         if not self._turn_is_due:
             self._turn_is_due = True
             self._scheduler.soon(self._turn)
@@ -256,7 +260,7 @@ class Dispatcher:
             link.set_demand(demands[model])
 
     def _bind(self) -> None:
-        """Send what waits to where there is room."""
+        """Bind hand-overs and waiting choices to workers with room."""
         links, now_ns = self._links.serving(), self._clock.now_ns()
         if self._hand_overs:
             for generation, attempt, binding in self._hand_overs.places(self._links, self._router, now_ns):
@@ -274,13 +278,16 @@ class Dispatcher:
             self._bind_these(waiting, views, links, now_ns)
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
-        """Have running choices of tenants above their share of a model's places give way to others that wait."""
+        """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
         for model, waiting in contested.items():
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
                 self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))
 
     def _bind_suspects(self, waiting: list[Generation], links: Mapping[str, Link], now_ns: int) -> list[Generation]:
-        """Each that is to be apart by itself, where it may go, then all others on trial; gives the rest."""
+        """Bind suspects and return the other choices.
+
+        Suspects that must be isolated are bound one by one, then all others on trial.
+        """
         suspects = self.suspects
         for generation in filter(suspects.apart, waiting):
             if not suspects.held_back(generation, self._live, now_ns):
@@ -300,7 +307,9 @@ class Dispatcher:
         avoided: frozenset[str] = frozenset(),
         barred: frozenset[str] = frozenset(),
     ) -> None:
-        """Where there is room; on workers of `avoided` only where there is none on others, on those of `barred` not."""
+        """Bind where there is room. Workers of `avoided` are used only if no others have room, those of `barred`
+        never.
+        """
         quiet = self._links.quiet | avoided
         bindings = self._router.round(waiting, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=barred)
         for binding in bindings:
@@ -325,7 +334,7 @@ class Dispatcher:
     # ------------------------------------------------------------ what workers say
 
     def received(self, link: Link, news: WorkerNews) -> None:
-        """Tokens first, then events; credits and role news may let waiting choices go."""
+        """Process a frame's tokens, then its events. Its credits or role change may allow another binding round."""
         if news.introduced:
             self.suspects.returned(link.key)  # and the turn below is for what waited for it
         if news.tokens:
@@ -363,7 +372,7 @@ class Dispatcher:
             self._end(generation, ended)
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
-        """What its prediction was worth, in general and there."""
+        """Compare a first token with its prediction, for the model and for the worker."""
         self._experience.first_token(generation)
         timeline, link = generation.timeline, self._links.link(worker)
         if link is not None:
@@ -371,7 +380,7 @@ class Dispatcher:
             link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
     def _hear(self, generation: Generation, attempt: Attempt, happened: Happened) -> None:
-        """Pass an event of a worker to the choice's placement, and carry out what follows from it."""
+        """Pass a worker's event to the choice's placement, and carry out the effects."""
         placement = generation.placement
         whole = generation.complete() is not None
         if isinstance(happened, KvOpened):
@@ -411,7 +420,7 @@ class Dispatcher:
         self._do(generation, placement.failed(attempt, detail, self, blocks_lost=blocks_lost, whole=whole))
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
-        """A stream broke: what was on it goes elsewhere."""
+        """Reroute the choices of a worker whose stream broke."""
         there, reserved = self._attempts.leave(link.key)
         if died:
             self.suspects.lost(link.key, there)
@@ -426,23 +435,23 @@ class Dispatcher:
         self._turn_soon()
 
     def unreachable(self, link: Link) -> None:
-        """The worker of a broken stream is not there any more, or another one is in its place."""
+        """End suspects after the worker of a broken stream is gone or has been replaced."""
         for generation in self.suspects.died(link.key, self._live):
             self._end(generation, poison_error())
 
     # ------------------------------------------------------------ what placements ask of the cluster, and of this
 
     def partner(self, worker: WorkerKey) -> Partner | None:
-        """The worker as sequences that are to decode there see it; None while it cannot be reached."""
+        """Return the worker as a decode partner, or None while it cannot be reached."""
         link = self._links.link(worker)
         return None if link is None else link.partner()
 
     def decodes(self, model: str, kv_kind: str) -> bool:
-        """Whether some worker of the model could take over blocks of this kind, credits aside."""
+        """Return whether any worker of the model could take over blocks of this kind, regardless of credits."""
         return serves_decode(self._links.views(), model, kv_kind)
 
     def _do(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
-        """Carry effects out; `reason`: how a worker says that it has ended."""
+        """Carry effects out. `reason` is the finish reason that a worker gave, if any."""
         for effect in effects:
             if isinstance(effect, Requeue):
                 tokens = len(generation.output)

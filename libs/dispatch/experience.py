@@ -1,4 +1,4 @@
-"""What came of predicted TTFT: fed with each first token, asked as requests are bound."""
+"""Accuracy of predicted TTFT: first tokens are recorded, and bindings read the ratios."""
 
 from collections import OrderedDict
 from typing import Final
@@ -6,18 +6,18 @@ from typing import Final
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.policy.ratios import LEVELS, Ratios
 
+# Models remembered; the one whose last first token is oldest is forgotten first.
 MOST_MODELS: Final = 256
-"""Of which something is remembered; the one that answered longest ago is forgotten first."""
 
 
 class Experience:
-    """What one gateway has seen, by model: actual over predicted time from binding to the first token."""
+    """By model, the ratios of actual to predicted time from binding to the first token at this gateway."""
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, Ratios] = OrderedDict()
 
     def first_token(self, generation: Generation) -> None:
-        """Its first token has come, from the workers that it was first bound to."""
+        """Record a first token from the workers that its request was first bound to."""
         timeline = generation.timeline
         took_ns = timeline.first_token_ns - timeline.bound_ns
         found = self._models.get(generation.model)
@@ -29,7 +29,7 @@ class Experience:
         found.add(timeline.predicted_first_ns - timeline.bound_ns, took_ns)
 
     def bound(self, model: str, timeline: RequestTimes) -> None:
-        """A request has just been bound: by when its first token comes, with which chance."""
+        """Set the likely times of the first token of a request that has just been bound."""
         found = self._models.get(model)
         if found is None or timeline.likely_first_ns:
             return

@@ -12,7 +12,7 @@ from libs.policy.limits.slots import ANYBODY, SlotLine
 
 
 class FairSlots:
-    """Slots of one process. `libs/policy/limits/slots.py` decides who gets one."""
+    """The slots of one process. `libs/policy/limits/slots.py` decides who gets one."""
 
     def __init__(
         self,
@@ -24,8 +24,10 @@ class FairSlots:
         shared: bool = True,
         max_wait_s: float | None = None,
     ) -> None:
-        """full: the error's text where no more may wait. shared: as in SlotLine. max_wait_s: None: without a bound, for
-        slots whose holders end by themselves within moments."""
+        """`full` is the error's text if the line is full. `shared` has the meaning of SlotLine's.
+
+        With a `max_wait_s` of None the wait is unbounded, for slots whose holders finish within moments.
+        """
         self._line = SlotLine(slots, max_waiting, shared=shared)
         self._full = full
         self._tenants = tenants or OneForAll()
@@ -33,17 +35,16 @@ class FairSlots:
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     def __len__(self) -> int:
-        """How many wait for a slot."""
+        """Return the number of requests that wait for a slot."""
         return len(self._waiting)
 
     @property
     def held(self) -> int:
-        """Slots that are taken."""
         return self._line.held
 
     @asynccontextmanager
     async def slot(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
-        """Hold a slot within the context, for which the tenant's request may wait. Raises QueueFull."""
+        """Hold a slot within the context after waiting for the tenant's turn. Raise QueueFull."""
         told_apart = self._tenants.told_apart
         name, weight = (tenant, self._tenants.weight(tenant)) if told_apart else (ANYBODY, 1)
         if not self._line.take(name, weight):

@@ -1,4 +1,4 @@
-"""One choice of one request, from the queue to its last token: what is asked, what has come, where it runs."""
+"""One choice of one request, from the queue to its last token."""
 
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -22,56 +22,55 @@ _PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE
 
 
 class ApiFinishReason(Enum):
-    """Why a choice ended well, in the API's words."""
+    """Why a choice ended well, in the API's terms."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    """It called tools, and stopped; a choice's own finish, which no worker gives."""
+    """It stopped after calling tools. Only the gateway assigns this reason; no worker sends it."""
 
 
 Ending = ApiFinishReason | FulcrumError | None
-"""How a choice ended: well, failed, or None where its client left."""
+"""How a choice ended: well, with an error, or None if its client left."""
 
 
 def unmade(error: Exception, request_id: str) -> AnswerFailed:
-    """What a choice ends with when its tokens cannot be made an answer, which is our fault: the log has the reason."""
+    """Log why a choice's tokens cannot be made an answer, and return the error for its client."""
     log.error("an answer cannot be made", request_id=request_id, error=repr(error), exc_info=error)
     return AnswerFailed("what was generated could not be made an answer")
 
 
 class Sink(Protocol):
-    """Who takes a choice's tokens. Exactly one of `finish` and `fail` is called, last, unless it was cancelled.
+    """The receiver of a choice's tokens.
 
-    What `token` and `finish` raise ends this choice alone, with `fail`.
+    Exactly one of `finish` and `fail` is called, last, unless the choice was cancelled. An exception of `token` or
+    `finish` ends this choice alone, with `fail`.
     """
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
-        """Take the next token; True when the text ends with it (a stop string), and no more are wanted."""
+        """Accept the next token. Return true if the text ends with it (a stop string) and no more are wanted."""
         ...
 
-    def finish(self, reason: ApiFinishReason) -> None:
-        """All tokens have come."""
-        ...
+    def finish(self, reason: ApiFinishReason) -> None: ...
 
-    def fail(self, error: FulcrumError) -> None:
-        """No more tokens will come."""
-        ...
+    def fail(self, error: FulcrumError) -> None: ...
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When things happened, Unix ns; 0: not yet."""
+    """Times of a request's events in Unix ns; 0 before they happen."""
 
     arrival_ns: int
     queued_ns: int = 0
-    """When it last began to wait."""
+    """When it last entered the queue."""
     bound_ns: int = 0
     """When it was first bound to workers."""
     predicted_first_ns: int = 0
-    """When its first token was expected, as of then."""
+    """When its first token was expected, predicted at its first binding."""
     likely_first_ns: tuple[int, ...] = ()
-    """By when it comes with the chances of `libs.policy.ratios.LEVELS`, as of then; empty: not known."""
+    """By when the first token comes with the chances of `libs.policy.ratios.LEVELS`, as of its first
+    binding; empty if unknown.
+    """
     first_token_ns: int = 0
     last_token_ns: int = 0
 
@@ -82,60 +81,59 @@ class RequestTimes:
             self.predicted_first_ns = now_ns + round(predicted_ttft_ns)
 
     def token(self, now_ns: int) -> None:
-        """A token has come."""
         self.first_token_ns = self.first_token_ns or now_ns
         self.last_token_ns = now_ns
 
     @property
     def queue_ns(self) -> int:
-        """Arrival until bound; 0 when it never was."""
+        """Time from arrival until bound; 0 if it never was."""
         return max(self.bound_ns - self.arrival_ns, 0)
 
     @property
     def ttft_ns(self) -> int:
-        """Arrival until the first token; 0 when none came."""
+        """Time from arrival until the first token; 0 without one."""
         return max(self.first_token_ns - self.arrival_ns, 0)
 
     @property
     def predicted_ttft_ns(self) -> int:
-        """Arrival until the first token, as expected when it was bound; 0 when it never was."""
+        """Time from arrival until the first token, as predicted when it was bound; 0 if it never was."""
         return max(self.predicted_first_ns - self.arrival_ns, 0)
 
     @property
     def decode_ns(self) -> int:
-        """First token until the last."""
+        """Time from the first token until the last."""
         return self.last_token_ns - self.first_token_ns
 
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One choice; links know it as `ports.Work`.
+    """One choice of a request; links see it as `ports.Work`.
 
-    The tokens in `output` are the truth that a worker continues from, whichever worker that is.
+    Its `output` is authoritative: any worker continues from these tokens.
     """
 
     request_id: str
     model: str
     prompt: bytes
-    """Packed little-endian uint32."""
+    """Token ids as packed little-endian uint32."""
     prompt_tokens: int
     max_output_tokens: int
     sampling: pb.Sampling
     context: pb.RequestContext
     end_token_ids: frozenset[int]
-    """Tokens that end the text; empty where the client wants to go on past them."""
+    """Tokens that end the text; empty if the client wants to go on past them."""
     sink: Sink
     timeline: RequestTimes
 
     adapter: str = ""
-    """Of the model that it is computed with; empty: none."""
+    """Name of the LoRA adapter to compute with; empty for none."""
     adapter_source: str = ""
-    """Folder of one that the catalogue names; empty: workers know where theirs are."""
+    """Folder of an adapter that the catalogue names; empty if workers have it configured."""
     batch: bool = False
-    """A line of a batch job: it comes after all that somebody waits for."""
+    """Whether it is a line of a batch job, which yields to all interactive requests."""
     output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
-    """Prompt tokens that workers are thought to hold, by worker id."""
+    """Prompt tokens that workers are believed to hold, by worker id."""
     cached_tokens: int = 0
     """Prompt tokens that the first prefill found cached."""
     placement: Placement = field(init=False)
@@ -151,31 +149,30 @@ class Generation:
 
     @property
     def arrival_unix_ns(self) -> int:
-        """When the client's request came."""
         return self.timeline.arrival_ns
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """When its first token is due; 0: never."""
+        """When its first token is due in Unix ns; 0 for never."""
         return self.context.ttft_deadline_unix_ns
 
     @property
     def tokens(self) -> int:
-        """Prompt and output so far."""
+        """Number of prompt and output tokens so far."""
         return self.prompt_tokens + len(self.output)
 
     @property
     def decodes_next(self) -> bool:
-        """Whether its prompt is computed, and its blocks wait for a decode worker."""
+        """Whether its prompt is computed and its blocks wait for a decode worker."""
         return self.placement.blocks is not None
 
     @property
     def resumed(self) -> bool:
-        """Whether it was bound already and lost its worker, or its place there."""
+        """Whether it has been bound before and lost its worker, or its place there."""
         return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:
-        """Take the next token; how the choice ends, None while it does not."""
+        """Append the next token and return how the choice ends, or None if it goes on."""
         self.output.append(token_id)
         self.timeline.token(now_ns)
         try:
@@ -184,7 +181,7 @@ class Generation:
             return unmade(error, self.request_id)
 
     def conclude(self, outcome: Ending) -> Ending:
-        """Tell the sink; gives how the choice has ended, which is otherwise than meant where the sink fails."""
+        """Notify the sink and return how the choice ended; a failing sink turns success into an error."""
         if isinstance(outcome, ApiFinishReason):
             try:
                 self.sink.finish(outcome)
@@ -195,13 +192,13 @@ class Generation:
         return outcome
 
     def complete(self) -> ApiFinishReason | None:
-        """Whether the output is whole by itself, whatever the worker says next."""
+        """Return the finish reason if the output is complete by itself, whatever the worker says next."""
         if self.output and self.output[-1] in self.end_token_ids:
             return ApiFinishReason.STOP
         return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
-        """What a worker is asked: to go on from all tokens so far."""
+        """Return the submit that has a worker continue from all tokens so far."""
         return pb.Submit(
             sequence=attempt.sequence_id,
             request_id=self.request_id,

@@ -8,18 +8,20 @@ from libs.policy.gateway.view import Ask, Binding
 
 
 class HandOvers:
-    """Attempts whose worker leaves decode. A place is a decode credit elsewhere; only then does the worker hand
-    over, so a choice never waits between two workers."""
+    """Attempts whose worker leaves decode and that wait for a decode credit elsewhere.
+
+    The worker hands over only once a credit is reserved, so a choice never waits between two workers.
+    """
 
     def __init__(self) -> None:
+        # By sequence id. Only the latest id of each choice is kept, so there are no more than live choices.
         self._asked: dict[int, tuple[Generation, Attempt]] = {}
-        """By sequence id; of each choice the latest alone counts, so there are no more than live."""
 
     def __bool__(self) -> bool:
         return bool(self._asked)
 
     def ask(self, generation: Generation, attempt: Attempt, sequence_id: int) -> None:
-        """The worker of `attempt` wants to hand it over; from now on its next attempt has this id."""
+        """Record that the worker of `attempt` wants to hand it over. The next attempt will have this id."""
         before = generation.placement.sequence_id
         if generation.placement.hands_over(attempt, sequence_id):
             self._asked.pop(before, None)
@@ -30,7 +32,9 @@ class HandOvers:
         self._asked.pop(generation.placement.sequence_id, None)
 
     def places(self, links: Links, router: Router, now_ns: int) -> list[tuple[Generation, Attempt, Binding]]:
-        """Whose place is where. None is taken on a worker that is silent for now: the choice runs where it is."""
+        """Return the attempts that get a place, with their bindings. Silent workers get none: the choice runs where it
+        is.
+        """
         views = links.views()
         takes_decode = {view.id for view in views if view.takes_decode}
         # One whose worker decodes again, or where it has ended, needs none any more.

@@ -1,4 +1,4 @@
-"""Whose choices hold places to decode, and who gives way where tenants share them."""
+"""Decode places by tenant, and which choices give way if tenants compete for them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,33 +18,34 @@ from libs.policy.gateway.places import (
     yields_by_gateway,
 )
 
+# How long a place that was given up is expected back from its worker. Until then no one else gives way for it.
 COMING_NS: Final = 1_000_000_000
-"""For this long a place that was given up is expected back from its worker, and nobody else gives way for it."""
+# How long reports count such a place as free. Later another gateway may hold and report it too, and it would count
+# twice.
 REPORTED_COMING_NS: Final = 300_000_000
-"""For this long reports count it as free. Later another gateway may hold it and report it too: it would count twice."""
+# How long reports include what gave way. After it, all gateways know what each gave up for the same demand: it is
+# four of their reporting intervals.
 KNOWN_NS: Final = 1_250_000_000
-"""After this long all gateways know what one gave up, and it knows what they gave up for the same: four times that they
-tell each other. Reports have it until then."""
+# How long a gateway counts what it gave up itself: until the other gateways' parts have left their reports. If it
+# forgot sooner, each would take on a part of what the others still report.
 OWN_NS: Final = KNOWN_NS + 500_000_000
-"""For this long a gateway counts what it gave up itself: until others' parts of the same have left their reports. If it
-forgot sooner, each would take on a part of what others still have in theirs."""
 
 
 class TenantCount(NamedTuple):
-    """Choices of one tenant for a model."""
+    """Number of choices of one tenant for a model, by state."""
 
     running: int = 0
-    """Those that hold a place."""
+    """Choices that hold a decode place."""
     waiting: int = 0
-    """Those that wait for one."""
+    """Choices that wait for a place."""
     gave_way: int = 0
-    """Those that gave up their place within KNOWN_NS; most of them wait."""
+    """Choices that gave up their place within KNOWN_NS; most of them wait."""
     fixed: int = 0
-    """Those that hold a place and cannot give it up yet: a prompt is computed, or KV blocks move."""
+    """Choices that cannot give up their place yet because a prompt is computed or KV blocks move."""
 
     @property
     def to_yield(self) -> GatewayYield:
-        """As far as places are given up."""
+        """The part of these counts that decides who gives way."""
         return GatewayYield(self.running, max(self.running - self.fixed, 0), self.gave_way)
 
 
@@ -52,15 +53,14 @@ NONE: Final = TenantCount()
 
 
 def total(*counts: TenantCount) -> TenantCount:
-    """All of them."""
     return TenantCount(*map(sum, zip(*counts, strict=True)))
 
 
 class ModelPlaces(NamedTuple):
-    """Places of one model that one gateway has, or several together."""
+    """Decode places of one model at one gateway, or at several together."""
 
     free: int
-    """Or about to be: those given up that have not come back."""
+    """Places that are free or about to be, because they were given up and have not come back."""
     tenants: Mapping[str, TenantCount]
 
 
@@ -68,7 +68,7 @@ NO_PLACES: Final = ModelPlaces(0, {})
 
 
 def together(reports: Iterable[Mapping[str, ModelPlaces]]) -> Mapping[str, ModelPlaces]:
-    """What all these gateways have, by model."""
+    """Sum the reports of several gateways by model."""
     free: dict[str, int] = {}
     tenants: dict[str, dict[str, TenantCount]] = {}
     for report in reports:
@@ -82,41 +82,41 @@ def together(reports: Iterable[Mapping[str, ModelPlaces]]) -> Mapping[str, Model
 
 @dataclass(frozen=True)
 class Others:
-    """What each other gateway has, by model, as far as they have said; in the order of their names."""
+    """The last reports of the other gateways, in the order of their names."""
 
     before: tuple[Mapping[str, ModelPlaces], ...] = ()
-    """Of those whose names come before this one's."""
+    """Reports of gateways whose names come before this one's."""
     after: tuple[Mapping[str, ModelPlaces], ...] = ()
 
     @cached_property
     def sides(self) -> tuple[Mapping[str, ModelPlaces], Mapping[str, ModelPlaces]]:
-        """Those before together, and those after."""
+        """The sums of the reports before this gateway's and of those after it."""
         return together(self.before), together(self.after)
 
     def models(self) -> set[str]:
-        """That gateways have said something of."""
+        """Return the models that other gateways have reported."""
         return {model for side in self.sides for model in side}
 
     def free(self, model: str) -> int:
-        """Places that they hold unused."""
+        """Return how many places of a model other gateways hold unused."""
         return sum(side.get(model, NO_PLACES).free for side in self.sides)
 
     def tenants(self, model: str) -> set[str]:
-        """Who asks for the model there."""
+        """Return the tenants that request the model at other gateways."""
         return {tenant for side in self.sides for tenant in side.get(model, NO_PLACES).tenants}
 
     def places(self, model: str) -> int:
-        """That they hold, used or unused."""
+        """Return how many places of a model other gateways hold, used or unused."""
         used = sum(count.running for side in self.sides for count in side.get(model, NO_PLACES).tenants.values())
         return used + self.free(model)
 
     def of(self, model: str, tenant: str) -> tuple[TenantCount, TenantCount]:
-        """At those before, and at those after."""
+        """Return a tenant's counts at the gateways before this one and after it."""
         before, after = (side.get(model, NO_PLACES).tenants.get(tenant, NONE) for side in self.sides)
         return before, after
 
     def yields(self, model: str, tenant: str, here: GatewayYield, count: int) -> int:
-        """How many of the tenant's choices give way here, where `count` do at all gateways."""
+        """Return how many of the tenant's choices give way here if `count` do at all gateways."""
         before, after = (
             [each.get(model, NO_PLACES).tenants.get(tenant, NONE).to_yield for each in side]
             for side in (self.before, self.after)
@@ -124,11 +124,11 @@ class Others:
         return yields_by_gateway(count, [*before, here, *after])[len(before)]
 
     def wait(self, model: str) -> bool:
-        """Whether choices wait there for the model."""
+        """Return whether choices wait for the model at other gateways."""
         return any(count.waiting for side in self.sides for count in side.get(model, NO_PLACES).tenants.values())
 
     def wanted(self) -> set[str]:
-        """Models that somebody asks for there."""
+        """Return the models that are requested at other gateways."""
         return {model for side in self.sides for model, found in side.items() if found.tenants}
 
 
@@ -136,29 +136,29 @@ NOBODY: Final = Others()
 
 
 class _Round(NamedTuple):
-    """What tenants ask for of one model."""
+    """The tenants' demand for one model in one round."""
 
     places: int
-    """Held, free or coming, at all gateways."""
+    """Places held, free or coming, at all gateways."""
     free: int
-    """Here."""
+    """Free places at this gateway."""
     elsewhere: int
-    """Free at other gateways."""
+    """Free places at other gateways."""
     coming: int
     demands: Mapping[str, PlaceDemand]
-    """At all gateways."""
+    """Demand at all gateways by tenant."""
     waits: Mapping[str, GatewayPart]
     known: Mapping[str, int]
-    """Choices of each tenant that wait, as far as every gateway has heard of them."""
+    """Waiting choices of each tenant, as far as every gateway has received the report."""
     phase: float
 
     @property
     def allowance(self) -> PlaceAllowance:
-        """Who may be given a place here."""
+        """The tenants that may be given a place here."""
         return PlaceAllowance(self.places, self.free, self.demands, self.waits, self.phase)
 
     def yields(self) -> dict[str, int]:
-        """How many of each tenant give way at all gateways."""
+        """Return how many choices of each tenant give way at all gateways."""
         yields = self._yields_for(self.demands)
         if any(self.demands[tenant].waiting > self.waits[tenant].here for tenant in yields):
             # A gateway that has not heard who lacks places would take those that are given up for its own.
@@ -171,34 +171,37 @@ class _Round(NamedTuple):
 
 
 class TenantPlaces:
-    """One gateway's places, by model and tenant, beside what other gateways report. Without keys it holds nobody
-    back."""
+    """One gateway's places by model and tenant, beside the reports of other gateways.
+
+    Without API keys tenants cannot be told apart, and no one is held back.
+    """
 
     def __init__(self, tenants: Tenancy) -> None:
         self._tenants = tenants
         self._held: dict[str, dict[str, dict[Generation, None]]] = {}
-        """Choices with a place, by model and tenant, in the order in which they got it; those with none are not in
-        it."""
+        """Choices with a place by model and tenant, in the order in which they got it; empty entries are removed."""
         self._seen: dict[str, int] = {}
-        """By model: places that there were when sequences gave way last."""
+        """By model, the number of places when choices last gave way."""
         self._gave_way: dict[str, list[tuple[int, Counter[str]]]] = {}
-        """By model: when some gave way within OWN_NS, and how many of each tenant."""
+        """By model, when choices gave way within OWN_NS and how many of each tenant."""
         self._others = NOBODY
         self._reported: dict[str, ModelPlaces] = {}
         self._told: dict[str, ModelPlaces] = {}
-        """What this one had reported when it heard others last."""
+        """What this gateway had reported when it last received the others' reports."""
         self._known_here: dict[str, ModelPlaces] = {}
-        """The same one time before: every gateway has heard it by now."""
+        """The same one exchange earlier: every gateway has received it."""
         self._waiting: dict[str, Counter[str]] = {}
-        """By model and tenant: choices that wait at any gateway, as was reported before this one heard others last."""
+        """By model and tenant, the choices that waited at any gateway as of the last exchange."""
         self._known: dict[str, Counter[str]] = {}
-        """The same one time before: every gateway has heard it by now."""
+        """The same one exchange earlier: every gateway has received it."""
         self.given_up = 0
         """How often a choice gave way since the start."""
 
     def hear(self, others: Others) -> None:
-        """What other gateways have, while they get what this one has reported last; `NOBODY` where that is not known:
-        each shares what it holds then."""
+        """Adopt the reports of other gateways, which receive this one's last report at the same time.
+
+        If they are unknown, pass `NOBODY`; each gateway then shares out what it holds.
+        """
         self._others = others
         self._known, self._waiting = self._waiting, {}
         self._known_here, self._told = self._told, self._reported
@@ -210,8 +213,11 @@ class TenantPlaces:
     def report(
         self, waiting: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int
     ) -> dict[str, ModelPlaces]:
-        """What other gateways are to know of this one, by model: also what it holds unused of models that somebody asks
-        for there. Empty where nobody asks for anything."""
+        """Return this gateway's report by model.
+
+        It includes unused places of models that are requested at other gateways, and is empty if nothing is
+        requested.
+        """
         for model in list(self._gave_way):
             self._forget(model, now_ns)
         found: dict[str, ModelPlaces] = {}
@@ -225,7 +231,7 @@ class TenantPlaces:
         return found
 
     def _here(self, model: str, waiting: Mapping[str, int], since_ns: int) -> dict[str, TenantCount]:
-        """`since_ns`: what gave way before that is left out."""
+        """Count each tenant's choices here, including those that gave way after `since_ns`."""
         held, gave_way, found = self._held.get(model, {}), self._gave_way_since(model, since_ns), {}
         for tenant in sorted(held.keys() | waiting.keys() | gave_way.keys()):
             running = held.get(tenant, {})
@@ -241,7 +247,7 @@ class TenantPlaces:
         return found
 
     def _coming(self, model: str, free: int, since_ns: int) -> int:
-        """Places given up here since then that no gateway has yet, as far as it has said."""
+        """Return the places given up here after `since_ns` that no gateway has reported as its own yet."""
         gave_way = self._gave_way_since(model, since_ns).total()
         if not gave_way:
             return 0
@@ -249,12 +255,12 @@ class TenantPlaces:
         return min(max(self._seen[model] - free - held - self._others.places(model), 0), gave_way)
 
     def bound(self, generation: Generation) -> None:
-        """It has a place from now on."""
+        """Record that a choice has a place."""
         tenants = self._held.setdefault(generation.model, {})
         tenants.setdefault(generation.context.tenant, {})[generation] = None
 
     def left(self, generation: Generation) -> None:
-        """It has none any more, if it had one."""
+        """Record that a choice has no place any more, if it had one."""
         model, tenant = generation.model, generation.context.tenant
         held = self._held.get(model, {}).get(tenant)
         if held is None or held.pop(generation, self) is self or held:
@@ -264,8 +270,10 @@ class TenantPlaces:
             del self._held[model]
 
     def contested(self, waiting: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-        """Of the models that choices wait for, here by model and tenant or at other gateways, those that another tenant
-        asks for too."""
+        """Return the models that several tenants compete for, with the waiting choices here by tenant.
+
+        Choices have to wait for the model, here or at other gateways.
+        """
         if not self._tenants.told_apart:
             return {}
         models = waiting.keys() | self._others.models()
@@ -274,7 +282,7 @@ class TenantPlaces:
     def within(
         self, model: str, ready: Iterable[Generation], waiting: Mapping[str, int], free: int, now_ns: int
     ) -> Iterator[Generation]:
-        """Of those that wait for a model, in their order, the ones that may be bound now. `waiting`: by tenant."""
+        """Return the waiting choices of a model that may be bound now, in order. `waiting` counts them by tenant."""
         found = self._contest(model, waiting, free, now_ns)
         if found is None:
             return iter(ready)
@@ -284,16 +292,20 @@ class TenantPlaces:
     def asked(
         self, model: str, demand: QueuedDemand, waiting: Mapping[str, int], free: int, now_ns: int
     ) -> QueuedDemand:
-        """The queue of a model as its workers get it: without those that are beyond their tenants' shares, so that what
-        gives way here goes to the gateways that it gave way to."""
+        """Return a model's demand for its workers without choices beyond their tenants' shares.
+
+        What gives way here then goes to the gateways that it gave way to.
+        """
         found = self._contest(model, waiting, free, now_ns) if self._others.tenants(model) else None
         if found is None:
             return demand
         return demand._replace(waiting=demand.waiting - sum(waiting.values()) + found.allowance.asked(waiting))
 
     def giving_way(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> list[Generation]:
-        """Running choices that make room, after all have been bound that found some: those that came last, lines of
-        batch jobs first."""
+        """Return the running choices to preempt after all waiting ones that found room have been bound.
+
+        Lines of batch jobs give way first, then the latest arrivals.
+        """
         self._forget(model, now_ns)
         found = self._contest(model, waiting, free, now_ns)
         if found is None:
@@ -313,14 +325,16 @@ class TenantPlaces:
         return chosen
 
     def _as_known(self, model: str, tenant: str, able: int) -> int:
-        """Of those that can give way here, as many as other gateways with the tenant's choices have heard of: each
-        would give up all that lacks while it has not heard that the other can."""
+        """Bound the choices that can give way here by what other gateways with the tenant's choices know of.
+
+        Each gateway would give up all that is missing as long as it does not know that the other can.
+        """
         if tenant not in self._others.tenants(model):
             return able
         return min(able, self._known_here.get(model, NO_PLACES).tenants.get(tenant, NONE).to_yield.able)
 
     def _forget(self, model: str, now_ns: int) -> None:
-        """What gave way long ago."""
+        """Drop records of what gave way before OWN_NS."""
         found = self._gave_way.pop(model, [])
         if left := [each for each in found if each[0] > now_ns - OWN_NS]:
             self._gave_way[model] = left
@@ -328,7 +342,7 @@ class TenantPlaces:
             self._seen.pop(model, None)
 
     def _contest(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> _Round | None:
-        """None where at most one tenant asks for the model, or nobody is told apart."""
+        """Return the demand for a model, or None if at most one tenant requests it or tenants cannot be told apart."""
         if not self._tenants.told_apart or not self._shared(model, waiting):
             return None
         demands, waits = dict[str, PlaceDemand](), dict[str, GatewayPart]()
@@ -345,13 +359,14 @@ class TenantPlaces:
         return _Round(places, free, elsewhere, coming, demands, waits, known, phase_at(now_ns))
 
     def _shared(self, model: str, waiting: Mapping[str, int]) -> bool:
-        """Whether somebody waits for it, and more than one tenant waits or holds places, here or elsewhere."""
+        """Return whether choices wait for the model and several tenants wait or hold places, here or elsewhere."""
         if not waiting and not self._others.wait(model):
             return False
         return len(waiting.keys() | self._held.get(model, {}).keys() | self._others.tenants(model)) > 1
 
 
 def _cost(generation: Generation) -> tuple[bool, int, int]:
-    """Smaller gives way sooner: what nobody waits for in person, what came last, what has the fewest tokens to be
-    computed again."""
+    """Order choices by how cheaply they give way: batch lines, then late arrivals, then the fewest tokens to
+    recompute.
+    """
     return not generation.batch, -generation.arrival_unix_ns, len(generation.output)

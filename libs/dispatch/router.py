@@ -1,4 +1,4 @@
-"""One binding round: who waits and who serves as `bind` wants to see them."""
+"""One binding round: prepares waiting choices and workers for the policy's `bind`."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,8 +9,6 @@ from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
 
 
 class Router:
-    """Applies one policy."""
-
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
 
@@ -24,8 +22,10 @@ class Router:
         drop_stale_kv: Callable[[Generation], None],
         barred: frozenset[str] = frozenset(),
     ) -> list[Binding]:
-        """Bindings for `waiting`, in its order. `quiet` workers are used only where there are no others, `barred` ones
-        never. Calls `drop_stale_kv` for requests whose KV blocks no worker is left to pull.
+        """Return bindings for `waiting`, in its order.
+
+        `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
+        requests whose KV blocks no worker is left to pull.
         """
 
         def ask(generation: Generation) -> Ask:
@@ -38,7 +38,7 @@ class Router:
         return self.bind(map(ask, waiting), open_to_all, now_ns)
 
     def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
-        """Bindings in the order of `asks`, as far as there is room."""
+        """Return bindings in the order of `asks`, as far as there is room."""
         if not any(view.decode_credits for view in views):
             return []
         return bind(asks, views, self._policy, now_ns)

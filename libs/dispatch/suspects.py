@@ -1,4 +1,6 @@
-"""Choices whose prompts may have killed a worker: kept apart, let go once they are past, ended when it is sure."""
+"""Choices whose prompts may have killed a worker: isolated, cleared once they are past the danger, and ended if
+guilty.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -27,38 +29,38 @@ from libs.runtime.clock import Clock
 
 log = structlog.get_logger()
 
+# How long a suspect waits for a worker without another suspect before it goes to any.
 APART_NS = 5_000_000_000
-"""How long a suspect waits at most for a worker without another one: then it goes to any."""
 LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
 
 
 class Suspects:
-    """Follows the choices of one gateway; `Suspicion` decides."""
+    """The suspects of one gateway; `Suspicion` decides about them."""
 
     def __init__(self, clock: Clock, memory_s: float, quiet: Callable[[Attempt], bool]) -> None:
-        """`quiet`: whether the worker of an attempt may have been dead already when the choice was sent there."""
+        """`quiet` returns whether an attempt's worker may have been dead already when the choice was sent there."""
         self._clock = clock
         self._quiet = quiet
         self._suspicion = Suspicion(round(memory_s * 1e9))
         self._first_tries: FirstTries[Generation] = FirstTries()
+        # In order of arrival.
         self._on_trial: dict[Generation, None] = {}
-        """In the order in which they came."""
         self.found = 0
-        """Prompts that were found to be poison."""
+        """Number of prompts found to be poison."""
         self.refused = 0
-        """Requests refused because one of their prompts was."""
+        """Number of requests refused because of a poison prompt."""
 
     def __bool__(self) -> bool:
-        """Whether any choice is on trial."""
+        """Return whether any choice is on trial."""
         return bool(self._on_trial)
 
     @property
     def remembered(self) -> int:
-        """Prompts that are refused now."""
+        """Number of prompts that are refused now."""
         return self._suspicion.poison(self._clock.now_ns())
 
     def admit(self, generations: Sequence[Generation]) -> None:
-        """Take the choices of one request; raises PoisonRequest for one that is remembered."""
+        """Admit the choices of one request. Raise PoisonRequest if one of its prompts is known to be poison."""
         prompts: set[Prompt] = set()
         now_ns = self._clock.now_ns()
         if self._suspicion:
@@ -74,26 +76,28 @@ class Suspects:
                 self._first_tries.came(generation, _key(generation), now_ns)
 
     def first_tries(self) -> Callable[[Generation], bool]:
-        """Whether a waiting choice may go to workers, as far as others with its prompt are concerned; for one round.
-        What is on trial goes by the rules for that."""
+        """Return a test for one round of whether a waiting choice may start, given others with its prompt.
+
+        Choices on trial pass: other rules apply to them.
+        """
         may_start = self._first_tries.round()
         return lambda generation: generation.trial is not None or may_start(generation)
 
     def bound(self, generation: Generation) -> None:
-        """It goes to workers."""
+        """Record that a choice goes to workers."""
         self._first_tries.bound(generation)
 
     def waits(self, generation: Generation) -> None:
-        """It waits for workers, at first or again."""
+        """Record that a choice waits for workers, at first or again."""
         self._first_tries.waits(generation)
 
     def computed(self, generation: Generation) -> None:
-        """A choice has its first token."""
+        """Record that a choice has its first token."""
         if generation.prompt:
             self._first_tries.computed(_key(generation), self._clock.now_ns())
 
     def lost(self, worker: WorkerKey, attempts: Iterable[tuple[Generation, Attempt]]) -> None:
-        """The stream to a worker broke with these, for all that can be seen because it died."""
+        """Suspect the attempts on a worker whose stream broke, apparently because it died."""
         held = [(each, seen) for each, attempt in attempts if (seen := self._held(each, attempt)) is not None]
         self._suspicion.lost(worker, [seen for _, seen in held], self._clock.now_ns())
         for generation, _ in held:
@@ -102,15 +106,15 @@ class Suspects:
                 self._try(other)
 
     def died(self, worker: WorkerKey, live: Iterable[Generation]) -> list[Generation]:
-        """The worker of a broken stream cannot be reached any more; the choices that end by that."""
+        """Record that the worker of a broken stream is unreachable, and return the choices that this ends."""
         return self._condemned(self._suspicion.died(worker, self._clock.now_ns()), live)
 
     def overdue(self, live: Iterable[Generation]) -> list[Generation]:
-        """Choices that end since no more of the workers that they have lost has been heard."""
+        """Return the choices that end because their lost workers have not returned in time."""
         return self._condemned(self._suspicion.overdue(self._clock.now_ns()), live)
 
     def returned(self, worker: WorkerKey) -> bool:
-        """A worker has said who it is: if it had been lost, it was not killed; whether a choice waited for that."""
+        """Record that a worker introduced itself, so it was not killed. Return whether a choice waited for that."""
         return self._suspicion.returned(worker)
 
     def _condemned(self, poison: set[Prompt], live: Iterable[Generation]) -> list[Generation]:
@@ -123,7 +127,7 @@ class Suspects:
         return condemned
 
     def token(self, generation: Generation) -> bool:
-        """A choice on trial has a new token; whether it is past what it was suspected for."""
+        """Return whether a choice on trial, with its new token, is past what it was suspected for."""
         trial = generation.trial
         if trial is None or len(generation.output) < trial.until:
             return False
@@ -131,7 +135,7 @@ class Suspects:
         return True
 
     def ended(self, generation: Generation, *, well: bool) -> None:
-        """A choice is over."""
+        """Record the end of a choice, which clears its prompt if it ended `well`."""
         if well:
             self._suspicion.ended_well(_fingerprint(generation), self._clock.now_ns())
             if generation.trial is not None:
@@ -140,12 +144,15 @@ class Suspects:
         self._first_tries.ended(generation)
 
     def apart(self, generation: Generation) -> bool:
-        """Whether a choice is to be kept from other suspects."""
+        """Return whether a choice must be isolated from other suspects."""
         return generation.trial is not None and self._suspicion.is_alone(_fingerprint(generation))
 
     def held_back(self, generation: Generation, live: Iterable[Generation], now_ns: int) -> bool:
-        """Whether a suspect is to go nowhere now: more has to be known of the workers that it has lost, or the same
-        prompt is on a worker already, which will show what comes of it."""
+        """Return whether a suspect must not start now.
+
+        Either more has to be learned about its lost workers, or its prompt is on a worker already, which will show
+        the effect.
+        """
         prompt = _fingerprint(generation)
         if self._suspicion.is_accused(prompt):
             return True
@@ -154,14 +161,14 @@ class Suspects:
         return any(self._exposed(other) and _fingerprint(other) == prompt for other in live)
 
     def barred(self, generation: Generation, now_ns: int) -> frozenset[str]:
-        """Workers that a suspect which is kept apart must not go to now: other suspects are there."""
+        """Return the workers with other suspects, which an isolated suspect must not use."""
         if now_ns - generation.timeline.queued_ns >= APART_NS:
             return frozenset()
         others = (other for other in self._on_trial if other.siblings is not generation.siblings)
         return frozenset(worker_id for other in others for worker_id in _workers(other))
 
     def taken(self) -> frozenset[str]:
-        """Workers on which a suspect is kept apart: others that are suspected do better to go elsewhere."""
+        """Return the workers with an isolated suspect, which other suspects should avoid."""
         return frozenset(
             worker_id for generation in self._on_trial if self.apart(generation) for worker_id in _workers(generation)
         )
@@ -175,8 +182,11 @@ class Suspects:
         self._on_trial[generation] = None
 
     def _held(self, generation: Generation, attempt: Attempt) -> HeldChoice | None:
-        """What a choice was doing on a worker; None where nothing of it was computed there: its blocks wait, or are on
-        their way, or it was sent to a worker that may have been dead by then."""
+        """Return what a choice was doing on a worker, or None if nothing of it was computed there.
+
+        That holds if its blocks wait or are in transit, and if the worker may have been dead when the choice was
+        sent.
+        """
         placement = generation.placement
         computed_elsewhere = placement.prefilling and attempt is not placement.prompt_attempt
         waits = attempt.phase is Phase.PREFILL and not placement.prefilling
@@ -188,7 +198,7 @@ class Suspects:
         return HeldChoice(_fingerprint(generation), request, stage, attempt.tokens)
 
     def _exposed(self, generation: Generation) -> bool:
-        """Whether a choice is on a worker which may die of it."""
+        """Return whether a choice is on a worker that may die of it."""
         held = (self._held(generation, attempt) for attempt in _attempts(generation))
         return any(seen is not None and seen.exposed for seen in held)
 
@@ -199,13 +209,12 @@ class Suspects:
 
 
 class PoisonCollector(Collector):
-    """Prompts that workers have died of."""
+    """The metrics of poison prompts, read at each scrape."""
 
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
 
     def collect(self) -> Iterator[Metric]:
-        """Found, remembered, refused."""
         found, refused = self._suspects.found, self._suspects.refused
         yield GaugeMetricFamily(names.GATEWAY_POISON_PROMPTS, "Prompts refused now.", self._suspects.remembered)
         yield CounterMetricFamily(names.GATEWAY_POISON_FOUND_TOTAL, "Prompts that two workers died of.", found)
@@ -213,12 +222,12 @@ class PoisonCollector(Collector):
 
 
 def poison_error() -> PoisonRequest:
-    """What a request ends with that has taken two workers with it."""
+    """Return the error of a request that has killed two workers."""
     return PoisonRequest(f"{LOST}: it is not given to others")
 
 
 def _fingerprint(generation: Generation) -> Prompt:
-    """A hash of everything that the prompt's computation depends on, without sampling."""
+    """Return a hash of everything that the prompt's computation depends on, without sampling."""
     if not generation.fingerprint:
         model = generation.model.encode()
         generation.fingerprint = xxhash.xxh3_128_digest(b"%d:%b%b" % (len(model), model, generation.prompt))
@@ -230,12 +239,11 @@ def _key(generation: Generation) -> Key:
 
 
 def _attempts(generation: Generation) -> list[Attempt]:
-    """Where a choice is."""
     placement = generation.placement
     return [attempt for attempt in (placement.prompt_attempt, placement.decode_attempt) if attempt is not None]
 
 
 def _workers(generation: Generation) -> set[str]:
-    """Where a choice is, or will be next."""
+    """Return the ids of workers that a choice is on, or is reserved at."""
     reserved = generation.placement.reserved
     return {attempt.worker[0] for attempt in _attempts(generation)} | ({reserved[0]} if reserved is not None else set())

@@ -1,4 +1,4 @@
-"""The queue: choices that no worker has room for yet, counted by model."""
+"""The queue of choices that no worker has room for yet, counted by model."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,41 +19,40 @@ from libs.policy.queue.order import Line, hopeless_from_ns
 from libs.policy.queue.retry_after import NEWCOMERS, Outflow, Promises, retry_after_s
 from libs.policy.speed import Speed
 
+# Retry-After of errors that do not depend on the queue.
 RETRY_AFTER_S = 1.0
-"""Where it is not for the queue that a client has to wait."""
+# A choice bound within this time found room that was free. It shows nothing of how fast workers make more.
 AT_ONCE_NS = 50_000_000
-"""What finds room within this time found it free: it says nothing of how fast workers make more."""
+# Models whose pace is remembered while nothing waits for them.
 MOST_PACES: Final = 256
-"""Models whose pace is remembered while nobody waits for them."""
 
 
 class WaitingQueue:
-    """Bounded for new choices; one that lost its worker always finds its place again."""
+    """The queue, bounded for new choices only: one that lost its worker always finds its place again."""
 
     def __init__(self, max_waiting: int, tenants: Tenancy | None = None) -> None:
-        """tenants: among whom it is shared; None: anybody's requests are alike."""
+        """`tenants` share the queue; with None, all requests are alike."""
         self._max_waiting = max_waiting
         self._tenants = tenants or OneForAll()
         self._of_tenant: dict[str, Counter[str]] = {}
-        """By model and tenant, those that wait and are no lines of batch jobs; there are no zeros."""
+        """By model and tenant, the number of waiting choices other than batch lines; zeros are removed."""
         self._waiting: dict[int, Generation] = {}
+        # Both are by model and hold only models with waiting choices.
         self._lines: dict[str, Line[Generation]] = {}
-        """By model; those where nobody waits are none."""
         self._fair: dict[str, FairTurns] = {}
-        """By model, of those where somebody waits."""
         self._turns: dict[int, tuple[Flow, int]] = {}
-        """Of those that wait and take turns, by sequence id."""
+        """Flow and turn of the waiting choices that take turns, by sequence id."""
         self._unjudged: list[Generation] = []
         self._tokens: Counter[str] = Counter()
         self._batch: Counter[str] = Counter()
         self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()
-        """Prompt tokens, of all models."""
+        """Outflow of prompt tokens over all models."""
         self._paces: dict[str, Outflow] = {}
-        """Nanoseconds of prefill, by model; the one that was longest without a request is the first to be forgotten."""
+        """Outflow in nanoseconds of prefill, by model; the model without requests for longest is forgotten first."""
         self._promises = Promises()
         self.batch = 0
-        """Waiting lines of batch jobs."""
+        """Number of waiting lines of batch jobs."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -74,30 +73,33 @@ class WaitingQueue:
 
     @property
     def hopeful_tokens(self) -> int:
-        """Prompt tokens of the others."""
+        """Prompt tokens of waiting requests that can still be in time."""
         return sum(line.hopeful_tokens for line in self._lines.values())
 
     def of(self, model: str) -> int:
-        """How many wait for a model."""
+        """Return how many choices wait for a model."""
         return len(self._lines.get(model, ()))
 
     def hopeful_of(self, model: str) -> int:
-        """The part of `hopeful_tokens` that is one model's."""
+        """Return one model's part of `hopeful_tokens`."""
         line = self._lines.get(model)
         return line.hopeful_tokens if line else 0
 
     def batch_of(self, model: str) -> tuple[int, int]:
-        """Lines of batch jobs that wait for one model, and tokens of their prompts."""
+        """Return how many batch lines wait for one model, and their prompt tokens."""
         return self._batch[model], self._batch_tokens[model]
 
     @property
     def wants_keys(self) -> bool:
-        """Whether it matters which request comes: some are refused, or were asked to come back."""
+        """Whether requests need keys because some are refused, or were told when to retry."""
         return bool(self._promises) or len(self._waiting) >= self._max_waiting
 
     def check_room(self, count: int, now_ns: int, key: bytes = b"") -> None:
-        """Raises QueueFull when `count` more would pass the bound, which is lower for newcomers while others were asked
-        to come back. `key`: by which a request is known when it comes again; empty: it is not."""
+        """Raise QueueFull if `count` more would pass the bound.
+
+        The bound is lower for newcomers while others have been told when to retry. `key` identifies a returning
+        request; an empty one never does.
+        """
         most = self._max_waiting
         if self._promises:
             self._promises.forget(now_ns)
@@ -108,7 +110,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self._come_back_s(key, count, now_ns))
 
     def kept(self, key: bytes) -> None:
-        """A request was let in that may have been asked to come back."""
+        """Record the admission of a request that may have been told when to retry."""
         self._promises.kept(key)
 
     def _come_back_s(self, key: bytes, count: int, now_ns: int) -> float:
@@ -121,7 +123,7 @@ class WaitingQueue:
         return self._promises.make(key, count, room_in_s=room_in_s, per_s=per_s, now_ns=now_ns) or drain_s
 
     def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
-        """Raises QueueFull when `count` more of the tenant's would take all that another could wait in."""
+        """Raise QueueFull if `count` more of the tenant's would take all the room left to others."""
         if not self._tenants.told_apart:
             return
         own, people = sum(each[tenant] for each in self._of_tenant.values()), len(self._waiting) - self.batch
@@ -130,11 +132,10 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
     def drain_s(self, now_ns: int) -> float:
-        """When all that waits will have left, by the rate at which it has left so far."""
+        """Return in how many seconds the queue will be empty, by the rate at which it has drained so far."""
         return retry_after_s(self._tokens.total(), self._outflow.per_s(now_ns))
 
     def add(self, generation: Generation, now_ns: int) -> None:
-        """Let it wait."""
         if not self._waiting:
             self._outflow.resume(now_ns)
         sequence_id, model = generation.placement.sequence_id, generation.model
@@ -148,7 +149,7 @@ class WaitingQueue:
         self._count(generation, 1)
 
     def _resume(self, model: str, now_ns: int) -> None:
-        """Somebody waits for the model again."""
+        """Resume measuring the pace of a model that has a waiting choice again."""
         pace = self._paces[model] = self._paces.pop(model) if model in self._paces else Outflow()
         pace.resume(now_ns)
         if len(self._paces) > MOST_PACES:
@@ -157,7 +158,7 @@ class WaitingQueue:
                 del self._paces[idle]
 
     def remove(self, generation: Generation, *, bound: bool = False) -> bool:
-        """Whether it was waiting; it is not any more. `bound`: it goes to workers."""
+        """Remove a choice and return whether it was waiting. `bound` says that it goes to workers."""
         sequence_id, model = generation.placement.sequence_id, generation.model
         if self._waiting.pop(sequence_id, None) is None:
             return False
@@ -186,7 +187,7 @@ class WaitingQueue:
             self._batch_tokens[model] += tokens
 
     def _turn(self, sequence_id: int, generation: Generation, flow: Flow) -> int:
-        """Among its tenant's and others'. Batch lines have shares of their own; what ran already goes before all."""
+        """Return a choice's turn among tenants. Batch lines have shares of their own, and resumed choices go first."""
         if generation.batch or generation.resumed:
             return 0
         self._turns[sequence_id] = found = self._fair[generation.model].came(
@@ -195,7 +196,7 @@ class WaitingQueue:
         return found[1]
 
     def bound(self, generation: Generation, now_ns: int) -> None:
-        """Take a request off the queue, as it was bound."""
+        """Remove a choice that was bound, and measure the queue's pace."""
         line, prefill_ns = self._lines.get(generation.model), 0
         if line is not None:
             prefill_ns = line.bound(generation.placement.sequence_id)
@@ -205,7 +206,7 @@ class WaitingQueue:
             pace.left(prefill_ns if waited else 0, now_ns)
 
     def judge(self, workers: Sequence[WorkerView]) -> None:
-        """Reckon until when those that have come since could be in time, at the speed of the fastest worker."""
+        """Compute until when new choices could be in time, at the speed of the fastest worker."""
         if not self._unjudged:
             return
         unjudged, self._unjudged = self._unjudged, []
@@ -230,9 +231,11 @@ class WaitingQueue:
         may_start: Callable[[Generation], bool] | None = None,
         whole: bool = False,
     ) -> list[Generation]:
-        """Those of each model that `may_start` (None: all), the next one first; of each no more than `workers` have
-        room for (None: for all), unless the `whole` queue is asked for. `places`: of tenants, who are held to their
-        shares of them."""
+        """Return the waiting choices of each model, the next one first.
+
+        Of each model no more are returned than `workers` have room for (None means all), unless `whole` is set.
+        `may_start` filters them. `places` holds tenants to their shares.
+        """
         found: list[Generation] = []
         room = None if workers is None else rooms(workers)
         for model, line in self._lines.items():
@@ -249,11 +252,11 @@ class WaitingQueue:
         return found
 
     def by_tenant(self) -> Mapping[str, Mapping[str, int]]:
-        """By model and tenant, how many wait that are no lines of batch jobs; where nobody does there is none."""
+        """Return how many wait by model and tenant, without batch lines and without zeros."""
         return self._of_tenant
 
     def demand(self, model: str, now_ns: int) -> QueuedDemand:
-        """The model's queue as its workers get it."""
+        """Return the model's queue in the form that its workers get."""
         line = self._lines.get(model)
         if line is None:
             return QueuedDemand()
@@ -273,7 +276,7 @@ def expired(
     drain_s: float,
     cold: ColdModels | None = None,
 ) -> list[tuple[Generation, FulcrumError]]:
-    """Those that have waited too long, and the errors of their clients. `cold`: knows models without a worker."""
+    """Return the choices that have waited too long, with their errors. `cold` covers models without a worker."""
     found: list[tuple[Generation, FulcrumError]] = []
     served = cache(partial(serves, workers))
     for generation in waiting:

@@ -1,4 +1,4 @@
-"""What a worker's frame says, in records: tokens, and what has become of sequences. Pure."""
+"""A worker's frame as records: its tokens, and the events of its sequences. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _REFUSALS: Final[Mapping[int, Refusal]] = {refusal.value: refusal for refusal in
 
 
 class MalformedFrame(Exception):
-    """A worker's bytes are not what they should be: nothing on its stream can be trusted any more."""
+    """Raised for malformed bytes of a worker, after which nothing on its stream can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class Tokens:
     sequence_ids: Sequence[int]
     ids: Sequence[int]
     logprobs: Mapping[int, Logprob]
-    """By place in `ids`."""
+    """Logprobs by position in `ids`."""
 
 
 class KvOpened(NamedTuple):
-    """Blocks can be read while the prompt is computed."""
+    """KV blocks that can be read while the prompt is computed."""
 
     sequence_id: int
     blocks: Blocks
 
 
 class Prefilled(NamedTuple):
-    """The prompt is computed, and its blocks wait."""
+    """A computed prompt whose blocks wait to be pulled."""
 
     sequence_id: int
     blocks: Blocks
@@ -45,13 +45,13 @@ class Prefilled(NamedTuple):
 
 
 class HandOverWanted(NamedTuple):
-    """The worker wants to hand the sequence over."""
+    """A worker's request to hand a sequence over."""
 
     sequence_id: int
 
 
 class SequenceHandedOver(NamedTuple):
-    """The worker has handed it over: its blocks wait for another one."""
+    """A sequence handed over by its worker, whose blocks wait for another one."""
 
     sequence_id: int
     blocks: Blocks
@@ -59,7 +59,7 @@ class SequenceHandedOver(NamedTuple):
 
 
 class SequenceFinished(NamedTuple):
-    """The worker has ended it; `reason` None: aborted there, or handed over without KV."""
+    """A sequence ended by its worker. Without a `reason` it was aborted there, or handed over without KV."""
 
     sequence_id: int
     reason: ApiFinishReason | None
@@ -67,7 +67,7 @@ class SequenceFinished(NamedTuple):
 
 
 class SequenceRefused(NamedTuple):
-    """The worker has not taken it; `why` None: for a reason that is not known here."""
+    """A sequence that the worker refused; `why` is None for a reason unknown to this release."""
 
     sequence_id: int
     why: Refusal | None
@@ -75,7 +75,7 @@ class SequenceRefused(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The worker cannot go on with it."""
+    """A sequence that the worker cannot continue."""
 
     sequence_id: int
     code: str
@@ -87,19 +87,18 @@ Happened = KvOpened | Prefilled | HandOverWanted | SequenceHandedOver | Sequence
 
 
 class WorkerNews(NamedTuple):
-    """One frame."""
+    """The parsed contents of one frame."""
 
     introduced: bool
-    """The worker said who it is."""
+    """Whether the worker sent its description."""
     speed: bool
-    """The worker reported its speed."""
+    """Whether the worker reported its speed."""
     tokens: Tokens | None
     happened: Sequence[Happened]
 
 
 def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerNews:
-    """Parse a frame of a worker with KV of kind `kv_kind`; `kv_once`: its blocks can be read only once. Raises
-    MalformedFrame."""
+    """Parse a frame of a worker with KV of kind `kv_kind`, which `kv_once` limits to one read. Raise MalformedFrame."""
     happened: list[Happened] = []
     for event in frame.events:
         read = _READERS.get(event.WhichOneof("event"))
@@ -142,6 +141,7 @@ def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
     return Failed(event.sequence, code, failed.detail, blocks_lost=failed.code == pb.FAILURE_CODE_KV_LOST)
 
 
+# kv_pulling is not read: it fixes the decode worker, which only changes on refusal or loss anyway.
 _READERS: Final[Mapping[str | None, Callable[[pb.SequenceEvent, str, bool], Happened]]] = {
     "kv_opened": _opened,
     "prefilled": _prefilled,
@@ -151,7 +151,6 @@ _READERS: Final[Mapping[str | None, Callable[[pb.SequenceEvent, str, bool], Happ
     "refused": _refused,
     "failed": _failed,
 }
-"""Nothing of kv_pulling: it fixes the decode worker, which only changes on refusal or loss anyway."""
 
 
 def _read_tokens(frame: pb.WorkerFrame) -> Tokens | None:

@@ -1,30 +1,31 @@
-"""Time, injected. Unix nanoseconds that never step back within a process: monotonic time, held to the wall clock."""
+"""Injected time in Unix nanoseconds that never step back within a process: monotonic time, held to the wall clock."""
 
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+# Smaller differences between a process's time and the wall clock are left alone.
 STEP_NS: Final = 500_000_000
-"""Less than this between a process's time and the wall clock is left alone."""
+# After the wall clock was set back, time runs slower by 1/SLEW until the two agree.
 SLEW: Final = 8
-"""After the wall clock was set back, time runs slower by 1/SLEW until the two agree."""
 
 
 class Clock(Protocol):
     """The source of time; tests and the lab bring their own."""
 
     def now_ns(self) -> int:
-        """Unix time in nanoseconds, never decreasing."""
+        """Return Unix time in nanoseconds, never decreasing."""
         ...
 
 
 class SystemClock:
-    """The real clock. A step of the wall clock never makes a duration negative.
+    """The system's clock, on which a step of the wall clock never makes a duration negative.
 
-    Monotonic time stands still while the machine sleeps, and a wall clock may be corrected by hours: keys would then
-    end, and services that were started later would stamp events, by another time than this process's. So time that the
-    wall clock is ahead by is passed at once, as after a sleep; where it was set back time runs slower until both agree.
+    Monotonic time stands still while the machine sleeps, and a wall clock may be corrected by hours. Keys would
+    then expire by another time than this process's, and services started later would stamp events by another. So
+    time that the wall clock is ahead by passes at once, as after a sleep. If the wall clock was set back, time runs
+    slower until both agree.
     """
 
     def __init__(
@@ -34,11 +35,11 @@ class SystemClock:
         self._steady_ns = steady_ns
         self._offset_ns = wall_ns() - steady_ns()
         self._slewed_to_ns: int | None = None
-        """Monotonic time up to which the offset has been slewed; None: the wall clock is not behind."""
+        """Monotonic time up to which the offset has been slewed; None while the wall clock is not behind."""
         self._anchoring = threading.Lock()
 
     def now_ns(self) -> int:
-        """Unix time in nanoseconds, never decreasing."""
+        """Return Unix time in nanoseconds, never decreasing."""
         steady_ns, wall_ns = self._steady_ns(), self._wall_ns()
         now_ns = self._offset_ns + steady_ns
         if self._slewed_to_ns is None and -STEP_NS < wall_ns - now_ns < STEP_NS:
@@ -46,7 +47,10 @@ class SystemClock:
         return self._anchor()
 
     def _anchor(self) -> int:
-        """Towards the wall clock; the time then. One thread at a time: each must see what another has set."""
+        """Move the offset towards the wall clock and return the time.
+
+        The lock admits one thread at a time, since each must see the offset that another has set.
+        """
         with self._anchoring:
             steady_ns, wall_ns = self._steady_ns(), self._wall_ns()
             ahead_ns = self._offset_ns + steady_ns - wall_ns

@@ -1,7 +1,7 @@
-"""`python -m libs.runtime.healthcheck URL`: exit code 0 when a service serves, for containers' healthchecks.
+"""`python -m libs.runtime.healthcheck URL`: exit with 0 if a service serves, for containers' health checks.
 
-http://HOST:PORT/PATH must answer 200; grpc://HOST:PORT must answer SERVING to gRPC's health protocol, over the TLS that
-the environment names.
+http://HOST:PORT/PATH must answer 200; grpc://HOST:PORT must answer SERVING to gRPC's health protocol, over the TLS
+that the environment names.
 """
 
 import sys
@@ -12,7 +12,6 @@ TIMEOUT_S = 4.0
 
 
 def http_serves(url: SplitResult) -> bool:
-    """Whether a GET answers 200."""
     connection = HTTPConnection(url.netloc, timeout=TIMEOUT_S)
     try:
         connection.request("GET", url.path or "/")
@@ -24,7 +23,6 @@ def http_serves(url: SplitResult) -> bool:
 
 
 def grpc_serves(address: str) -> bool:
-    """Whether the server calls itself SERVING."""
     # Imported here, since each takes longer than the whole of the other check.
     import asyncio  # noqa: PLC0415
 
@@ -50,7 +48,7 @@ def grpc_serves(address: str) -> bool:
 
 
 def main(url: str) -> int:
-    """0 when it serves, 1 when not."""
+    """Return exit code 0 if the URL serves, 1 if not."""
     parts = urlsplit(url)
     serves = grpc_serves(parts.netloc) if parts.scheme == "grpc" else http_serves(parts)
     return 0 if serves else 1

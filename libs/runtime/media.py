@@ -1,7 +1,7 @@
-"""Which bodies are taken: JSON that says it is JSON, uncompressed. Pure.
+"""Accepted request bodies: JSON that is declared as JSON and not compressed. Pure.
 
-A web page can make its reader's browser post text or a form to any address; before it posts JSON the browser asks the
-address, and is refused. So a body that does not call itself JSON is not read as JSON.
+A web page can make its reader's browser post text or a form to any address. Before it posts JSON the browser asks
+the address, and is refused. So a body that is not declared as JSON is not read as JSON.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ JSON = b"application/json"
 
 
 def check_json(headers: Mapping[bytes, bytes]) -> None:
-    """Raises UnsupportedMediaType unless the body is JSON as it stands. `headers`: by lowercase name."""
+    """Raise UnsupportedMediaType unless the body is uncompressed JSON. `headers` are by lowercase name."""
     kind = headers.get(b"content-type", b"")
     if kind != JSON and not _is_json(kind):
         found = f"content-type {quoted(kind.decode('latin-1'))} is not served" if kind else "there is no content-type"
@@ -23,7 +23,7 @@ def check_json(headers: Mapping[bytes, bytes]) -> None:
 
 
 def check_encoding(headers: Mapping[bytes, bytes]) -> None:
-    """Raises UnsupportedMediaType for a compressed body."""
+    """Raise UnsupportedMediaType if the body is compressed."""
     encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
     if encoding.lower() not in ("", "identity"):
         text = f"content-encoding {quoted(encoding)} is not served: send the body without it, uncompressed"
@@ -31,6 +31,6 @@ def check_encoding(headers: Mapping[bytes, bytes]) -> None:
 
 
 def _is_json(kind: bytes) -> bool:
-    """Whatever its case and parameters."""
+    """Return whether a content type is JSON, whatever its case and parameters."""
     media = kind.split(b";", 1)[0].strip().lower()
     return media == JSON or (media.startswith(b"application/") and media.endswith(b"+json"))

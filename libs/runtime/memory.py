@@ -1,7 +1,7 @@
-"""Memory that a process has freed, back to the system.
+"""Return of freed memory to the system.
 
-Many small blocks of C libraries, such as a tokenizer's, leave glibc's arenas with holes that it keeps: after a burst of
-long prompts a gateway stayed at twice its size.
+Many small blocks of C libraries, such as a tokenizer's, leave glibc's arenas with holes that it keeps. After a
+burst of long prompts a gateway stayed at twice its size.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 LOOK_S: Final = 5.0
+# Longest pause between attempts while they free little.
 MOST_PAUSE_S: Final = 60.0
-"""Between two attempts where the last ones have brought little."""
+# The growth over its smallest size after which an attempt is made.
 GROWN: Final = 1.05
-"""An attempt is made once the process is larger than this times its smallest size."""
 _STATM: Final = Path("/proc/self/statm")
 
 
 class Attempts:
-    """When freed memory is given back. Pure."""
+    """The schedule of attempts to return freed memory. Pure."""
 
     def __init__(self) -> None:
         self._smallest = 0
@@ -29,14 +29,14 @@ class Attempts:
         self._next_s = 0.0
 
     def due(self, size_bytes: int, now_s: float) -> bool:
-        """Whether the process has grown enough for an attempt."""
+        """Return whether the process has grown enough for an attempt."""
         self._smallest = min(size_bytes, self._smallest or size_bytes)
         if size_bytes <= self._smallest * GROWN:
             return False
         return now_s >= self._next_s or size_bytes > self._left * GROWN
 
     def made(self, before_bytes: int, after_bytes: int, now_s: float) -> None:
-        """Pause longer after an attempt that brought little: what the process has grown by is in use."""
+        """Record an attempt. The pause grows after one that freed little, since the memory is then in use."""
         helped = after_bytes * GROWN < before_bytes
         self._left = after_bytes
         self._pause_s = LOOK_S if helped else min(2 * self._pause_s, MOST_PAUSE_S)
@@ -44,7 +44,7 @@ class Attempts:
 
 
 def resident_bytes() -> int:
-    """How much memory this process has; 0 where the system does not say."""
+    """Return how much memory this process has, or 0 if the system does not say."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -52,8 +52,10 @@ def resident_bytes() -> int:
 
 
 async def give_memory_back() -> None:
-    """Have the allocator give back what is free, from time to time, until cancelled. Return at once where the system
-    has no such call, as musl and macOS have none."""
+    """Have the allocator return free memory from time to time, until cancelled.
+
+    Return at once on systems without such a call, such as musl and macOS.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return

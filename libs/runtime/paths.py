@@ -1,4 +1,4 @@
-"""Where Fulcrum keeps what outlives a run, and how it is closed to other users."""
+"""Folders for what Fulcrum keeps beyond a run, and their permissions."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ _OTHERS = 0o077
 
 
 def cache_dir() -> Path:
-    """FULCRUM_CACHE, else the user's cache folder (XDG) with /fulcrum; not created here."""
+    """Return FULCRUM_CACHE, else the user's cache folder (XDG) with /fulcrum. The folder is not created."""
     override = os.environ.get("FULCRUM_CACHE")
     if override:
         return Path(override)
@@ -21,10 +21,11 @@ def cache_dir() -> Path:
 
 
 def private_folder(folder: Path, *, allowed: int = 0) -> None:
-    """Make a folder for this user alone, or check one that is there, whose mode is never changed.
+    """Make a folder for this user alone, or check an existing one, whose mode is never changed.
 
-    `allowed`: what others may do in one that was there (bits of its mode), since all that is put into it is closed by
-    itself; it is logged. Raises PermissionError that names the mode wanted, and OSError where there can be no folder.
+    `allowed` holds the mode bits that others may have in an existing folder, since every file in it is private
+    itself; they are logged. Raise PermissionError that names the required mode, and OSError if the folder cannot be
+    made.
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
@@ -46,7 +47,7 @@ def private_folder(folder: Path, *, allowed: int = 0) -> None:
 
 
 def create_private(path: Path) -> BinaryIO:
-    """A new file to write, for this user alone whatever the umask; in place of what was there."""
+    """Create a file for this user alone, whatever the umask, in place of an existing one."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         os.fchmod(number, PRIVATE_FILE)  # of one that was there

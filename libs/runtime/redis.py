@@ -1,4 +1,4 @@
-"""Redis connections of which no call outlasts a bound, whatever state the server is in."""
+"""Redis connections on which no call outlasts a bound, whatever state the server is in."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -13,17 +13,19 @@ from redis.exceptions import RedisError, ResponseError
 T = TypeVar("T")
 
 MAX_CONNECTIONS = 16
+# A pooled connection may have died with the last server; the first failure only reveals that.
 STALE_RETRIES = 1
-"""A pooled connection may have died with the last server: the first failure only shows that."""
 
 
 def is_wrong_type(answer: Any) -> bool:
-    """Whether a command failed because its key is of another type: Redis is well, and this key nonsense."""
+    """Return whether a command failed because its key has another type, which means that Redis is well and the key is
+    wrong.
+    """
     return isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
 def make_redis(url: str, *, timeout_ms: float) -> "Redis":
-    """A client of `url` (binary replies) whose connects, sends and reads each end within `timeout_ms`."""
+    """Return a client of `url` (binary replies) whose connects, sends and reads each end within `timeout_ms`."""
     timeout_s = timeout_ms / 1000
     client: Redis = Redis.from_url(
         url,
@@ -37,7 +39,7 @@ def make_redis(url: str, *, timeout_ms: float) -> "Redis":
 
 
 async def in_time(call: Awaitable[T], timeout_s: float, down: type[Exception]) -> T:
-    """The call's result; raises `down` for whatever keeps Redis from answering within `timeout_s`."""
+    """Return the call's result. Raise `down` if Redis does not answer within `timeout_s`, whatever the cause."""
     try:
         async with asyncio.timeout(timeout_s):
             return await call

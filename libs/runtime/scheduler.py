@@ -1,4 +1,4 @@
-"""When to call: soon, or at a time. The event loop keeps time live; a discrete-event driver brings its own."""
+"""Delayed calls, timed by the event loop live and by a discrete-event driver elsewhere."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,19 +11,19 @@ Call = Callable[[], object]
 
 
 class Scheduler(Protocol):
-    """Calls that are made later, one after the other."""
+    """Runs calls later, one after the other."""
 
     def soon(self, call: Call) -> None:
-        """Once all that happens at this moment has been taken in."""
+        """Run a call once all events of this moment have been processed."""
         ...
 
     def at(self, unix_ns: int, call: Call) -> None:
-        """Not before then."""
+        """Run a call at `unix_ns` or later."""
         ...
 
 
 class LoopScheduler:
-    """The running event loop. A call at a time that fails stops the owner's service, and is dropped with the owner."""
+    """The running event loop. A timed call that fails stops the owner's service, and is dropped with the owner."""
 
     def __init__(self, clock: Clock, tasks: TaskOwner, name: str) -> None:
         self._clock = clock
@@ -31,11 +31,11 @@ class LoopScheduler:
         self._name = name
 
     def soon(self, call: Call) -> None:
-        """In the next turn of the loop."""
+        """Run a call in the next turn of the loop."""
         asyncio.get_running_loop().call_soon(call)
 
     def at(self, unix_ns: int, call: Call) -> None:
-        """At that time, or as soon after it as the loop can."""
+        """Run a call at `unix_ns`, or as soon after it as the loop can."""
         self._tasks.spawn(self._name, self._wait(unix_ns, call))
 
     async def _wait(self, unix_ns: int, call: Call) -> None:

@@ -61,7 +61,7 @@ def _without_keys(
 def _without_controls(
     _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape control characters for a terminal; JSON does so by itself. Tracebacks keep their lines."""
+    """Escape control characters for a terminal, which JSON does by itself. Tracebacks keep their lines."""
     return {name: value if name == "exception" else plain_values(value) for name, value in event.items()}
 
 
@@ -75,14 +75,14 @@ log = structlog.get_logger()
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2
+# Allocations between collections of the youngest generation. Requests leave hardly any cycles behind, and looking
+# for them after every 700 objects cost more than it freed.
 GC_YOUNG_OBJECTS = 20_000
-"""Allocations between collections of the youngest generation. Requests leave no cycles behind, or hardly any: looking
-for them after every 700 objects cost more than it freed."""
 
 
 @dataclass
 class Service(Generic[SettingsT]):
-    """What `main` of a service works with."""
+    """What `main` of a service receives."""
 
     name: str
     settings: SettingsT
@@ -98,10 +98,10 @@ Main = Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]
 def run_service(
     name: str, settings_class: type[SettingsT], main: Main[SettingsT], *, failed_s: float | None = None
 ) -> int:
-    """Run `main` until it returns; the exit code tells a failure to start (2) from one while running (1).
+    """Run `main` until it returns. The exit code tells a failure to start (2) from one while running (1).
 
-    failed_s: how long it may take to close what it has open once an owned task has failed. After that the process ends
-    as if it were killed, whatever hangs; None: STOP_GRACE_S.
+    Once an owned task has failed, `main` has `failed_s` to close what it has open; then the process ends as if it
+    were killed, even if it hangs. None stands for STOP_GRACE_S.
     """
     try:
         settings = load_settings(settings_class)
@@ -118,17 +118,17 @@ def run_service(
 
 
 def collect_seldom() -> None:
-    """Once all modules are there: no later collection need walk them, and young objects are looked through seldom."""
+    """Exclude all modules loaded so far from later collections, and look through young objects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG_OBJECTS)
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End at once, with everything given back that others need.
+    """End at once after flushing what others need.
 
-    The interpreter would first take apart all that was loaded, which for torch and vLLM takes a second, while others
-    wait for the worker to end before they start it anew.
+    The interpreter would first tear down all loaded modules. For torch and vLLM that takes a second, while others
+    wait for the worker to end before they start it again.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -168,14 +168,15 @@ async def _run(name: str, settings: SettingsT, main: Main[SettingsT], failed_s: 
 
 
 async def _interrupt_start(stopping: asyncio.Event, work: "asyncio.Task[None]") -> None:
-    """A `main` that does not watch `stopping` yet (loading a model, say) is cancelled after a grace period."""
+    # A `main` that does not watch `stopping` yet, for example while loading a model, is cancelled after a grace
+    # period.
     await stopping.wait()
     await asyncio.sleep(STOP_GRACE_S)
     work.cancel()
 
 
+# Bound on everything a service does after a stop signal; services' own drains are shorter.
 STOP_GRACE_S = 30.0
-"""Bound on everything a service does after a stop signal; services' own drains are shorter."""
 
 
 def _refuse(name: str, error: StartupError) -> int:

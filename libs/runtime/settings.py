@@ -1,4 +1,4 @@
-"""Settings come from the environment only, through one class per service built on `CommonSettings`."""
+"""Settings come from the environment only, through one class for each service built on `CommonSettings`."""
 
 import os
 import re
@@ -16,12 +16,12 @@ from libs.contracts.errors import StartupError
 MemberName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 """The name of one process in the cluster."""
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+# Random bytes in a generated token.
 TOKEN_BYTES = 24
-"""Random bytes in a token that is made here."""
 
 
 class CommonSettings(BaseSettings):
-    """What every service reads. A service's own settings carry its prefix, e.g. FULCRUM_GATEWAY_PORT."""
+    """Settings that every service reads. A service's own settings carry its prefix, e.g. FULCRUM_GATEWAY_PORT."""
 
     model_config = SettingsConfigDict(extra="ignore", populate_by_name=True)
 
@@ -32,37 +32,42 @@ class CommonSettings(BaseSettings):
     kafka_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", validation_alias="FULCRUM_KAFKA_PROTOCOL"
     )
-    """What the brokers' listener speaks, in Kafka's words."""
+    """Protocol of the brokers' listener, by Kafka's name."""
     kafka_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = Field(
         "SCRAM-SHA-512", validation_alias="FULCRUM_KAFKA_MECHANISM"
     )
-    """How user and password are shown, where the protocol is one of SASL."""
+    """SASL mechanism, if the protocol is one of SASL."""
     kafka_user: str = Field("", validation_alias="FULCRUM_KAFKA_USER")
-    """Who this process is there."""
+    """User name at the brokers."""
     kafka_password: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_KAFKA_PASSWORD")
-    """That user's password."""
+    """Password of that user."""
     kafka_ca: str = Field("", validation_alias="FULCRUM_KAFKA_CA")
-    """PEM file of the authority behind the brokers' certificates; empty: those that the machine trusts."""
+    """PEM file of the authority behind the brokers' certificates; empty means those that the machine trusts."""
     kafka_cert: str = Field("", validation_alias="FULCRUM_KAFKA_CERT")
     """PEM file of the certificate that this process shows to brokers which ask for one."""
     kafka_key: str = Field("", validation_alias="FULCRUM_KAFKA_KEY")
-    """PEM file of its key; empty: in the same file."""
+    """PEM file of that certificate's key; empty means the same file."""
     kafka_buffer_records: int = Field(20_000, ge=1, validation_alias="FULCRUM_KAFKA_BUFFER_RECORDS")
-    """Records that wait for a broker that is away; beyond it the oldest are given up, counted, and show as lost
-    coverage."""
+    """Records that wait for a broker that is away. Beyond it the oldest are dropped, counted, and show as lost
+    coverage.
+    """
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
-    """redis://, rediss:// or unix:// address of Redis, with the user and password it wants: rediss://USER:PASSWORD@HOST.
-    Of rediss:// an authority of its own is named by ?ssl_ca_certs=FILE, a certificate by ssl_certfile and
-    ssl_keyfile."""
+    """redis://, rediss:// or unix:// address of Redis, with user and password if it requires them:
+    rediss://USER:PASSWORD@HOST. With rediss://, ?ssl_ca_certs=FILE names a private authority, and ssl_certfile and
+    ssl_keyfile a client certificate.
+    """
     token: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_TOKEN")
-    """Bearer token of admin verbs, and beyond loopback of every gRPC call that shows no certificate; empty refuses
-    them all."""
+    """Bearer token of admin verbs and, beyond loopback, of every gRPC call that shows no certificate; empty refuses
+    them all.
+    """
     token_file: Path | None = Field(None, validation_alias="FULCRUM_TOKEN_FILE")
-    """File to take the token from where FULCRUM_TOKEN is empty. The first process that finds none there makes it, with
-    a random one."""
+    """File to take the token from if FULCRUM_TOKEN is empty. The first process that finds no file creates it with a
+    random token.
+    """
     allow_plaintext_token: bool = Field(False, validation_alias="FULCRUM_ALLOW_PLAINTEXT_TOKEN")
-    """Accept that the token travels over the network readable by whoever listens there; without it gRPC beyond
-    loopback wants TLS."""
+    """Accept that the token can be read on the network by whoever listens there; without it, gRPC beyond loopback
+    requires TLS.
+    """
     host: str = Field("127.0.0.1", validation_alias="FULCRUM_HOST")
     """Address to listen on."""
     node: str = Field(default_factory=socket.gethostname, validation_alias="FULCRUM_NODE")
@@ -72,18 +77,20 @@ class CommonSettings(BaseSettings):
     log_format: Literal["json", "console"] = Field("json", validation_alias="FULCRUM_LOG_FORMAT")
     """One JSON object a line, or lines for people."""
     tls_cert: str = Field("", validation_alias="FULCRUM_TLS_CERT")
-    """PEM file of this process's gRPC certificate; key and authority belong to it, none of the three means
-    plaintext."""
+    """PEM file of this process's gRPC certificate. Key and authority must be set with it; without all three, gRPC is
+    plaintext.
+    """
     tls_key: str = Field("", validation_alias="FULCRUM_TLS_KEY")
     """PEM file of the certificate's private key."""
     tls_ca: str = Field("", validation_alias="FULCRUM_TLS_CA")
     """PEM file of the authority that signs every process's certificate; peers must show one (mutual TLS)."""
     tls_folder: Path | None = Field(None, validation_alias="FULCRUM_TLS_FOLDER")
-    """Folder that `fulcrum tls init` has filled, or a copy of ca.pem and this process's file in it: in place of the
-    three."""
+    """Folder that `fulcrum tls init` has filled, or one with copies of ca.pem and this process's file, in place of the
+    three.
+    """
 
     tls_role: ClassVar[str] = "operator"
-    """Which of its files is this process's."""
+    """Name of the certificate file in `tls_folder` that belongs to this process."""
 
     @field_validator("token_file", "tls_folder", mode="before")
     @classmethod
@@ -99,7 +106,7 @@ class CommonSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        """Half of it would be plaintext without a word, or a listener that asks nobody who they are."""
+        # Incomplete settings would silently mean plaintext, or a listener that authenticates no one.
         if self.tls_folder is not None and not (self.tls_cert or self.tls_key or self.tls_ca):
             own = self.tls_folder / f"{self.tls_role}.pem"
             self.tls_cert, self.tls_key, self.tls_ca = str(own), str(own), str(self.tls_folder / "ca.pem")
@@ -114,13 +121,13 @@ SettingsT = TypeVar("SettingsT", bound=CommonSettings)
 
 
 def own_name(service: str) -> str:
-    """`service` and the host's name: unique where each process has a host of its own, as containers do."""
+    """Return `service` with the host's name, which is unique if each process has its own host, as containers do."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
     return f"{service}-{host}"[:64]
 
 
 def load_settings(settings_class: type[SettingsT]) -> SettingsT:
-    """Read the environment; raises StartupError with one line that names variable, value and what is allowed."""
+    """Read the environment. Raise StartupError with one line that names variable, value and what is allowed."""
     try:
         settings = settings_class()
     except ValidationError as error:
@@ -131,7 +138,7 @@ def load_settings(settings_class: type[SettingsT]) -> SettingsT:
 
 
 def _token_from(path: Path) -> str:
-    """What the file holds, made if there is none; of several processes that make it at once all have one token."""
+    """Return the token in a file, which is created if missing. Processes that create it at once all get one token."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         if not path.exists():
@@ -152,7 +159,7 @@ def _token_from(path: Path) -> str:
 
 
 def variable_of(settings_class: type[CommonSettings], field_name: str) -> str:
-    """The environment variable behind a field."""
+    """Return the environment variable behind a field."""
     alias = settings_class.model_fields[field_name].validation_alias
     return str(alias) if alias else f"{settings_class.model_config.get('env_prefix', '')}{field_name}".upper()
 

@@ -1,8 +1,9 @@
-"""How long a thread computes at a stretch where others want its core, and by that how soon it gets one itself.
+"""Scheduling slices of threads: how long a thread computes while others wait for its core, and so how soon it gets
+one.
 
-Linux from 6.12 on takes a slice for every thread of the ordinary kind (EEVDF). It is no priority: everybody's share of
-the cores stays what it was. But one that asks for little at a time is served sooner, and takes the core over from one
-that asked for more as soon as it wakes up. Threads inherit the slice of the one that starts them, and processes too.
+Linux 6.12 and later accepts a slice for every ordinary thread (EEVDF). It is no priority, and every thread's share
+of the cores stays what it was. A thread that asks for a short slice is served sooner: when it wakes up, it preempts
+one that asked for a longer slice. Threads and processes inherit the slice of the thread that starts them.
 """
 
 import ctypes
@@ -11,24 +12,23 @@ import platform
 import struct
 from typing import Final
 
+# For threads that respond: event loops, and gRPC's threads between them and the sockets.
 LOOP_SLICE_NS: Final = 200_000
-"""The slice of threads that answer: event loops, and gRPC's threads between them and the sockets."""
+# For threads that compute for a whole step. They lose nothing by waiting, and less if they are seldom interrupted.
 COMPUTE_SLICE_NS: Final = 10_000_000
-"""The slice of threads that compute for a whole step: they lose nothing by waiting, and less by being interrupted
-seldom."""
+# The kernel's default of some 3 ms. It is for threads that work for a loop, which hold its interpreter lock or are
+# waited for: they are served soon where others compute for whole steps, and never delay a loop.
 USUAL_SLICE_NS: Final = 0
-"""The kernel's own, some 3 ms. Of threads that work for a loop, which hold its interpreter lock or have somebody wait
-for them: soon served where others compute for whole steps, and never in the way of a loop."""
+# Numbers of sched_setattr, which the C library has no function for before glibc 2.41.
 _CALLS: Final = {"x86_64": 314, "aarch64": 274}
-"""Numbers of sched_setattr, which the C library has no function for before glibc 2.41."""
+# struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period, two utilisation hints.
 ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
-"""struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period, two utilisation hints."""
 
 
 def ask_slice(slice_ns: int) -> bool:
-    """Ask for a slice for the calling thread; False, and nothing changed, where that cannot be asked.
+    """Request a slice for the calling thread. Return False, with nothing changed, if the system has no such call.
 
-    Linux before 6.12 takes the request and ignores it.
+    Linux before 6.12 accepts the request and ignores it.
     """
     call = _CALLS.get(platform.machine())
     if platform.system() != "Linux" or call is None:

@@ -1,4 +1,4 @@
-"""Status lines: how a service tells its launcher how far it is. JSON Lines on stdout.
+"""Status lines by which a service reports its progress to its launcher: JSON Lines on stdout.
 
 {"event": "progress", "stage": "loading weights", "fraction": 0.4}
 {"event": "ready", "http": "http://127.0.0.1:8000"}
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Write one status line; a launcher that has gone is no reason to fail."""
+    """Write one status line. A launcher that has gone is not an error."""
     try:
         sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
         sys.stdout.flush()
@@ -20,5 +20,5 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def progress(stage: str, fraction: float) -> None:
-    """How much of `stage` is done, 0..1."""
+    """Report the finished fraction of a stage, 0..1."""
     emit("progress", stage=stage, fraction=round(fraction, 3))

@@ -10,13 +10,13 @@ log = structlog.get_logger()
 
 OnFailure = Callable[[BaseException], None]
 
+# A cancelled task that has not ended after this long is cancelled again. `asyncio.wait_for` of Python 3.11 loses a
+# cancellation that comes in the same turn of the loop as its result, and clients of Redis and Kafka call it.
 CANCEL_AGAIN_S = 2.0
-"""A task that has not ended so long after it was cancelled is cancelled again: Python 3.11's `asyncio.wait_for` loses a
-cancellation that comes in the same turn of the loop as what it waits for, and clients of Redis and Kafka call it."""
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until all have ended, with whatever."""
+    """Cancel tasks and wait until all have ended, whatever their results."""
     left = set(tasks)
     while left:
         for task in left:
@@ -36,14 +36,14 @@ class TaskOwner:
         self.error: BaseException | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start `work` as a task of this owner."""
+        """Start `work` as a named task of this owner."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def fail(self, error: BaseException, name: str = "part") -> None:
-        """A task of this owner, or of a part that looks after its own, has failed: only the first one counts."""
+        """Record the failure of a task, or of a part that owns its tasks itself. Only the first failure counts."""
         if self.error is not None:
             return
         self.error = error
@@ -55,7 +55,7 @@ class TaskOwner:
         return len(self._tasks)
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it; later failures are not reported."""
+        """Cancel running tasks and wait for them. Later failures are not reported."""
         self._on_failure = None
         await end(*self._tasks)
 
@@ -69,7 +69,9 @@ class TaskOwner:
 
 
 async def until_first(**works: Coroutine[Any, Any, Any]) -> None:
-    """Run them together, each under its name, until one ends or fails; the others are cancelled and waited for."""
+    """Run coroutines as tasks, each under its name, until one ends or fails; then cancel the others and wait for
+    them.
+    """
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work, name=name) for name, work in works.items()]
     try:

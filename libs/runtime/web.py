@@ -1,4 +1,4 @@
-"""What HTTP services of the control plane answer alike: health, readiness, Prometheus, and errors in one shape."""
+"""Common routes of the control plane's HTTP services: health, readiness, Prometheus, and errors in one shape."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -24,24 +24,26 @@ _WITH_BODY = ("POST", "PUT", "PATCH")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 NotReady = Callable[[], str | None]
-"""Why a service's answers cannot be trusted now, in words; None when they can."""
+"""Returns why a service's answers cannot be trusted now, in words, or None if they can."""
 
 
 def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
-    """An app with /healthz (/health to clients of vLLM), /readyz and /metrics; FulcrumErrors and bad parameters become
-    {"error": {...}}."""
+    """Return an app with /healthz (/health to clients of vLLM), /readyz and /metrics.
+
+    FulcrumErrors and bad parameters become {"error": {...}}.
+    """
     app = FastAPIOffline(title=title, description=description, responses=_REFUSED)
     app.add_middleware(HttpSemantics)
 
     @app.get("/healthz", tags=["operation"])
     @app.get("/health", tags=["operation"])
     async def healthz() -> dict[str, str]:
-        """The process answers."""
+        """Answer that the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "not ready, with the reason"}})
     async def readyz() -> JSONResponse:
-        """Whether what is served is up to date."""
+        """Answer whether what is served is up to date."""
         reason = not_ready()
         if reason is None:
             return JSONResponse({"status": "ready"})
@@ -49,7 +51,7 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
 
     @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
     async def prometheus() -> Response:
-        """Prometheus text format."""
+        """Return the metrics in Prometheus's text format."""
         return Response(await _exposed(metrics), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(FulcrumError)
@@ -73,10 +75,9 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
 
 
 class JsonRoute(APIRoute):
-    """A route whose body FastAPI reads: JSON that says so, as everywhere else, before anything is made of it."""
+    """A route whose body must be declared as JSON before FastAPI reads it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What FastAPI serves the route with."""
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
@@ -88,8 +89,6 @@ class JsonRoute(APIRoute):
 
 
 class _Collected(Collector):
-    """Families as they were."""
-
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
@@ -98,8 +97,11 @@ class _Collected(Collector):
 
 
 async def _exposed(metrics: Collector) -> bytes:
-    """The text of all families. What they are made of belongs to the event loop, which gets its turn after each; the
-    text, most of the work where there are thousands of samples, is made in a thread."""
+    """Return the text of all metric families.
+
+    Their sources belong to the event loop, which gets a turn after each. The text is made in a thread: with
+    thousands of samples it is most of the work.
+    """
     families = []
     for family in metrics.collect():
         families.append(family)
@@ -108,5 +110,5 @@ async def _exposed(metrics: Collector) -> bytes:
 
 
 def error_response(error: FulcrumError) -> JSONResponse:
-    """The error with its HTTP status and headers, in the shape that OpenAI's API uses."""
+    """Return the error with its HTTP status and headers, in the shape of OpenAI's API."""
     return JSONResponse(error.http_body, status_code=error.http_status, headers=error.http_headers)

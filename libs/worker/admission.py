@@ -1,4 +1,4 @@
-"""What becomes of a submitted sequence: the engine's request, or a refusal. libs/policy decides, protobuf is here."""
+"""Admission of submitted sequences: libs/policy decides, and this module converts to and from protobuf."""
 
 from collections.abc import Collection
 from typing import assert_never
@@ -32,8 +32,10 @@ def admit(
     adapters: Collection[str] = (),
     loads_adapters: bool = False,
 ) -> EngineRequest | pb.Refused:
-    """The engine's request for `submit`, or why it is refused. `loads_adapters`: the engine reads others than
-    `adapters` when a sequence comes with their folder."""
+    """Return the engine's request for `submit`, or the refusal.
+
+    With `loads_adapters`, the engine also loads adapters beyond `adapters` if a sequence names their folder.
+    """
     model = assignment.current.model
     wrong = invalid(
         submit.phase,
@@ -65,7 +67,6 @@ def admit(
 
 
 def refusal_message(code: Refusal, detail: str) -> pb.Refused:
-    """The refusal as a message to the gateway."""
     return pb.Refused(code=_CODES[code], detail=detail)
 
 

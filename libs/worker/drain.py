@@ -1,4 +1,4 @@
-"""Ending the process: one bounded order of events, on SIGTERM and for the admin verb alike."""
+"""The drain of a worker: one bounded sequence of steps, for SIGTERM and the admin verb alike."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,22 +9,24 @@ from libs.worker.host import WorkerHost
 
 log = structlog.get_logger()
 
+# Bound on waiting for aborted sequences to leave the engine.
 ABORT_S = 2.0
-"""Bound on waiting for aborted sequences to leave the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What became of the sequences that ran when the drain began."""
+    """The fate of the sequences that ran when the drain began."""
 
     finished: int
     aborted: int
 
 
 async def drain(host: WorkerHost, deadline_s: float) -> Drained:
-    """Refuse new work, recall credits, let sequences finish and held KV be pulled, abort what is left at the deadline.
+    """Refuse new work, recall credits, let sequences finish and held KV be pulled, then abort the rest at the
+    deadline.
 
-    Gateways learn of it first, so they reroute meanwhile. Returns after `deadline_s` plus ABORT_S at the latest.
+    Gateways are notified first, so that they reroute meanwhile. Returns after `deadline_s` plus ABORT_S at the
+    latest.
     """
     running = host.running
     host.start_draining()

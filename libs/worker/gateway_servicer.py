@@ -1,4 +1,4 @@
-"""WorkerService over gRPC: one stream for each gateway, one frame for whatever is pending when the stream can write."""
+"""WorkerService over gRPC: one stream for each gateway, and one frame for all pending output when it can be written."""
 
 import asyncio
 from typing import Any
@@ -23,13 +23,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerServicer(pb_grpc.WorkerServiceServicer):
-    """Carries frames between gateways and the host; a stream that ends takes its sequences with it."""
+    """Carries frames between gateways and the host. When a stream ends, its sequences are aborted."""
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
 
     async def Serve(self, _frames: Any, context: Context) -> None:  # noqa: N802 - the service's name in proto
-        """Until the gateway leaves or the worker has a reason to close the stream."""
+        """Serve one gateway until it leaves or the worker closes the stream."""
         try:
             first = await _hello(context)
             gateway = self._host.gateways.attach(first.hello)

@@ -1,4 +1,4 @@
-"""The worker host: between the streams of gateways and one engine. Sync; gRPC, Redis and Kafka are around it."""
+"""The worker host, between the streams of gateways and one engine. Synchronous; gRPC, Redis and Kafka surround it."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -39,7 +39,7 @@ class WorkerHost:
         clock: Clock,
         adapters: Collection[str] = (),
     ) -> None:
-        """`adapters`: names of those that sequences may ask for."""
+        """`adapters` names the adapters that sequences may use."""
         self.engine = engine
         self._adapters = adapters
         self.speed = WorkerSpeed(engine, identity.gpus)
@@ -51,12 +51,14 @@ class WorkerHost:
         self.gateways = AttachedGateways(engine, self.speed, cluster, self.worker)
         self._sequences: dict[int, HostedSequence] = {}
         self._budget = 0
-        """The engine's prompt budget."""
+        """The prompt budget that is set at the engine."""
         self._role_budget = 0
-        """The role's: smaller while prompts are here that were taken under a larger one."""
+        """The role's prompt budget. It is smaller than the engine's while prompts admitted under a larger one
+        remain.
+        """
         self._prompts = PromptLength()
         self._left_ns = 0
-        """Since when decodes are work of a role that was left; 0: they are not."""
+        """When the worker left the role that decodes; 0 if decodes belong to the present role."""
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
@@ -64,11 +66,11 @@ class WorkerHost:
     # ------------------------------------------------------------ what the worker is
 
     def on_change(self, observer: Callable[[], None]) -> None:
-        """Call `observer` whenever `worker()` differs from before."""
+        """Call `observer` whenever the result of `worker()` changes."""
         self._observers.append(observer)
 
     def worker(self) -> common.Worker:
-        """This worker as registered."""
+        """Return this worker's registration."""
         worker = common.Worker()
         worker.CopyFrom(self._identity)
         worker.assignment.CopyFrom(self.assignment.message)
@@ -78,7 +80,7 @@ class WorkerHost:
         return worker
 
     def integrity(self) -> pb.Integrity:
-        """Counters that are zero when nothing runs and nobody is attached."""
+        """Return counters that are all zero when nothing runs and no gateway is attached."""
         integrity = self.engine.integrity()
         return pb.Integrity(
             live_sequences=max(integrity.live_sequences, len(self._sequences)),
@@ -89,8 +91,10 @@ class WorkerHost:
         )
 
     def set_role(self, request: pb.SetRoleRequest) -> common.Assignment:
-        """Change the assignment; raises StaleRole or InvalidRequest. Sequences that decode run
-        on until another worker has room for them, or to their natural end."""
+        """Change the assignment. Raise StaleRole or InvalidRequest.
+
+        Running decodes continue until another worker has room for them, or to their natural end.
+        """
         if request.incarnation and request.incarnation != self._identity.incarnation:
             raise StaleRole("the worker has been restarted since: look at what it does by now, then ask again")
         assignment = self.assignment.set_role(
@@ -104,7 +108,7 @@ class WorkerHost:
         return assignment
 
     def start_draining(self) -> None:
-        """Take no more work, tell everyone, ask credits back. Idempotent."""
+        """Refuse further work, notify gateways and recall credits. Idempotent."""
         if not self.assignment.draining:
             self.assignment.draining = True
             self._apply_assignment()
@@ -123,7 +127,7 @@ class WorkerHost:
             observer()
 
     def _resize(self) -> None:
-        """Credits for what the role takes at once."""
+        """Set the number of credits to what the role can run at once."""
         speed, decoding = self.speed.speed, self.gateways.credits.decode.in_use
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
         most = self.engine.capabilities.max_sequences
@@ -131,7 +135,7 @@ class WorkerHost:
         self.gateways.resize(*((0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)))
 
     def _apply_budget(self) -> None:
-        """Give the engine its prompt budget."""
+        """Set the engine's prompt budget if it has changed."""
         self._role_budget = role_budget(self.assignment.current)
         budget = engine_budget(self._role_budget, self._sequences.values())
         if budget != self._budget:
@@ -139,7 +143,7 @@ class WorkerHost:
             self.engine.set_prefill_budget(budget)
 
     def chunked(self, tokens: int) -> None:
-        """Limit steps to `tokens` prompt tokens: report it to gateways, and adapt how many prompts are admitted."""
+        """Limit steps to `tokens` prompt tokens, report that to gateways, and adapt the number of admitted prompts."""
         self.speed.chunked(tokens)
         self._resize()
         self.gateways.settle()
@@ -147,7 +151,7 @@ class WorkerHost:
     # ------------------------------------------------------------ gateways
 
     def detach(self, gateway: AttachedGateway) -> None:
-        """The gateway has gone: its sequences end with its credits."""
+        """Detach a gateway that has left and abort its sequences."""
         self.gateways.detach(gateway)
         for sequence_id in gateway.living:
             self.engine.abort(sequence_id)
@@ -157,7 +161,7 @@ class WorkerHost:
         self.gateways.settle()
 
     def receive(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
-        """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
+        """Act on a gateway's frame. Raise InvalidRequest if it breaks the protocol, but not for a bad submit."""
         self.gateways.returned(gateway, frame)
         if frame.submits and not gateway.living:
             self.gateways.stirred.set()
@@ -176,7 +180,7 @@ class WorkerHost:
         self.gateways.settle()
 
     def refresh_load(self) -> None:
-        """Tell gateways whose load has changed, and a drain that a lease may have ended, which is no event."""
+        """Send changed loads to gateways, and recheck a drain: the end of a KV lease raises no event."""
         self._progress.set()
         self.gateways.tell_load()
 
@@ -197,7 +201,7 @@ class WorkerHost:
             self._tell(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
     def _start(self, gateway: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
-        """Give a submit to the engine, or say why not."""
+        """Pass a submit to the engine, or return why it is refused."""
         request = admit(
             submit,
             assignment=self.assignment,
@@ -241,17 +245,17 @@ class WorkerHost:
                 self.release(opaque)
 
     def acknowledged(self, opaque: bytes) -> None:
-        """The receiver has acknowledged the blocks behind a KV handle."""
+        """Release the blocks behind a KV handle after their receiver acknowledged them."""
         self.hand_over_costs.taken_over(opaque, self._clock.now_ns())
         self.release(opaque)
 
     def release(self, opaque: bytes) -> None:
-        """The blocks behind a KV handle are not needed any more."""
+        """Release the blocks behind a KV handle, which no one needs any more."""
         self.engine.release(opaque)
         self._progress.set()
 
     def on_event(self, event: EngineEvent) -> None:
-        """Pass an engine event on to the gateways concerned."""
+        """Pass an engine event on to the gateways of its sequences."""
         self.hand_over_costs.stepped(event)
         self.last_change.stepped(event)
         ended, leaves = False, self.assignment.leaves_decode
@@ -289,7 +293,9 @@ class WorkerHost:
             gateway.outbox.add_event(event)
 
     def _weigh(self, sequence: HostedSequence) -> None:
-        """Tell the gateway of a running sequence that is worth handing over, once its role has been left."""
+        """Offer a running sequence for hand-over to its gateway if its role has been left and a hand-over is worth
+        it.
+        """
         if not self.assignment.leaves_decode:
             return
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
@@ -298,7 +304,9 @@ class WorkerHost:
             self._tell(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
-        """Its place elsewhere is reserved: it goes with its KV, or without where the engine cannot hand that over."""
+        """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can hand that
+        over.
+        """
         if self.engine.capabilities.hands_over_running_kv:
             self.engine.hand_over(sequence_id)
         elif self._sequences[sequence_id].decodes:
@@ -322,23 +330,22 @@ class WorkerHost:
 
     @property
     def running(self) -> int:
-        """Sequences in the engine."""
+        """Number of sequences in the engine, waiting ones included."""
         return len(self._sequences)
 
     async def wait_idle(self) -> None:
-        """Until no sequence runs and no KV handle waits for its receiver."""
+        """Wait until no sequence runs and no KV handle awaits its receiver."""
         while self._sequences or self.engine.integrity().leased_handles:
             self._progress.clear()
             await self._progress.wait()
 
     async def wait_empty(self) -> None:
-        """Until no sequence runs."""
         while self._sequences:
             self._progress.clear()
             await self._progress.wait()
 
     def abort_all(self) -> int:
-        """End every sequence; how many there were."""
+        """Abort every sequence and return how many there were."""
         for sequence_id in self._sequences:
             self.engine.abort(sequence_id)
         return len(self._sequences)

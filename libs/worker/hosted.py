@@ -1,5 +1,3 @@
-"""One sequence in the engine, as the worker host follows it."""
-
 from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -11,31 +9,31 @@ PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
 @dataclass(slots=True)
 class HostedSequence:
-    """A gateway's sequence and how far it is."""
+    """A gateway's sequence in the engine, and its progress."""
 
     gateway: AttachedGateway
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0
-    """Prompt tokens that a step might compute when it was taken: its prompt is computed at no slower pace."""
+    """The prompt budget at its admission. Its prompt is computed at no slower pace."""
     new_tokens: int = 0
-    """That came of it here."""
+    """Tokens generated on this worker."""
     weighed: bool = False
-    """Whether a hand-over has been weighed, in the present role."""
+    """Whether a hand-over has been weighed in the present role."""
 
     @property
     def tokens(self) -> int:
-        """Prompt and output so far."""
+        """Number of prompt and output tokens so far."""
         return len(self.request.token_ids) + self.new_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Output so far, wherever it was generated."""
+        """Number of output tokens so far, wherever they were generated."""
         return self.tokens - self.request.prompt_tokens
 
     @property
     def most_tokens_left(self) -> int:
-        """Output that may still come."""
+        """Number of output tokens that may still follow."""
         return self.request.max_output_tokens - self.output_tokens
 
     @property
@@ -45,10 +43,10 @@ class HostedSequence:
 
     @property
     def awaits_prompt(self) -> bool:
-        """Whether its prompt is computed here and is not yet."""
+        """Whether its prompt is to be computed here and is not finished."""
         return self.phase in PROMPT_PHASES and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
-        """Whether it is past its prompt and goes on here, token by token."""
+        """Whether its prompt is complete and it generates tokens here."""
         return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0

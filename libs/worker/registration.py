@@ -1,4 +1,4 @@
-"""Keeps a worker registered: renewed well before its lease ends, at once when something changed."""
+"""The registration of a worker: renewed well before its lease ends, and at once after a change."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ WITHDRAW_TIMEOUT_S = 2.0
 
 
 class Registration:
-    """A worker's entry in the registry. An outage is waited out: gateways keep the links that they have."""
+    """A worker's entry in the registry. During an outage it retries, and gateways keep their links."""
 
     def __init__(self, registry: Registry, host: WorkerHost, *, lease_ms: int) -> None:
         self._registry = registry
@@ -25,7 +25,6 @@ class Registration:
         host.on_change(self._changed.set)
 
     async def run(self) -> None:
-        """Announce and renew until cancelled."""
         away, announced_epoch = False, -1
         while True:
             self._changed.clear()
@@ -47,13 +46,13 @@ class Registration:
                 continue
 
     async def _look_for_partners(self, worker_id: str) -> None:
-        """Say in this worker's own log why it will get no work: in each role it looks once."""
+        """Log why this worker will get no work, once in each role."""
         alone = unpaired(await self._registry.workers()).get(worker_id)
         if alone is not None:
             log.warning("no partner", worker=worker_id, why=str(alone))
 
     async def withdraw(self) -> None:
-        """Leave the registry; when it is away the lease ends by itself."""
+        """Leave the registry. If it is away, the lease expires by itself."""
         worker = self._host.worker()
         try:
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):

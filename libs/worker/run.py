@@ -1,4 +1,4 @@
-"""The life of a worker process, from its settings and the adapters that its service has chosen."""
+"""The life of a worker, from its settings and the adapters that its service has chosen."""
 
 import asyncio
 import gc
@@ -58,11 +58,11 @@ from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
 
+# How long a thread waits for the interpreter's lock. By default a step's Python code would hold it for 5 ms, for
+# which each turn of the event loop waits; a role change takes several turns.
 LOCK_TURN_S = 0.0005
-"""A thread that waits for the interpreter's lock gets it so soon. A step's Python holds it for 5 ms otherwise, which
-each turn of the event loop waits for, and a role change takes several of them."""
+# How long streams may end by themselves once the worker has drained.
 SERVER_STOP_S = 1.0
-"""How long streams may end by themselves once the worker has drained."""
 
 
 StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
@@ -70,21 +70,21 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ModelStay:
-    """A model's stay on a worker of a pool."""
+    """The stay of one model on a worker of a pool."""
 
     epoch: int
-    """Of its first assignment: epochs go on over the models that the worker has."""
+    """Epoch of its first assignment. Epochs continue over the models that the worker holds."""
     asleep: bool
-    """Whether its engine sleeps, and is to be woken."""
+    """Whether its engine sleeps and has to be woken."""
     leave: Callable[[], Awaitable[None]]
-    """In place of closing the engine."""
+    """Called in place of closing the engine."""
     pool: Callable[[], common.PoolWorker]
-    """What is registered of the pool's worker."""
+    """Returns what the pool's worker registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPorts:
-    """What a worker stands on; the service's composition root builds it."""
+    """The adapters of a worker, built by the service's composition root."""
 
     engine: Engine
     registry: Registry
@@ -93,11 +93,11 @@ class WorkerPorts:
     bus: Bus
     model: ModelInfo
     tenancy: ModelStay | None = None
-    """Of a model in a pool; None: the worker keeps the one that it has."""
+    """The stay of a pool's model; None for a worker that keeps its model."""
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
-    """How the engine comes up and how it is left."""
+    """Return the functions that start and close the engine."""
     if ports.tenancy is None:
         return ports.engine.start, ports.engine.close
     return (ports.engine.wake if ports.tenancy.asleep else ports.engine.start), ports.tenancy.leave
@@ -112,7 +112,9 @@ async def run_worker(
     *,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until `stopping`, then drain; `ready` takes the address. Raises StartupError when it cannot start."""
+    """Serve until `stopping`, then drain. `ready` receives the address. Raise StartupError if the worker cannot
+    start.
+    """
     sys.setswitchinterval(LOCK_TURN_S)
     async with AsyncExitStack() as stack:
         opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))
@@ -138,8 +140,6 @@ async def run_worker(
 
 @dataclass(frozen=True, slots=True)
 class RunningWorker:
-    """A worker that serves."""
-
     host: WorkerHost
     address: str
 
@@ -152,7 +152,7 @@ async def open_worker(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningWorker]:
-    """A worker that serves while the context is open; leaving it stops at once what still runs."""
+    """Serve while the context is open. Leaving it aborts what still runs."""
     transport = transport or SystemTransport(settings)
     async with AsyncExitStack() as stack:
         for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
@@ -224,7 +224,7 @@ def _admin(
 
 
 async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
-    """From what earlier workers learned, else from what the model and its `gpus` are known for."""
+    """Start from what earlier workers have learned, else from the figures known for the model and its `gpus`."""
     engine = ports.engine
     key = step_time_key(engine, ports.model)
     prior = prior_step_time(engine.name, engine.device, engine.capabilities.compute, gpus)
@@ -252,7 +252,7 @@ def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> Telem
 
 
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:
-    """Cancel the task and wait for it where the stack unwinds; its failure has been reported by its owner."""
+    """Cancel the task and wait for it when the stack unwinds. The task's owner has reported its failure."""
     stack.push_async_callback(end, task)
 
 
@@ -311,7 +311,7 @@ async def _add_services(
 
 
 async def beat(host: WorkerHost) -> None:
-    """Until cancelled: a sign of life to each gateway just when its last frame is too old."""
+    """Send each gateway a heartbeat just when its last frame becomes too old, until cancelled."""
     gateways, now_s = host.gateways, asyncio.get_running_loop().time
     while True:
         due_s = gateways.beat(now_s())

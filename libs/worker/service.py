@@ -1,5 +1,4 @@
-"""Composition root of prefill and decode, which are one worker in different first roles: the only place that knows
-which adapters they stand on."""
+"""Composition root of prefill and decode, which are one worker in different first roles."""
 
 import asyncio
 from typing import TypeVar
@@ -22,15 +21,15 @@ from libs.worker.pool.service import serve_pool
 from libs.worker.run import ModelStay, WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
+# Time for a failed worker, such as one whose engine process died, to close its streams and leave the registry.
+# Gateways detect anything left after it as they would after a kill.
 FAILED_S = 0.8
-"""A worker that has failed, its engine's process having died for one, closes its streams and leaves the registry in
-this time; what it has not given back by then is found out as it is of one that was killed."""
 
 SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
 async def serve_worker(service: Service[SettingsT]) -> None:
-    """Run a worker and its companions, or another node's share in one, until the service is stopped."""
+    """Run a worker and its companions, or another node's share of one, until the service is stopped."""
     settings = service.settings
     if settings.pool:
         await serve_pool(

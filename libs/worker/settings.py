@@ -1,5 +1,3 @@
-"""Settings of a worker, whichever role it starts in: the same variables for every worker service."""
-
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,40 +19,44 @@ BLOCK_SIZE_TOKENS: Final[Mapping[str, int]] = MappingProxyType({"torch": 16, "si
 
 
 class WorkerSettings(CommonSettings):
-    """What a worker reads from the environment as FULCRUM_WORKER_<FIELD>."""
+    """Settings of a worker in any first role, read from the environment as FULCRUM_WORKER_<FIELD>."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_WORKER_")
     tls_role: ClassVar[str] = "worker"
 
     id: MemberName = Field(default_factory=lambda: own_name("worker"))
-    """Stable over restarts; unique in the cluster."""
+    """Name of this worker, stable over restarts and unique in the cluster."""
     companions: tuple[MemberName, ...] = ()
     """Engine sim: names of further workers that this process runs, each as it would alone."""
     port: int = Field(0, ge=0, le=65535)
-    """Port of the gRPC server; 0 picks one."""
+    """Port of the gRPC server; 0 picks a free one."""
     advertise: str = ""
-    """host[:port] that others reach this worker by; empty means what it listens on."""
+    """host[:port] at which others reach this worker; empty means the address it listens on."""
     role: Literal["prefill", "decode", "mixed", "standby"] = "standby"
     """The first role; later ones come from the planner."""
     budget_tokens: int = Field(0, ge=0)
     """Role mixed: prompt tokens that one engine step may compute beside decodes."""
     gpus: int = Field(0, ge=0)
-    """Weight in cluster figures; 0: as many as the engine computes on, a CPU worker counts 1."""
+    """Weight in cluster figures; 0 counts the GPUs that the engine computes on, and a CPU worker as 1."""
     gpu_uuids: tuple[str, ...] = ()
     """GPUs that it computes on, by any names that are unique on its node; workers that name the same one share it.
-    Empty: not known, and nobody else's."""
+    Empty: unknown, and not shared.
+    """
     gpu_share: float = Field(1.0, gt=0, le=1)
-    """Part of its GPU's memory that it has, where others of a pool share the GPU. Under engine sim the workers of one
-    process take turns on it."""
+    """Share of its GPU's memory that it has if workers of a pool share the GPU. Under engine sim, the workers of one
+    process take turns on it.
+    """
 
     lease_ms: int = Field(3000, ge=300)
-    """A worker that has not renewed its registration for so long is gone."""
+    """How long after its last renewal a worker's registration expires."""
     kv_index_lease_ms: int = Field(10_000, ge=300)
-    """The same for its entries in the KV index."""
+    """How long after their last renewal its entries in the KV index expire."""
     drain_s: float = Field(20.0, ge=0)
     """How long running sequences may go on after SIGTERM."""
     telemetry_ms: int = Field(100, ge=10)
-    """Time that one telemetry batch covers; of a worker at rest three times it, at most 300 ms where that is longer."""
+    """Time that one telemetry batch covers. A batch of a worker at rest covers three times as long, but at most 300 ms
+    unless this is longer.
+    """
 
     engine: Literal["torch", "sim", "vllm"] = "torch"
     """What computes: torch on CPU or CUDA, a simulation of a GPU's step times, or vLLM."""
@@ -63,31 +65,33 @@ class WorkerSettings(CommonSettings):
     model: str = ""
     """Name that requests use; empty means the folder's own."""
     device: str = "auto"
-    """Torch device, e.g. cpu or cuda:0; auto takes CUDA where there is any."""
+    """Torch device, e.g. cpu or cuda:0; auto takes CUDA if there is any."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of weights and KV on torch and vllm; auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""
+    """Type of weights and KV on torch and vllm; auto is bfloat16 on a GPU that computes in it, float32 elsewhere."""
     threads: int = Field(0, ge=0)
     """Threads of the engine; 0 lets it decide."""
     block_size_tokens: int = Field(0, ge=0)
-    """Tokens of one KV block; 0: 32 for vllm, else 16."""
+    """Tokens of one KV block; 0 is 32 for vllm, else 16."""
     kv_memory_mb: int = Field(512, ge=1)
     """Size of the KV pool, allocated at start; vllm takes what it finds on a GPU, see vllm_arguments."""
     max_sequences: int = Field(64, ge=1)
-    """Sequences in the running batch: the decode credits of this worker."""
+    """Sequences in the running batch, and so the decode credits of this worker."""
     max_waiting: int = Field(1024, ge=1)
     """Bound of the engine's own queue, which credits keep short."""
     prefill_chunk_tokens: int = Field(0, ge=0)
-    """Prompt tokens that one step computes at most; 0: the smallest number that saturates the device, measured by the
-    first worker of its kind that starts in role prefill, 512 until then."""
+    """Most prompt tokens that one step computes; 0 is the smallest number that saturates the device, measured by the
+    first worker of its kind that starts in role prefill, and 512 until then.
+    """
     kv_lease_ms: int = Field(30_000, ge=1)
     """How long KV blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
     """Folder in memory that the workers of a host share, to copy KV blocks from one another; empty switches it off."""
     adapters: dict[str, Path] = Field(default_factory=dict)
-    """JSON object of LoRA adapters by name -> folder in PEFT's layout; gateways need their names too. Engines torch and
-    vllm; engine sim reads no folder."""
+    """JSON object of LoRA adapters by name -> folder in PEFT's layout; gateways need their names too. Engines torch
+    and vllm; engine sim reads no folder.
+    """
     max_adapters: int = Field(8, ge=1)
-    """Adapters whose weights are kept on the device; the one that was needed least lately makes room."""
+    """Adapters whose weights are kept on the device; the least recently used one makes room."""
     vllm_connector: str = "NixlConnector"
     """Engine vllm: its KV connector, by vLLM's name."""
     vllm_connector_config: dict[str, Any] = Field(default_factory=dict)
@@ -96,23 +100,26 @@ class WorkerSettings(CommonSettings):
     """Engine vllm: further arguments of its engine as JSON, e.g. {"tensor_parallel_size": 4}."""
     vllm_start_limit_s: float = Field(1800.0, gt=0)
     """Engine vllm: how long its start may take, with weights, compiling and CUDA graphs. Then its processes are ended,
-    and the worker ends with a sentence that says where they stood."""
+    and the worker exits with a message that says how far they got.
+    """
     pool: bool = False
-    """Whether it starts without a model and is assigned one, and others after it, by the planner. Its first role and
-    model are of no account then: it computes prompts and tokens of the model that it has."""
+    """Whether it starts without a model and the planner assigns it one after another. Its first role and model are
+    then ignored: it computes prompts and tokens of the model that it holds.
+    """
     pool_drain_s: float = Field(10.0, ge=0)
-    """Of a pool: how long answers may go on before the worker takes another model; others go on elsewhere."""
+    """Pool: how long answers may go on before the worker takes another model; unfinished ones go on elsewhere."""
     host_memory_mb: int = Field(65_536, ge=0)
-    """Of a pool: host memory for models that sleep; 0: none does."""
+    """Pool: host memory for sleeping models; with 0, none sleeps."""
     asleep_gpu_memory_mb: int = Field(6144, ge=0)
-    """Of a pool of vllm workers: memory of each GPU that processes of models that sleep may keep there, which models
-    that serve leave free; 0: none sleeps."""
+    """Pool of vllm workers: memory of each GPU that processes of sleeping models may keep there and that serving
+    models leave free; with 0, none sleeps.
+    """
     sim_profile: str = "llama-8b-h100"
-    """Sim engine: whose step times."""
+    """Sim engine: the profile whose step times it simulates."""
     sim_speedup: float = Field(1.0, gt=0)
-    """Sim engine: how much faster than that."""
+    """Sim engine: how much faster than the profile it runs."""
     sim_kv_memory_mb: int = Field(0, ge=0)
-    """KV memory of the sim engine; 0 is the profile's."""
+    """Sim engine: KV memory; 0 is the profile's."""
     sim_memory_gb: float = Field(80.0, gt=0)
     """Sim engine: memory of its device, which the weights of a pool's models have to fit."""
     sim_load_gb_per_s: float = Field(4.0, gt=0)
@@ -120,12 +127,13 @@ class WorkerSettings(CommonSettings):
     sim_wake_gb_per_s: float = Field(25.0, gt=0)
     """Sim engine: the same from host memory and back, as over PCIe 4.0 x16."""
     sim_load_overhead_s: float = Field(0.5, ge=0)
-    """Sim engine: beside the bytes, each time that a model is brought up."""
+    """Sim engine: overhead of each model load, beyond the time for its bytes."""
     sim_link_gbps: float = Field(100.0, gt=0)
     """Sim engine: speed of the link that KV blocks travel, in Gbit/s."""
     sim_faults: str = ""
-    """Sim engine: a JSON file of slow GPUs and links by worker, as {"decode-1": {"slow": 2.5, "link_gbps": 0.5}}, which
-    may change while workers run. Empty: none."""
+    """Sim engine: a JSON file of slow GPUs and links by worker, as {"decode-1": {"slow": 2.5, "link_gbps": 0.5}},
+    which may change while workers run. Empty: none.
+    """
 
     @field_validator("kv_shared_dir", mode="before")
     @classmethod
@@ -153,11 +161,11 @@ class WorkerSettings(CommonSettings):
 
     @property
     def parallel(self) -> Parallel:
-        """What the engine spans. Raises ValueError for arguments of vLLM's that no worker can have."""
+        """Return what the engine spans. Raise ValueError for vLLM arguments that no worker can have."""
         return parallel_of(self.vllm_arguments, self.node) if self.engine == "vllm" else Parallel()
 
     def engine_config(self, model_name: str, *, weights_bytes: int = 0) -> EngineConfig:
-        """The engine's share of these settings. `weights_bytes`: of a model that a pool brings up."""
+        """Return the engine's share of these settings. A pool passes the `weights_bytes` of the model it loads."""
         return EngineConfig(
             model_path=None if self.model_path == BUILTIN_SIM else Path(self.model_path),
             model_name=model_name,
@@ -193,11 +201,10 @@ class WorkerSettings(CommonSettings):
         )
 
     def listen_address(self) -> str:
-        """Where the gRPC server binds."""
         return _join(self.host or "0.0.0.0", self.port)  # noqa: S104 - what an empty FULCRUM_HOST asks for
 
     def advertised_address(self, port: int) -> str:
-        """How others reach a server bound to `port`; on a wildcard address by the host's name."""
+        """Return how others reach a server bound to `port`; on a wildcard address by the host's name."""
         if self.advertise:
             has_port = ":" in self.advertise.rpartition("]")[2]
             return self.advertise if has_port else f"{self.advertise}:{port}"

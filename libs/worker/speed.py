@@ -1,5 +1,3 @@
-"""The speed that this worker reports to gateways, learned from its steps and its KV transfers."""
-
 from dataclasses import replace
 
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import WorkerFrame
@@ -13,7 +11,9 @@ from libs.policy.worker.transfers import TransferSpeed
 
 
 class WorkerSpeed:
-    """Keeps the reported speed: the same object until it has changed noticeably."""
+    """The speed reported to gateways, learned from steps and KV transfers. The object changes only with a noticeable
+    change.
+    """
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
@@ -23,11 +23,10 @@ class WorkerSpeed:
 
     @property
     def speed(self) -> Speed:
-        """The speed as gateways get it."""
         return self._speed
 
     def learned(self, model: StepTimeModel) -> None:
-        """Take a newly fitted step-time model."""
+        """Adopt a newly fitted step-time model."""
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
 
     def chunked(self, tokens: int) -> None:
@@ -35,14 +34,14 @@ class WorkerSpeed:
         self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take KV transfers in."""
+        """Learn the transfer time of a token's KV from an event."""
         for transfer in event.kv_transfers:
             self._transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
         if self._transfers.differs(self._speed.kv_token_ns):
             self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
 
     def report(self, frame: WorkerFrame, reported: Speed | None) -> Speed:
-        """Put the speed into a frame unless it is the one `reported` before; returns the speed."""
+        """Write the speed into a frame unless it is the one `reported` before. Return the speed."""
         if self._speed is not reported:
             frame.speed.CopyFrom(speed_message(self._speed))
         return self._speed

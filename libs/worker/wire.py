@@ -1,4 +1,4 @@
-"""The engine port's words in protobuf and back. Pure."""
+"""Conversion between the engine port's types and protobuf. Pure."""
 
 import math
 
@@ -15,8 +15,8 @@ from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingP
 from libs.engine.reports import EngineLoad, FinishReason, Logprob, SequenceOutput
 from libs.perfmodel.wire import compute_message
 
+# A sequence id holds the gateway's number in its low bits and the number of the worker's link above them.
 SEQUENCE_BITS = 32
-"""A gateway's number of a sequence, the low bits of its id; above them is which of the worker's links it came by."""
 _PHASES = {pb.PHASE_PREFILL: EnginePhase.PREFILL, pb.PHASE_DECODE: EnginePhase.DECODE, pb.PHASE_BOTH: EnginePhase.BOTH}
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
@@ -28,7 +28,6 @@ _FAILED = {FinishReason.KV_LOST: pb.FAILURE_CODE_KV_LOST, FinishReason.FAILED: p
 
 
 def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
-    """An engine's capabilities as gateways and the planner get them."""
     return common.Capabilities(
         block_size_tokens=capabilities.block_size_tokens,
         kv_blocks=capabilities.kv_blocks,
@@ -46,7 +45,6 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
 
 
 def load_message(load: EngineLoad) -> common.Load:
-    """Depths for frames and telemetry."""
     return common.Load(
         running=load.running,
         waiting=load.waiting,
@@ -63,7 +61,6 @@ def load_message(load: EngineLoad) -> common.Load:
 
 
 def kv_source(handle: KvHandle) -> pb.KvSource:
-    """A handle on its way to the receiver."""
     return pb.KvSource(
         worker_id=handle.worker_id,
         incarnation=handle.incarnation,
@@ -77,7 +74,6 @@ def kv_source(handle: KvHandle) -> pb.KvSource:
 
 
 def kv_handle(source: pb.KvSource) -> KvHandle:
-    """The inverse of `kv_source`."""
     return KvHandle(
         worker_id=source.worker_id,
         incarnation=source.incarnation,
@@ -91,17 +87,17 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
 
 
 def sequence_id_of(link_id: int, sequence: int) -> int:
-    """The id of the sequence that a gateway calls `sequence`: unique in this worker while it is on its link."""
+    """Return a worker-wide id for a gateway's sequence number, unique while the sequence is on its link."""
     return link_id << SEQUENCE_BITS | sequence
 
 
 def sequence_of(sequence_id: int) -> int:
-    """What its gateway calls it."""
+    """Return the number by which its gateway knows a sequence."""
     return sequence_id & (1 << SEQUENCE_BITS) - 1
 
 
 def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> EngineRequest:
-    """The engine's request for `submit`, whose phase is known; raises InvalidRequest with what is wrong."""
+    """Return the engine's request for `submit`, whose phase is known. Raise InvalidRequest with what is wrong."""
     phase = _PHASES[submit.phase]
     token_ids = _token_ids(submit.token_ids)
     generated = len(token_ids) - submit.prompt_tokens
@@ -132,7 +128,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
 
 
 def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
-    """The event of an output for the gateway; None where its tokens say everything."""
+    """Return the event of an output for its gateway, or None if its tokens say everything."""
     sequence, finish = sequence_of(output.sequence_id), output.finish
     if output.streamed_handle is not None:
         return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.streamed_handle)))
@@ -166,7 +162,7 @@ def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
 
 
 def numbers(packed: bytes, field: str) -> list[int]:
-    """A frame's packed integers; raises InvalidRequest that names the field."""
+    """Unpack a frame's integers. Raise InvalidRequest that names the field if they are malformed."""
     try:
         return unpack_u32(packed)
     except ValueError:
@@ -174,7 +170,7 @@ def numbers(packed: bytes, field: str) -> list[int]:
 
 
 def logprobs_message(index: int, logprob: Logprob) -> pb.TokenLogprobs:
-    """Logprobs of the frame's token at `index`."""
+    """Return the logprobs of the frame's token at `index`."""
     message = pb.TokenLogprobs(
         index=index,
         logprob=logprob.logprob,

@@ -1,5 +1,3 @@
-"""`python -m services.planner`."""
-
 import sys
 
 from libs.runtime.service import run_service

@@ -1,4 +1,4 @@
-"""The planner put together: the only place that knows which adapters stand behind the ports."""
+"""Composition root of the planner: the only module that chooses the adapters behind its ports."""
 
 from contextlib import AsyncExitStack
 
@@ -16,14 +16,13 @@ from services.planner.run import PlannerPorts, RunningPlanner, open_planner
 from services.planner.settings import PlannerSettings
 from services.planner.store import RedisPlannerStore
 
+# Fetch interval of an idle cluster: every fetch costs this process and the broker half a millisecond.
 GATHER_MS = 100
-"""Of an idle cluster; every fetch costs this process and the broker half a millisecond."""
+# Fetch interval under load: a decision should follow a spike within a quarter of a second.
 BUSY_GATHER_MS = 20
-"""Of one that works: a decision is to follow a spike within a quarter of a second."""
 
 
 def make_actuators(settings: PlannerSettings) -> list[Actuator]:
-    """Those that the settings name."""
     if settings.actuator == "process":
         from libs.actuators.process import ProcessActuator  # noqa: PLC0415 (what only some planners need)
 
@@ -47,7 +46,6 @@ def make_actuators(settings: PlannerSettings) -> list[Actuator]:
 
 
 async def main(service: Service[PlannerSettings]) -> None:
-    """Serve until asked to stop."""
     settings, tasks = service.settings, service.tasks
     running: list[RunningPlanner] = []
     async with AsyncExitStack() as stack:

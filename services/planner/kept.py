@@ -1,4 +1,4 @@
-"""What outlives a planner: its mode, in words, its limits, and who leads; the port to where that is kept."""
+"""The planner's persistent state (mode, limits, leader lease) and the port to the store that holds it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,65 +9,67 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE
 
 ModeWord = Literal["off", "advisory", "auto"]
 MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY, "auto": MODE_AUTO})
+# How long after the leader's last renewal another planner takes over.
 LEASE_MS: Final = 1_200
-"""Another planner takes over so long after the last sign of the one that leads."""
 
 
 def mode_word(mode: Mode) -> str:
-    """off, advisory, auto, ..."""
+    """Return a mode as users write it: off, advisory or auto."""
     return Mode.Name(mode).removeprefix("MODE_").lower()
 
 
 class Lead(Enum):
-    """Who decides, of planners that share a cluster."""
+    """Which of the planners that share a cluster decides."""
 
     OURS = "ours"
     ANOTHERS = "anothers"
+    # The store does not answer.
     UNKNOWN = "unknown"
-    """The store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSettings:
-    """What was last kept; None where nothing was."""
+    """The mode and limits found in the store; None for one that was never stored."""
 
     mode: Mode | None
     limits: str | None
-    """As they were written."""
+    """The limits as JSON text, not yet validated."""
 
 
 class PlannerStore(Protocol):
-    """What a planner remembers. Without it a mode and limits hold until it restarts, and it leads alone."""
+    """The port to a planner's persistent state. Without a store, mode and limits last until a restart and the planner
+    always leads.
+    """
 
     async def load(self) -> KeptSettings | None:
-        """What was last kept; None where the store does not answer."""
+        """Return the stored mode and limits, or None if the store does not answer."""
         ...
 
     async def keep(self, mode: Mode) -> bool:
-        """Remember a mode; whether that worked."""
+        """Store a mode and return whether that succeeded."""
         ...
 
     async def keep_limits(self, written: str) -> bool:
-        """Remember limits; whether that worked."""
+        """Store limits and return whether that succeeded."""
         ...
 
     async def recall(self, what: str) -> str | None:
-        """What was last remembered under a name; None where nothing was, or the store does not answer."""
+        """Return the text last stored under a name, or None if there is none or the store does not answer."""
         ...
 
     async def remember(self, what: str, written: str) -> bool:
-        """Remember something under a name; whether that worked."""
+        """Store text under a name and return whether that succeeded."""
         ...
 
     @property
     def lead_fault(self) -> str:
-        """Why the last `lead` was UNKNOWN, and what to do; empty where it was not."""
+        """The cause of the last UNKNOWN that `lead` returned and its remedy; empty if `lead` succeeded."""
         ...
 
     async def lead(self, who: str) -> Lead:
-        """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""
+        """Acquire or renew the lead for `LEASE_MS`, unless another planner holds it."""
         ...
 
     async def follow(self, who: str) -> None:
-        """Leave the lead to others, where it is ours."""
+        """Release the lead if this planner holds it."""
         ...

@@ -1,4 +1,4 @@
-"""The planner's loops: what it hears, whether it leads, and a decision every period."""
+"""The planner's loops: one follows workers, one telemetry, one renews the lead, and one decides every period."""
 
 import asyncio
 import contextlib
@@ -21,21 +21,24 @@ from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
 LEAST_S: Final = 0.02
+# After a decision the loop rests at least this many times the decision's duration, but no longer than a period. It
+# bounds what decisions made on news can cost.
 LEAST_REST: Final = 9
-"""After a decision, at least this many times what it took, but no longer than a period: so news cost little."""
 LEAD_EVERY_S: Final = LEASE_MS / 4000
 
 
 async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
-    """Keep the list of workers, and publish role moves; an outage leaves the last list in place."""
+    """Update the list of workers and publish role moves. An outage leaves the last list in place."""
     async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
         for moved in state.take_workers(workers, clock.now_ns()):
             bus.publish(DECISIONS, moved)
 
 
 async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: HeardPlans) -> None:
-    """Enter what metrics report of workers, what waits at gateways and what is planned for the hours to come, from now
-    on; ends with the bus. `news` is set where more waits than before."""
+    """Record worker loads, gateway queues and capacity plans published from now on.
+
+    Returns when the bus closes. Sets `news` when more work waits at gateways than before.
+    """
     async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
         if isinstance(record.value, FleetLoads):
             state.take_loads(record.value, clock.now_ns())
@@ -46,22 +49,22 @@ async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: as
 
 
 class LeaderLease:
-    """Whether this planner leads; it is lost when it could not be renewed in time."""
+    """The planner's view of the leader lease, which is lost if it cannot be renewed in time."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self._until_s = float("inf")
         self.fault = ""
-        """Why nobody knows who leads, while that is so."""
+        """Why the leader is unknown; empty while it is known."""
 
     def take(self, found: Lead, asked_s: float, fault: str = "") -> None:
-        """What the store answered; where it did not, what was known holds until the lease has run out."""
+        """Record the store's answer. If it gave none, the last answer holds until the lease expires."""
         self.fault = fault
         if found is not Lead.UNKNOWN:
             self._lead, self._until_s = found, asked_s + LEASE_MS / 1000
 
     def at(self, now_s: float) -> Lead:
-        """Who leads, as far as that is known now."""
+        """Return who leads at `now_s`, as far as that is known."""
         lost = self._lead is Lead.OURS and now_s >= self._until_s
         return Lead.UNKNOWN if lost else self._lead
 
@@ -69,8 +72,11 @@ class LeaderLease:
 async def lead_forever(
     store: PlannerStore, state: PlannerState, lease: LeaderLease, settle: Callable[[], Awaitable[bool]]
 ) -> None:
-    """Take the lead when nobody has it, and keep it; leave it when cancelled. `settle` brings what is kept and what is
-    held to together, whenever the lead comes and all the time while another has it; nothing is done before it has."""
+    """Acquire the lead when it is free, renew it, and release it on cancellation.
+
+    `settle` reconciles stored and effective settings. It runs when this planner gains the lead and on every round
+    in which another leads. Nothing is decided until it has succeeded.
+    """
     loop = asyncio.get_running_loop()
     who = f"{state.identity.planner_id} {state.identity.incarnation}"
     try:
@@ -95,8 +101,10 @@ async def decide_forever(
     news: asyncio.Event,
     actor: OrderExecutor | None = None,
 ) -> None:
-    """Decide and publish every period, except while the mode is off, and of a cluster at rest less often; at once where
-    there is news. A late round is not made up for. `actor` carries out what is decided; nothing waits for that."""
+    """Decide and publish every period while the mode is not off, and less often for a cluster at rest.
+
+    News triggers a decision at once. A late round is not made up for. `actor` carries orders out in the background.
+    """
     loop = asyncio.get_running_loop()
     due_s = decided_s = loop.time()
     rest_s = LEAST_S

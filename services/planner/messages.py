@@ -1,4 +1,4 @@
-"""Decisions as they are published, and the orders that follow from them. Pure."""
+"""Conversion of decisions to their published messages. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -40,16 +40,16 @@ from services.planner.reasons import (
 from services.planner.role_planner import ModelPlan
 
 MAX_UINT32: Final = 2**32 - 1
+# Sums over workers that each report the maximum are cut to what a message can carry.
 MAX_UINT64: Final = 2**64 - 1
-"""What a decision can carry: sums over workers that each tell the most are cut there."""
 NS_PER_MS: Final = 1_000_000
 CODE_NOBODY: Final = "no_workers"
+# Too little is known about a model to decide about it.
 CODE_UNKNOWN: Final = "unknown"
-"""Too little is known of a model to decide about it."""
 
 
 def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
-    """To leave all as it is."""
+    """Return the decision to change nothing."""
     candidates = [each for plan in plans[:1] for each in _candidates(plan)]
     return Decision(
         action=ACTION_KEEP,
@@ -65,7 +65,7 @@ def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
 def changed(
     snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan
 ) -> list[tuple[Decision, Sequence[RoleOrder]]]:
-    """What mode auto makes of a plan: changes of role, then those of budgets, each as one decision."""
+    """Return a plan's changes in mode auto, one decision for each kind: roles first, budgets last."""
     found = []
     for action, changes, why in (
         (ACTION_SET_ROLE, plan.moves, why_moved),
@@ -79,7 +79,7 @@ def changed(
 
 
 def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> Decision:
-    """What mode auto would make of it."""
+    """Return a decision that recommends what mode auto would do."""
     reason = f"In mode auto it would act: {why_advised(plan, assigned)}"
     decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, reason)
     decision.changes.extend(
@@ -90,7 +90,7 @@ def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) 
 
 
 def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
-    """As workers are asked for them."""
+    """Return the message form of orders, in the order they are sent."""
     return [
         WorkerChange(
             worker_id=each.worker.id,
@@ -103,7 +103,7 @@ def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
 
 
 def role_moved(worker: Worker) -> Decision:
-    """Say that a worker was seen in another role, whoever gave it."""
+    """Return a decision which reports that a worker was seen in another role, whoever set it."""
     change, role = worker.role_change, role_name(worker.assignment)
     actor = change.actor or "somebody"
     return Decision(
@@ -117,7 +117,7 @@ def role_moved(worker: Worker) -> Decision:
 
 
 def seen(plan: ModelPlan) -> Seen | None:
-    """A model as it is, to be held against how it is later; None where too little is known."""
+    """Return a model's present state for a later comparison, or None if too little is known."""
     if plan.assigned is None:
         return None
     now, work = plan.assigned.now, plan.observed.work
@@ -132,7 +132,7 @@ def seen(plan: ModelPlan) -> Seen | None:
 
 
 def counterfactual(without: Replay, then: Replay) -> Counterfactual:
-    """What the demand that came would have met without a decision, and with it."""
+    """Return what the demand since a decision would have met without it and with it."""
     over_ms = without.lasted_ns // NS_PER_MS
     return Counterfactual(method=METHOD, over_ms=over_ms, without=_replayed(without), **{"with": _replayed(then)})
 
@@ -146,7 +146,7 @@ def _replayed(replay: Replay) -> Replayed:
 
 
 def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
-    """The pools that a decision saw."""
+    """Return the pools that a decision was based on."""
     return ClusterSummary(
         coverage=snapshot.coverage,
         window_ms=snapshot.window_ms,
@@ -167,7 +167,7 @@ def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
 
 
 def action_word(action: Action) -> str:
-    """keep, set_role, set_budget, ... or unknown."""
+    """Return an action as users see it, such as keep or set_role; unknown for one of a later release."""
     return Action.Name(action).removeprefix("ACTION_").lower() if action in Action.values() else "unknown"
 
 
@@ -194,7 +194,7 @@ def _code(plan: ModelPlan) -> str:
 
 
 def _named(candidates: Iterable[Candidate]) -> list[Alternative]:
-    """By name, with the pressure of the phase that is worse off."""
+    """Return candidates by name with the pressure of their worse phase."""
     return [
         Alternative(
             name=f"{each.prefill} prefill, {each.decode} decode" if each.prefill else f"{each.decode} that do both",
@@ -205,7 +205,7 @@ def _named(candidates: Iterable[Candidate]) -> list[Alternative]:
 
 
 def _candidates(plan: ModelPlan) -> list[Candidate]:
-    """The chosen split, the present one, then others by their cost."""
+    """Return the chosen split, the present one, then the others by cost."""
     engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
     if engine is None or assigned is None:
         return []

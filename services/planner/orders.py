@@ -1,4 +1,4 @@
-"""Carries decisions out: calls to workers that run side by side, and that no later decision waits for."""
+"""Execution of decisions: calls to workers run side by side, and no later decision waits for them."""
 
 import asyncio
 from collections import Counter
@@ -18,45 +18,44 @@ from libs.worker.admin.client import RoleMove, WorkerAdmin
 
 log = structlog.get_logger()
 
+# Outstanding calls. Orders beyond it are dropped: the next decision makes them again.
 MAX_CALLS: Final = 64
-"""Outstanding at once; what is decided beyond is left to the next decision."""
+# A slower call is given up; by the next decision, telemetry shows whether the worker has changed.
 CALL_S: Final = 2.0
-"""A worker that takes longer is left to the next decision; by then its telemetry says whether it has changed."""
 
 
 class CallOutcome(StrEnum):
-    """What became of a call."""
-
     DONE = "done"
     STALE = "stale"
-    """The worker had another assignment by then, or has been restarted."""
+    """The worker had another assignment by then, or had been restarted."""
     FAILED = "failed"
     LEFT = "left"
-    """It was not made: too many were outstanding."""
+    """The call was not made: too many were outstanding, or one with the same worker was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker is to be asked for."""
+    """A change of assignment to request from one worker."""
 
     worker: Worker
-    """As it is registered."""
     wanted: Assignment
-    """Its epoch is one more than that of the assignment that the decision saw."""
+    """The assignment to set. Its epoch is one more than that of the assignment which the decision was based on."""
     reason: str
     own_budget_tokens: int = 0
-    """What the worker had by its start or a person's word: it publishes it, so that later planners know it."""
+    """The budget that the worker was started with or that a person set. The worker publishes it for later planners."""
     before: Assignment | None = None
-    """What it was asked for last, where its registration does not show that yet."""
+    """The assignment requested last, if the worker's registration does not show it yet."""
 
 
 Done = Callable[[Order, Assignment | None, bool], None]
-"""Takes an order and what its worker has by now, None where it has not changed, or nobody knows; and whether the worker
-could not be asked."""
+"""Receives an order, the worker's assignment after it, and whether the worker could not be reached.
+
+The assignment is None if it has not changed or its state is unknown.
+"""
 
 
 class OrderExecutor:
-    """Has at most one call outstanding with a worker."""
+    """Sends orders to workers, with at most one call outstanding for each."""
 
     def __init__(self, transport: Transport, tasks: TaskOwner, *, planner_id: str, token: str) -> None:
         self._transport = transport
@@ -65,20 +64,18 @@ class OrderExecutor:
         self._token = token
         self._calling: set[str] = set()
         self.outcomes: Counter[CallOutcome] = Counter()
-        """Of the calls so far."""
 
     @property
     def may_ask(self) -> bool:
-        """Whether it has what workers want to see of those who change them."""
+        """Whether this planner has the token that workers require for changes."""
         return bool(self._token)
 
     @property
     def outstanding(self) -> int:
-        """Calls that have not ended."""
         return len(self._calling)
 
     def carry_out(self, orders: Iterable[Order], done: Done) -> None:
-        """Start the calls and return; `done` is called once an order, in this event loop."""
+        """Start the calls and return. `done` is called once for each order, in this event loop."""
         for order in orders:
             if order.worker.id in self._calling or len(self._calling) >= MAX_CALLS:
                 self._end(order, CallOutcome.LEFT, None, done)
@@ -123,9 +120,12 @@ class OrderExecutor:
         own_budget_tokens: int = 0,
         force: bool = False,
     ) -> RoleMove:
-        """Have one worker take an assignment whose epoch follows the one that it is thought to have, and wait at most
-        `wait_ms` until gateways hold it. Raises StaleRole where it has another one, NoWorkers where it does not
-        answer, and StartupError where no token may be shown to it."""
+        """Set a worker's assignment and wait at most `wait_ms` until every gateway holds it.
+
+        The epoch of `wanted` is one more than that of the assignment which the worker is expected to have. Raise
+        StaleRole if it has another one, NoWorkers if it does not answer, and StartupError if no token may be sent
+        to it.
+        """
         if not self._token:
             raise StartupError("changing workers needs the suite's token: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")
         if not self._transport.metadata(worker.address):

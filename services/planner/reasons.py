@@ -1,4 +1,4 @@
-"""Decisions in one plain sentence. Pure."""
+"""Reasons of decisions as one plain sentence each. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,14 +9,14 @@ from libs.policy.pressure.splits import Split, split
 from libs.policy.roles import Role
 from services.planner.role_planner import ModelPlan
 
+# Larger pressures are shown as this one: without workers for a phase, pressure has no bound.
 MAX_PRESSURE: Final = 1_000.0
-"""As it is said: without workers for a phase it has no bound."""
+# A predicted TTFT is mentioned from this length on.
 LONG_MS: Final = 1_000
-"""A predicted TTFT is named from here on."""
 
 
 def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Of changes of role."""
+    """Return the reason for a change of roles."""
     now, then = assigned.now, assigned.then
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
@@ -30,7 +30,7 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Of spare workers that take a role, or leave theirs."""
+    """Return the reason why spare workers take a role, or leave theirs."""
     up = [each for each in plan.called if each.role is not Role.STANDBY]
     if up:
         prefill = sum(each.role is Role.PREFILL for each in up)
@@ -44,13 +44,13 @@ def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_together(plan: ModelPlan, _assigned: RolePlan) -> str:
-    """Of ranks that have been left behind by their group, or went ahead of it."""
+    """Return the reason for moving ranks whose role differs from that of their group."""
     count = len(plan.strays)
     return f"{count} rank{' takes' if count == 1 else 's take'} the role of the data-parallel group"
 
 
 def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Of changes of budget alone."""
+    """Return the reason for changes of budgets alone."""
     observed, then = plan.observed, assigned.then
     assert observed.engine is not None
     standings = {each.id: each for each in observed.standings}
@@ -69,12 +69,12 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_kept(plans: Sequence[ModelPlan]) -> str:
-    """Of a decision to leave all as it is."""
+    """Return the reason for a decision that changes nothing."""
     return "keep: " + ("; ".join(map(_stands, plans)) if plans else "no workers are registered")
 
 
 def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
-    """All that would change about a model."""
+    """Return the reasons for all changes that a plan recommends for its model."""
     said = [why_moved(plan, assigned)] if plan.moves else []
     said += [why_called(plan, assigned)] if plan.called else []
     said += [why_together(plan, assigned)] if plan.strays else []
@@ -82,12 +82,12 @@ def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def figure(pressure: float) -> str:
-    """A pressure as people read it."""
+    """Format a pressure for people to read, cut at `MAX_PRESSURE`."""
     return f"{pressure:.1f}" if pressure <= MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
 
 
 def workers(count: int, role: str) -> str:
-    """1 decode worker, 2 decode workers."""
+    """Return a count with its noun, such as "1 decode worker" or "2 decode workers"."""
     return f"{count} {role} worker{'' if count == 1 else 's'}"
 
 
@@ -111,7 +111,7 @@ def _stands(plan: ModelPlan) -> str:
 
 
 def _waits(plan: ModelPlan, now: Split) -> str:
-    """How long a prompt would wait, where that is long."""
+    """Return how long a prompt would wait, or nothing if that is short."""
     engine = plan.observed.engine
     if engine is None:
         return ""

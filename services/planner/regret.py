@@ -1,4 +1,4 @@
-"""What was lost against hindsight, hour by hour: the ledger that decisions leave behind. Pure; time comes in."""
+"""The regret ledger: GPU time lost against hindsight, by hour. Pure; the caller passes the time."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from services.planner.role_planner import ModelPlan
 
 MAX_HOURS: Final = 48
 MAX_MODELS: Final = 64
+# Nothing is charged for a longer gap between two decisions: the planner was not deciding then.
 MAX_GAP_NS: Final = 2_000_000_000
-"""A longer time between two decisions was not decided about: nothing is known of it."""
 _CAUSES: Final[Mapping[RoleReason, LossCause]] = {
     RoleReason.PROMPTS_PRESS: LossCause.LATE,
     RoleReason.DECODES_PRESS: LossCause.LATE,
@@ -24,26 +24,26 @@ _CAUSES: Final[Mapping[RoleReason, LossCause]] = {
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Of a window that ends now. GPU-hours are those of workers in a role that enough was known of."""
+    """The regret of a window that ends now. GPU-hours count only workers with a role and with sufficient telemetry."""
 
     method: str
     window_s: float
     gpu_hours: float
     lost_gpu_hours: float
-    """That the best split of the same workers would have served in time: without cause too_small."""
+    """GPU-hours of work that the best split of the same workers would have served in time; excludes cause too_small."""
     by_cause: dict[str, float]
     by_model: dict[str, dict[str, float]]
 
 
 class RegretLedger:
-    """Sums by hour, model and cause; None stands for all GPU time."""
+    """Sums of GPU-nanoseconds by hour, model and cause; `WHOLE` stands for all GPU time."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, str, str], float] = {}
         self._last_ns = 0
 
     def enter(self, plans: Sequence[ModelPlan], now_ns: int, *, acts: bool) -> None:
-        """What each model lost since the last call, as it stands now."""
+        """Charge each model's loss since the last call, assuming that its present state lasted that long."""
         lasted_ns, self._last_ns = now_ns - self._last_ns, now_ns
         if not 0 < lasted_ns <= MAX_GAP_NS:
             return
@@ -59,7 +59,7 @@ class RegretLedger:
                 self._add(hour, plan.observed.model, each.cause.value, each.lost_gpu_ns)
 
     def regret(self, now_ns: int, window_ns: int) -> Regret:
-        """Of the hours that a window touches."""
+        """Return the regret over all hours that a window touches."""
         first = (now_ns - window_ns) // NS_PER_HOUR
         by_model: dict[str, dict[str, float]] = {}
         for (hour, model, cause), gpu_ns in self._sums.items():
@@ -72,11 +72,11 @@ class RegretLedger:
         return Regret(METHOD, window_ns / 1e9, whole, lost, by_cause, by_model)
 
     def written(self) -> str:
-        """To be remembered."""
+        """Return the ledger as JSON, for storage."""
         return json.dumps([[*key, round(gpu_ns)] for key, gpu_ns in self._sums.items()])
 
     def take(self, written: str | None) -> None:
-        """Go on with what was remembered; what is not understood is left out."""
+        """Add the sums of a stored ledger. Text that cannot be parsed is ignored."""
         try:
             found = json.loads(written) if written else []
             self._sums |= dict(_entries(found))
@@ -91,7 +91,7 @@ class RegretLedger:
 
 
 WHOLE: Final = "whole"
-"""Beside the causes: all GPU time."""
+"""The key under which all GPU time is summed, beside the causes of loss."""
 
 
 def _entries(found: Iterable[Sequence[object]]) -> Iterable[tuple[tuple[int, str, str], float]]:

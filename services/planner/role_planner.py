@@ -1,4 +1,4 @@
-"""What is to change about each model's workers now; remembers what decisions need of earlier ones. No I/O."""
+"""The role planner: role and budget changes of each model, with the memory that decisions need. No I/O."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,57 +18,58 @@ from services.planner.inputs.models import ObservedModel
 from services.planner.orders import MAX_CALLS, Order
 
 NO_WISHES: Final[Mapping[str, RoleWish]] = MappingProxyType({})
+# Bounds the epoch if the registry holds nonsense; workers refuse a call made with it as stale.
 MAX_UINT64: Final = 2**64 - 1
-"""Of an epoch that a registry's nonsense may bring; a call made for it is refused as stale."""
 SECOND_NS: Final = 1_000_000_000
+# How long a worker that could not be reached is left alone, so that others may relieve the load.
 FAILED_NS: Final = 5_000_000_000
-"""A worker that could not be asked is left as it is for so long: others may relieve the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A model as it was observed, and what was decided about it; nothing where too little is known."""
+    """A model as it was observed and what was decided about it; nothing is decided if too little is known."""
 
     observed: ObservedModel
     assigned: RolePlan | None
     moves: Sequence[RoleOrder] = ()
-    """Those of the decision that no call is outstanding for."""
+    """The decision's moves of workers that no call is outstanding for."""
     budgets: Sequence[RoleOrder] = ()
     called: Sequence[RoleOrder] = ()
-    """Spare workers that take a role, or stand by again."""
+    """Spare workers that take a role, or return to standby."""
     strays: Sequence[RoleOrder] = ()
     """Ranks that take the role of their group."""
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """What a worker was asked for, until its telemetry or the registry shows it."""
+    """An assignment requested from a worker, kept until telemetry or the registry shows it."""
 
     incarnation: int
     assignment: Assignment
     asked_ns: int
-    """When that was decided."""
+    """When the request was decided."""
     outstanding: bool = True
 
 
 class RolePlanner:
-    """Decides about each model by itself."""
+    """Decides about each model independently."""
 
     def __init__(self) -> None:
         self._memories: dict[str, Memory] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._failed_ns: dict[str, int] = {}
-        """When workers could not be asked; 0 until the next decision."""
+        """By worker, when it could not be reached; 0 until the next decision stamps it."""
         self._own_budgets: dict[str, int] = {}
-        """By worker, what it had by its start or a person's word before it was changed here: no more than there are
-        workers."""
+        """By worker, the budget it was started with or a person set before this planner changed it. Bounded by the
+        number of workers.
+        """
         self._moved_ns: deque[int] = deque()
-        """When roles were changed within the last second, over all models; as many as limits allow in one."""
+        """Times of role changes within the last second, over all models; bounded by the limit on moves per second."""
         self._evidence = MoveEvidence()
         """How long changes took, from the decision to the worker's answer."""
 
     def as_asked(self, view: FleetView) -> dict[str, Assignment]:
-        """By worker, the assignment that it was asked to take, where nothing newer is known of it."""
+        """Return the requested assignment of each worker of which nothing newer is known."""
         if not self._wanted:
             return {}
         places = view.roster.places
@@ -94,8 +95,11 @@ class RolePlanner:
         acts: bool,
         wishes: Mapping[str, RoleWish] = NO_WISHES,
     ) -> list[ModelPlan]:
-        """About each model. `acts`: whether the changes are made, so that workers rest after them. `wishes`: how many
-        workers of a model are to have a role."""
+        """Decide about each model.
+
+        `acts` says whether the changes are carried out, after which the workers rest. `wishes` holds, by model, how
+        many workers should have a role.
+        """
         plans, memories, room = [], {}, MAX_CALLS
         left = self._left_alone(now_ns)
         for each in models:
@@ -135,7 +139,7 @@ class RolePlanner:
     def _called(
         self, model: ObservedModel, assigned: RolePlan, wish: RoleWish | None, limits: PlannerLimits, *, most: int
     ) -> list[RoleOrder]:
-        """Spare workers are called up at once where no split has room: the wish for others follows."""
+        # Spare workers are called up at once if no split has room; the scaler's wish for more follows later.
         if wish is None or model.engine is None or not wish.spares:
             return []
         changing = {change.worker_id for change in assigned.changes}
@@ -148,8 +152,7 @@ class RolePlanner:
         return self._free(call_up(model.engine, model.work, standings, wish, held, most=max(most, 0)))
 
     def order(self, change: RoleOrder, view: FleetView, reason: str, now_ns: int) -> Order:
-        """What to ask a worker for, as decided now; it is taken for one that has it, until `done` says that it has
-        not."""
+        """Build the order for a change. The worker counts as changed until `done` reports otherwise."""
         place = view.roster.places[change.worker_id]
         worker, asked = view.roster.workers[place], self._wanted.get(change.worker_id)
         known = max(view.epoch(place), asked.assignment.epoch if asked else 0)
@@ -164,8 +167,10 @@ class RolePlanner:
         return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0), before)
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
-        """A call has ended now; one that changed nothing leaves its worker to the next decision, as if it had not been.
-        `failed`: to a later one, as the worker could not be asked."""
+        """Record the end of a call. If nothing changed, the next decision may choose the worker again.
+
+        If the call `failed`, the worker could not be reached and is left alone for `FAILED_NS`.
+        """
         if failed:
             self._failed_ns[order.worker.id] = 0
         wanted = self._wanted.get(order.worker.id)
@@ -180,7 +185,7 @@ class RolePlanner:
             self._memories[model] = replace(memory, paid_ns=_without(memory.paid_ns, order.worker.id))
 
     def _standings(self, standings: Sequence[PlannedWorker], left: set[str]) -> Sequence[PlannedWorker]:
-        """With what is remembered of them: the budgets that are their own, and who could not be asked."""
+        """Add each worker's own budget, and pin the workers that could not be reached."""
         own = self._own_budgets
         for each in standings:
             if each.own_budget_tokens:  # of a worker that an earlier planner changed

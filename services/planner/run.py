@@ -1,4 +1,4 @@
-"""A planner over its ports: what it hears, decides and answers. `app.py` gives it its adapters."""
+"""The planner over its ports; `app.py` supplies the adapters."""
 
 import asyncio
 import socket
@@ -46,30 +46,28 @@ from services.planner.state import Identity, PlannerState
 log = structlog.get_logger()
 
 MS_NS: Final = 1_000_000
+# How long open responses may take to end at shutdown.
 CLOSE_S: Final = 5
-"""How long answers may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerPorts:
-    """What a planner needs from outside."""
+    """The adapters that a planner is opened with."""
 
     bus: Bus
     registry: Registry
     store: PlannerStore | None = None
-    """Where its mode and limits outlive a restart, and who leads; None: nowhere, and it leads."""
+    """The store of mode, limits and lead. Without one they last until a restart, and this planner leads."""
     actuators: Sequence[Actuator] = ()
-    """What starts and ends workers, at most one for each model; without any it only recommends."""
+    """Start and end workers, at most one actuator for each model. Without any, the planner only recommends."""
     models: ModelCatalogue | None = None
-    """Of a pool of workers; None: there is none."""
+    """The catalogue of a pool of workers, if there is one."""
     keys: KeyTable | None = None
-    """Who calls; None: anybody, whatever they send."""
+    """The API keys that callers must show; None accepts every caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPlanner:
-    """A planner that serves."""
-
     url: str
     state: PlannerState
 
@@ -84,7 +82,7 @@ async def open_planner(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningPlanner]:
-    """Serve on a bound socket while the context is open; then `tasks` are to be closed, and after them the ports."""
+    """Serve on a bound socket while the context is open. Afterwards the caller closes `tasks`, then the ports."""
     metrics = CollectorRegistry()
     transport = transport or guarded_transport(settings, metrics)
     state = _state(settings, clock)
@@ -174,7 +172,7 @@ def _scaler(
 def _behind_keys(
     app: ASGIApp, settings: PlannerSettings, ports: PlannerPorts, clock: Clock, metrics: CollectorRegistry
 ) -> ASGIApp:
-    """The app behind the gate that checks keys and the door that records changes; the bare app without keys."""
+    """Wrap the app in the key check and the audit of changes; without keys, return it unchanged."""
     if ports.keys is None:
         return app
     gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
@@ -183,7 +181,9 @@ def _behind_keys(
 
 
 def need(_method: str, path: str) -> Role | None:
-    """The least role that may ask for a path; None: anybody. What needs more says so itself."""
+    """Return the least role that may request a path; None admits everyone. Routes that require more check it
+    themselves.
+    """
     return None if is_public(path) else "operator"
 
 
@@ -192,7 +192,9 @@ def _leads(lease: LeaderLease) -> bool:
 
 
 async def settle(store: PlannerStore, state: PlannerState, modes: ModeApi, limits: LimitsApi) -> bool:
-    """Keep what was set while the store was away, and take what is kept for the rest; whether the store answered."""
+    """Store what was set while the store was away, adopt the other stored settings, and return whether the store
+    answered.
+    """
     if not (await modes.keep_again() and await limits.keep_again()):
         return False
     kept = await store.load()

@@ -1,4 +1,4 @@
-"""What the planner knows: workers from the registry, their time from telemetry, and its last decisions."""
+"""The planner's state: workers from the registry, their load from telemetry, and its last decisions."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -39,19 +39,19 @@ from services.planner.orders import Order
 from services.planner.regret import RegretLedger
 from services.planner.role_planner import ModelPlan, RolePlanner
 
+# A source counts as away after this long without news; its last report stays in use.
 STALE_NS: Final = 3_000_000_000
-"""Without news for this long, a source is taken to be away; what it said last stays in use."""
+# Equals the gateways' default TPOT target.
 TPOT_NS: Final = 100_000_000
-"""The gateways' own target."""
+# Models whose request targets are read from one message.
 MAX_TARGETS: Final = 64
-"""Models of which the targets of requests are taken."""
 MAX_TPOT_NS: Final = 86_400_000_000_000
+# How long after a decision its effect is measured and reported.
 MEASURED_NS: Final = 2_000_000_000
-"""After a decision, its effect is observed and reported."""
+# Decisions that await measurement; beyond it the oldest go unmeasured.
 MAX_WATCHED: Final = 256
-"""Decisions that wait to be looked at; the oldest go unmeasured."""
+# Of a run of identical decisions with these actions, only the newest is kept.
 REPEATED: Final = frozenset((ACTION_KEEP, ACTION_RECOMMEND))
-"""Decisions that say the same until something changes: of each run of them, the newest is kept."""
 
 
 NO_LIMITS: Final = PlannerLimits()
@@ -59,7 +59,7 @@ NO_LIMITS: Final = PlannerLimits()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who decides, and how far its decisions go."""
+    """The planner that decides, and the mode that bounds what its decisions do."""
 
     planner_id: str
     incarnation: int
@@ -67,7 +67,7 @@ class Identity:
 
 
 class Decided(NamedTuple):
-    """What is published, and what is carried out."""
+    """The decisions to publish and the orders to carry out."""
 
     decisions: Sequence[Decision]
     orders: Sequence[Order] = ()
@@ -75,20 +75,20 @@ class Decided(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A decision that changed workers, until it is looked at again."""
+    """A decision that changed workers and whose effect is still to be measured."""
 
     due_ns: int
     decision: Decision
     before: Seen
     seen: Workload
-    """At the last look."""
+    """The workload when the replays were last advanced."""
     looked_ns: int
     replays: tuple[Replay, Replay] | None
-    """Without it and with it, of a change of roles."""
+    """Replays of a role change without it and with it; None for other decisions."""
 
 
 class PlannerState:
-    """Entered from the registry and the bus; time comes in as an argument."""
+    """What the planner derives from registry and bus. Callers pass the time."""
 
     def __init__(
         self,
@@ -106,25 +106,25 @@ class PlannerState:
         self.gateways = GatewayReports()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
         self.published: Counter[Action] = Counter()
-        """Decisions so far, by what they say was done."""
+        """Number of decisions published, by action."""
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
         self._asked_tpot_ns: Mapping[str, int] = {}
-        """Of requests, as metrics services report them."""
+        """By model, the usual TPOT target of requests, as metrics services report it."""
         self.lead = Lead.OURS
-        """Whether it decides, of the planners that share its cluster; where nobody knows, it acts on nothing."""
+        """Which planner of the cluster decides. While that is unknown, this one acts on nothing."""
         self.lead_fault = ""
-        """Why nobody knows who leads."""
         self.may_ask = True
-        """Whether workers would do what it asks: not without the suite's token."""
+        """Whether workers would accept its orders, which takes the suite's token."""
         self.ledger = RegretLedger()
-        """What was lost against hindsight."""
         self.wishes: Mapping[str, RoleWish] = MappingProxyType({})
-        """How many workers of a model are to have a role, where an actuator starts some."""
+        """By model, how many workers should have a role, if an actuator starts workers."""
         self.plans: Sequence[ModelPlan] = ()
-        """What the last decision saw of each model."""
+        """The plans of the last decision, one for each model."""
         self._kept: tuple[str, Action] | None = None
-        """What the last decision said that left all as it is; None where workers were changed since."""
+        """Reason codes and action of the last decision that changed no worker; None if workers have been changed
+        since.
+        """
         self._kept_ns = 0
         self._watched: deque[_Watched] = deque(maxlen=MAX_WATCHED)
         self._lag_ns = lag_ns
@@ -133,17 +133,16 @@ class PlannerState:
         self._observer = Observer(self.view)
         self._registry_ns: int | None = None
         self.at_rest = False
-        """Whether the last decision was about a cluster in which nothing happened, and nothing has since."""
+        """Whether nothing happened in the cluster at the last decision and nothing has happened since."""
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """As they are registered."""
         return self.view.roster.workers
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> list[Decision]:
-        """The registry's list, as it came at `now_ns`; the role moves that it shows, kept like decisions.
+        """Replace the list of workers and return a recorded decision for each role move that it shows.
 
-        A worker that is seen for the first time has not moved; of several moves between two lists the last one shows.
+        A worker seen for the first time has not moved. Of several moves between two lists, only the last one shows.
         """
         self._registry_ns = now_ns
         before = self.workers
@@ -159,21 +158,21 @@ class PlannerState:
         ]
 
     def take_loads(self, loads: FleetLoads, now_ns: int) -> None:
-        """What a metrics service reports of workers, as it came at `now_ns`."""
+        """Record the loads that a metrics service published, received at `now_ns`."""
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
             self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TPOT_NS}
         self.at_rest = self.at_rest and not self.view.works
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
-        """What waits at a gateway, as it came at `now_ns`; whether more waits than before."""
+        """Record a gateway's queues, received at `now_ns`, and return whether more tokens wait than before."""
         before = self.gateways.waiting_tokens(now_ns)
         self.gateways.take(queues, now_ns)
         self.at_rest = self.at_rest and not queues.queues
         return self.gateways.waiting_tokens(now_ns) > before
 
     def set_mode(self, mode: Mode, actor: str, now_ns: int) -> Decision:
-        """Decide from now on in this mode, or not at all; the change is kept like a decision."""
+        """Change the mode and record the change as a decision."""
         self.identity = replace(self.identity, mode=mode)
         self._kept = None
         self.at_rest = False
@@ -181,37 +180,40 @@ class PlannerState:
         return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
 
     def take_mode(self, mode: Mode) -> None:
-        """Take the mode of whoever led before, which has reported of it."""
+        """Adopt the mode of the previous leader, which has already reported it."""
         self.identity = replace(self.identity, mode=mode)
         self._kept, self.at_rest = None, False
 
     def registry_age_ns(self, now_ns: int) -> int:
-        """Since the registry answered; since the start when it never has."""
+        """Return the time since the registry last answered, or since the start if it never has."""
         return now_ns - (self.started_ns if self._registry_ns is None else self._registry_ns)
 
     def observed(self, now_ns: int) -> list[ObservedWorker]:
-        """Each registered worker with its telemetry."""
+        """Return every registered worker with its telemetry."""
         return observed_workers(self.view, now_ns - self._lag_ns)
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
-        """The cluster over the last window."""
+        """Return the cluster's pools over the last window."""
         return self._observe({}, now_ns).snapshot
 
     def looked(self, now_ns: int) -> Sequence[ModelPlan]:
-        """What the last decision saw of each model; while nothing is decided, what one would see now."""
+        """Return the plans of the last decision; in mode off, those that a decision would make now."""
         if self.identity.mode != MODE_OFF:
             return self.plans
         return RolePlanner().decide(self._observe({}, now_ns).models, self.limits, now_ns, acts=False)
 
     def set_limits(self, limits: PlannerLimits, actor: str, said: str, now_ns: int) -> Decision:
-        """Hold to these from now on; `said`: what has changed, in words. Kept like a decision."""
+        """Change the limits and record the change as a decision; `said` describes the difference."""
         self.limits = limits
         self.at_rest = False
         return self._tell(Decision(action=ACTION_SET_LIMITS, actor=actor, reason=f"{actor} set limits: {said}"), now_ns)
 
     def decide(self, now_ns: int) -> Decided:
-        """Decide, and keep the decisions: one for the moves and one for the budgets of a model that is to change, else
-        one to leave all as it is, which is reported when its reasons change, and once a second."""
+        """Decide about every model and record the decisions.
+
+        A model that is to change gets one decision for each kind of change. If none changes, a single decision to
+        keep everything is published when its reasons change, and once a second.
+        """
         observed = self._observe(self._role_planner.as_asked(self.view), now_ns)
         snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
@@ -230,11 +232,13 @@ class PlannerState:
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 
     def tell(self, decision: Decision, now_ns: int) -> Decision:
-        """Sign and keep a decision that was made beside those about roles."""
+        """Sign and record a decision that is not about roles."""
         return self._tell(decision, now_ns)
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
-        """An order was carried out, and the worker has this now; or it was not. `failed`: it could not be asked."""
+        """Record the end of an order and the worker's assignment after it; `failed` means that the worker was not
+        reached.
+        """
         self._role_planner.done(order, assignment, now_ns, failed=failed)
 
     def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
@@ -243,12 +247,15 @@ class PlannerState:
         return self._observer.look(Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns))
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
-        """TPOT targets that the catalogue has for models, in ms."""
+        """Replace the catalogue's TPOT targets, in ms by model."""
         self._model_tpot_ms = tpot_ms
 
     def _tpot_of(self, model: str) -> int:
-        """The target that a model's roles are decided for: of limits, else the usual one of requests, else of the
-        catalogue, else the planner's own. Metrics services judge by the same, which decisions name."""
+        """Return the TPOT target that a model's roles are decided for.
+
+        The limits' target comes first, then the usual one of its requests, then the catalogue's, then the planner's
+        own. Metrics services judge by the same target; decisions carry it.
+        """
         limit_ms = self.limits.of(model).tpot_ms
         if limit_ms is None and model in self._asked_tpot_ns:
             return self._asked_tpot_ns[model]
@@ -256,7 +263,7 @@ class PlannerState:
         return self._tpot_ns if own_ms is None else round(own_ms * messages.NS_PER_MS)
 
     def _change(self, snapshot: ClusterSnapshot, plans: Sequence[ModelPlan], now_ns: int) -> Decided:
-        """All changes, as they are reported and as they are asked for."""
+        """Record the decisions for all changing models and build their orders."""
         self._kept = None
         published: list[Decision] = []
         asked: list[Order] = []
@@ -277,7 +284,7 @@ class PlannerState:
         return Decided(published, asked)
 
     def _look_again(self, now_ns: int) -> list[Decision]:
-        """Decisions of a while ago, with what they left."""
+        """Return earlier decisions whose effect has now been measured."""
         found = []
         by_model = {plan.observed.model: plan for plan in self.plans}
         for each in self._watched:
@@ -297,7 +304,7 @@ class PlannerState:
         return found
 
     def _tell_again(self, decisions: Sequence[Decision], now_ns: int) -> list[Decision]:
-        """Those that leave workers as they are, where there is news in them; the newest takes the last one's place."""
+        """Record decisions that change no worker if they are news. The newest replaces an identical last one."""
         last, code = self._kept, " ".join(f"{each.model} {each.reason_code}" for each in decisions)
         same = last is not None and last == (code, decisions[0].action)
         if not is_news(same_reasons=same, since_ns=now_ns - self._kept_ns):
@@ -308,7 +315,7 @@ class PlannerState:
         return [self._tell(each, now_ns) for each in decisions]
 
     def _tell(self, decision: Decision, now_ns: int) -> Decision:
-        """Sign a decision and keep it."""
+        """Sign a decision, number it and record it."""
         self.published[decision.action] += 1
         decision.planner_id = self.identity.planner_id
         decision.incarnation = self.identity.incarnation
@@ -321,7 +328,7 @@ class PlannerState:
 
     @property
     def idle_because(self) -> str:
-        """Why mode auto carries nothing out, in words; empty where it does, and in other modes."""
+        """Why mode auto carries nothing out, in words; empty if it does, and in other modes."""
         if self.identity.mode != MODE_AUTO:
             return ""
         if self.lead is Lead.UNKNOWN:
@@ -331,7 +338,7 @@ class PlannerState:
         return "" if self.may_ask else "it has no token that workers take: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE"
 
     def not_live(self, now_ns: int) -> str | None:
-        """What the planner does not hear of, in words; None when all is well."""
+        """Return which sources are silent, in words, or None if all are live."""
         reasons = []
         age_ns = self.registry_age_ns(now_ns)
         if self._registry_ns is None:
@@ -362,7 +369,7 @@ def _watched(plan: ModelPlan, assigned: RolePlan, decision: Decision, before: Se
 
 
 def _replay(watched: _Watched, plan: ModelPlan, now_ns: int) -> None:
-    """Replay what came since the last look, without the decision and with it."""
+    """Advance both replays of a decision by the demand since the last look."""
     engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
     if engine is None or assigned is None or watched.replays is None or now_ns <= watched.looked_ns:
         return

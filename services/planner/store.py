@@ -1,4 +1,4 @@
-"""What outlives a planner, in Redis: its mode, its limits, and who leads."""
+"""The planner's persistent state in Redis: its mode, its limits and the leader lease."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -26,8 +26,6 @@ return 1
 
 
 class RedisPlannerStore:
-    """PlannerStore in Redis."""
-
     def __init__(self, url: str, cluster: str) -> None:
         self._redis = make_redis(url, timeout_ms=TIMEOUT_MS)
         self._mode_key = keys.planner_mode(cluster)
@@ -38,7 +36,6 @@ class RedisPlannerStore:
         self.lead_fault = ""
 
     async def load(self) -> KeptSettings | None:
-        """What was last kept; None where Redis does not answer."""
         try:
             mode, limits = await _within(self._redis.mget(self._mode_key, self._limits_key))
         except (RedisError, OSError, TimeoutError) as error:
@@ -47,15 +44,12 @@ class RedisPlannerStore:
         return KeptSettings(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
 
     async def keep(self, mode: Mode) -> bool:
-        """Remember a mode; whether that worked."""
         return await self._write(self._mode_key, mode_word(mode), "the planner's mode could not be kept")
 
     async def keep_limits(self, written: str) -> bool:
-        """Remember limits; whether that worked."""
         return await self._write(self._limits_key, written, "the planner's limits could not be kept")
 
     async def recall(self, what: str) -> str | None:
-        """What was last remembered under a name."""
         try:
             written = await _within(self._redis.get(keys.planner_memory(self._cluster, what)))
         except (RedisError, OSError, TimeoutError) as error:
@@ -64,11 +58,10 @@ class RedisPlannerStore:
         return _text(written) if written else None
 
     async def remember(self, what: str, written: str) -> bool:
-        """Remember something under a name; whether that worked."""
         return await self._write(keys.planner_memory(self._cluster, what), written, f"{what} could not be kept")
 
     async def lead(self, who: str) -> Lead:
-        """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""
+        """Acquire or renew the lead for `LEASE_MS`, unless another planner holds it."""
         try:
             async with asyncio.timeout(LEAD_TIMEOUT_S):
                 taken = await self._lead(keys=[self._lead_key], args=[who, LEASE_MS])
@@ -83,7 +76,7 @@ class RedisPlannerStore:
         return Lead.OURS if taken else Lead.ANOTHERS
 
     async def follow(self, who: str) -> None:
-        """Leave the lead to others, where it is ours; it runs out by itself where Redis is away."""
+        """Release the lead if this planner holds it. The lease expires by itself if Redis is away."""
         try:
             if await _within(self._redis.get(self._lead_key)) == who.encode():
                 await _within(self._redis.delete(self._lead_key))
@@ -91,7 +84,6 @@ class RedisPlannerStore:
             log.info("the lead runs out by itself", error=str(error))
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._redis.aclose()
 
     async def _write(self, key: str, text: str, unkept: str) -> bool:

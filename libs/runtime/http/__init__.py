@@ -1,5 +1,6 @@
 """HTTP serving inside a service's own event loop: uvicorn, with the socket bound first so that errors are plain, and
-with bounds on what a client may send, hold open and leave unfinished."""
+with bounds on what a client may send, hold open and leave unfinished.
+"""
 
 from libs.runtime.http.bounds import ConnectionGuard, HttpBounds
 from libs.runtime.http.listen import bind

@@ -1,4 +1,4 @@
-"""How answers leave: the head together with what follows it, refusals as bytes, and HTTP/1.0 without chunks."""
+"""The last step of responses: the head is sent with its body, refusals are bytes, and HTTP/1.0 gets no chunks."""
 
 import asyncio
 import http
@@ -11,18 +11,21 @@ from libs.contracts.errors import FulcrumError
 
 
 class HeadWithBody(asyncio.Transport):
-    """One answer's way to its client: its head leaves with what follows in the same turn of the loop, or by itself
-    after it. uvicorn writes it by itself, which costs a system call and wakes the client for nothing."""
+    """A transport for one response that sends its head together with the first part of its body.
+
+    The head leaves alone only if nothing follows in the same turn of the loop. uvicorn always writes it by itself,
+    which costs a system call and wakes the client for nothing.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
         self._head: bytes | None = None
-        """Held back; empty once it has left, None before it has come."""
+        """The head while it is held back; empty once it has been sent, None before it has been written."""
 
     def write(self, data: Any) -> None:
-        """The first call brings the head."""
+        # uvicorn writes the head in the first call.
         if self._head is None:
             self._head = data
             self._loop.call_soon(self._flush)
@@ -33,11 +36,9 @@ class HeadWithBody(asyncio.Transport):
             self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """Whether the connection is."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """End the connection once all is written."""
         self._flush()
         self._transport.close()
 
@@ -48,12 +49,11 @@ class HeadWithBody(asyncio.Transport):
 
 
 class UnframedCycle(RequestResponseCycle):
-    """The answer to an HTTP/1.0 client, which knows no chunks: one without a length ends with its connection."""
+    """A response to an HTTP/1.0 client, which knows no chunks: without a length, it ends with its connection."""
 
     _to_the_end = False
 
     async def send(self, message: Any) -> None:
-        """The message as ASGI has it."""
         if message["type"] == "http.response.start":
             self._to_the_end = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             if self._to_the_end:
@@ -64,8 +64,10 @@ class UnframedCycle(RequestResponseCycle):
 
 
 def refusal(error: FulcrumError, *, to_head: bool = False) -> bytes:
-    """Return a whole answer, in the shape of the API's errors, after which the connection ends; without its body where
-    it answers HEAD."""
+    """Return a whole response in the shape of the API's errors, after which the connection ends.
+
+    A response to HEAD has no body.
+    """
     body = msgspec.json.encode(error.http_body)
     head = f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}\r\n"
     own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}

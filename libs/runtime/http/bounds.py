@@ -1,4 +1,4 @@
-"""What HTTP clients may send and hold open, and who holds how many connections. No I/O."""
+"""Bounds on what HTTP clients may send and hold open, and the count of their connections. No I/O."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,40 +19,44 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """Limits on every connection of one server. Times are kept to within a second."""
+    """Limits on every connection of one server. Times are precise to a second."""
 
     max_connections: int = MAX_CONNECTIONS
     max_connections_per_address: int = MAX_CONNECTIONS_PER_ADDRESS
     max_line_bytes: int = 16 * 1024
     """Bytes of the request's target, and of each header."""
     max_head_bytes: int = 64 * 1024
-    """Bytes of all headers together; also what may come without any progress of the request (trailers, chunk
-    extensions)."""
+    """Bytes of all headers together, and of input that does not advance the request, such as trailers or chunk
+    extensions.
+    """
     max_pipelined: int = 16
-    """Requests that wait on a connection for the answer to an earlier one."""
+    """Requests on a connection that wait for the response to an earlier one."""
     head_s: float = 10.0
-    """From a connection's start, or a request's first byte, to the end of its headers."""
+    """Time from a connection's start, or a request's first byte, to the end of its headers."""
     body_s: float = 60.0
-    """Between two parts of a body; routes may be stricter about the whole of it."""
+    """Time between two parts of a body. Routes may bound the whole body more strictly."""
     idle_s: float = 75.0
-    """Between an answer and the next request."""
+    """Time between a response and the next request."""
     linger_s: float = 2.0
-    """How long what a refused client still sends is thrown away: closing at once would destroy the answer on its way
-    (RFC 9112, 9.6)."""
+    """How long further input of a refused client is discarded. Closing at once would destroy the response in transit
+    (RFC 9112, 9.6).
+    """
 
 
 class ConnectionGuard(Collector):
-    """Counts the connections of a server, by address, and says which are too many."""
+    """Counts the connections of a server by address, and refuses those over a bound."""
 
     def __init__(self, bounds: HttpBounds | None = None, *, proxies: Sequence[str] = ()) -> None:
-        """proxies: networks of proxies whose x-forwarded-proto is believed."""
+        """`proxies` names the networks of proxies whose x-forwarded-proto is trusted."""
         self.bounds = bounds or HttpBounds()
         self.proxies = proxies
         self._open: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
     def enter(self, address: str) -> FulcrumError | None:
-        """Count one more connection; the error to refuse it with, if it is one too many. Either way it must `leave`."""
+        """Count a connection and return the error to refuse it with if it is one too many. Either way it must
+        `leave`.
+        """
         self._open[address] += 1
         if self._open.total() > self.bounds.max_connections:
             return TooManyConnections(
@@ -64,17 +68,16 @@ class ConnectionGuard(Collector):
         return None
 
     def leave(self, address: str) -> None:
-        """A counted connection has ended."""
+        """Record the end of a counted connection."""
         self._open[address] -= 1
         if not self._open[address]:
             del self._open[address]
 
     def count_refusal(self, error: FulcrumError) -> None:
-        """A client was refused before any route saw its request."""
+        """Count a request or connection that was refused before any route saw it."""
         self._refused[error.code] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """Open connections, and refusals by code."""
         yield GaugeMetricFamily(names.HTTP_CONNECTIONS, "Open HTTP connections.", self._open.total())
         refused = CounterMetricFamily(
             names.HTTP_REFUSED_TOTAL, "Requests and connections refused before any route.", labels=["code"]

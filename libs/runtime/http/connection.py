@@ -1,9 +1,9 @@
 """One client's connection: uvicorn's protocol over httptools, within bounds.
 
-What uvicorn 0.54 leaves open and is settled here: a body behind an `Upgrade` that nobody takes up (uvicorn drops it,
-and reads what comes later as another request), heads without end in size or time, any number of pipelined requests,
-chunks for HTTP/1.0 clients, pipelined requests of a client that has gone, and heads that two readers could take
-differently: httptools passes two `Host`s or none, `gzip, chunked`, HTTP/2.0 and any `Expect`.
+It closes the following gaps of uvicorn 0.54. Bodies behind an ignored `Upgrade` are dropped, and what follows is
+read as another request. Heads are unbounded in size and time, and pipelined requests in number. HTTP/1.0 clients
+get chunks. The pipelined requests of a client that has gone still run. httptools accepts heads that two readers
+could take differently: two `Host`s or none, `gzip, chunked`, HTTP/2.0 and any `Expect`.
 """
 
 from typing import Any
@@ -21,38 +21,41 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses by an answer, in the shape of the API's errors, what is no HTTP or over a bound, and gives up all that a
-    lost client has asked for. `sweep` keeps the bounds on time."""
+    """A connection that answers malformed or oversized requests with an error, and cancels all requests of a lost
+    client.
+
+    Errors have the shape of the API's. `sweep` enforces the bounds on time.
+    """
 
     def __init__(self, *args: Any, guard: ConnectionGuard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._guard = guard
         self._bounds = guard.bounds
         self._cycles: list[RequestResponseCycle] = []
-        """Those without their whole answer: at most one that runs, and those that wait."""
+        """Requests without a complete response: at most one that runs, and those that wait."""
         self._refused = False
-        """Nothing that comes is read any more."""
+        """Whether all further input is discarded."""
         self._refusal: FulcrumError | None = None
-        """Answered once what came before it has its answers."""
+        """A refusal to send once the earlier requests have their responses."""
         self._lingers_until_s: float | None = None
         self._in_head = False
         self._in_body = False
-        """Between the end of a request's headers and its own end."""
+        """Whether the input is between the end of a request's headers and its own end."""
         self._head_bytes = 0
         self._unmoved_bytes = 0
-        """Read since the last end of headers, part of a body, or end of a request."""
+        """Bytes read since the last end of headers, part of a body, or end of a request."""
         self._awaited_s: float | None = None
-        """Since when the end of a head is waited for; None where nothing of one has come."""
+        """Since when the end of a head has been awaited; None if no part of one has arrived."""
         self._heard_s = 0.0
         self._framing: list[tuple[bytes, bytes]] = []
-        """Headers that say how long the body behind an ignored upgrade is."""
+        """Headers that give the length of the body behind an ignored upgrade."""
         self._replaying = False
-        """Whether the parser reads a head that was read before."""
+        """Whether the parser reads a synthetic head for such a body."""
 
     # ------------------------------------------------------------ the connection
 
     def connection_made(self, transport: Any) -> None:
-        """Refused at once where it is one too many."""
+        """Accept the connection, or refuse it at once if it is one too many."""
         super().connection_made(transport)
         self._heard_s = self._awaited_s = self.loop.time()
         error = self._guard.enter(self._address)
@@ -63,13 +66,13 @@ class Connection(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whatever the client has asked for is wanted by nobody."""
+        """Cancel everything that the client has requested."""
         self._guard.leave(self._address)
         self._give_up()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless the client was refused: then what it still sends is thrown away."""
+        """Parse input, unless the client was refused: its further input is discarded."""
         if self._refused:
             return
         self._heard_s = self.loop.time()
@@ -95,7 +98,7 @@ class Connection(HttpToolsProtocol):
             (self._break_off if self._in_body else self._refuse)(too_large)
 
     def sweep(self, now_s: float) -> None:
-        """End what has taken too long at `now_s`, the loop's time."""
+        """End whatever has taken too long at `now_s`, the loop's time."""
         bounds = self._bounds
         if self._lingers_until_s is not None:
             if now_s > self._lingers_until_s:
@@ -122,7 +125,7 @@ class Connection(HttpToolsProtocol):
     # ------------------------------------------------------------ the parser's callbacks
 
     def on_message_begin(self) -> None:
-        """Raises TooManyPipelined, which ends parsing."""
+        """Start a request. Raise TooManyPipelined, which ends parsing."""
         if self._replaying:
             return
         if len(self.pipeline) >= self._bounds.max_pipelined:
@@ -136,7 +139,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Raises HeadersTooLarge."""
+        """Read a part of the target. Raise HeadersTooLarge."""
         if self._replaying:
             return
         super().on_url(url)
@@ -144,7 +147,7 @@ class Connection(HttpToolsProtocol):
             raise HeadersTooLarge(f"the request's target is over {self._bounds.max_line_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Raises HeadersTooLarge. Trailers are dropped: nothing here has asked for any."""
+        """Read a header. Raise HeadersTooLarge. Trailers are dropped, since no service here asks for any."""
         if self._replaying or self._in_body:
             return
         size_bytes = len(name) + len(value)
@@ -157,7 +160,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, or let it wait for those before it. Raises what `check_head` raises."""
+        """Start the request, or queue it behind earlier ones. Raise what `check_head` raises."""
         if self._replaying:
             self._replaying = False
             return
@@ -176,7 +179,7 @@ class Connection(HttpToolsProtocol):
         self._cycles.append(cycle)
 
     def _settle_head(self) -> None:
-        """Raises what `check_head` raises."""
+        """Check the head and normalise its `Expect` and `Host`. Raise what `check_head` raises."""
         version = self.parser.get_http_version()
         found = check_head(self.headers, version)
         # uvicorn reads each line by itself, and no version: HTTP/1.0 knows no interim answers (RFC 9110, 10.1.1).
@@ -189,12 +192,11 @@ class Connection(HttpToolsProtocol):
                 self.headers[:] = found.items()
 
     def on_body(self, body: bytes) -> None:
-        """A part of it."""
         self._unmoved_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request's end, unless its body is still to be read behind an ignored upgrade."""
+        """End the request, unless its body is still to be read behind an ignored upgrade."""
         if self._framing:
             return
         self._unmoved_bytes = 0
@@ -203,10 +205,10 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _ignore_upgrade(self, rest: bytes) -> bytes:
-        """What to read in place of `rest`, to go on in HTTP/1.1 as a server may (RFC 9110, 7.8).
+        """Return the bytes to parse in place of `rest`, to continue in HTTP/1.1 as a server may (RFC 9110, 7.8).
 
-        The parser takes what follows the head for another protocol's. A new one reads the body, for which it is given
-        a head that says how long that is.
+        The parser takes what follows the head for another protocol's. A new parser reads the body; it is given a
+        synthetic head that states the body's length.
         """
         framing, self._framing = self._framing, []
         self.parser = httptools.HttpRequestParser(self)
@@ -219,7 +221,7 @@ class Connection(HttpToolsProtocol):
     # ------------------------------------------------------------ answers and refusals
 
     def on_response_complete(self) -> None:
-        """One answer is whole: the next request's turn, or the refusal that stands behind them all."""
+        """Proceed to the next request, or send the refusal that stands behind them all."""
         super().on_response_complete()
         self._heard_s = self.loop.time()
         if self._awaited_s is not None or self._in_body:  # an answer may come before the end of what it answers
@@ -228,11 +230,11 @@ class Connection(HttpToolsProtocol):
             self._answer_refusal(self._refusal, to_head=self._reads_head())
 
     def send_400_response(self, msg: str) -> None:
-        """For uvicorn."""
+        # uvicorn calls it.
         self._break_off(InvalidRequest(msg))
 
     def _refuse(self, error: FulcrumError) -> None:
-        """Read no more; answer what came before, then this."""
+        """Stop reading, and send this refusal after the earlier responses."""
         self._refused = True
         self._guard.count_refusal(error)
         if self._answering:
@@ -241,7 +243,7 @@ class Connection(HttpToolsProtocol):
             self._answer_refusal(error, to_head=self._reads_head())
 
     def _break_off(self, error: FulcrumError) -> None:
-        """Read no more, and give up what came before: the client's bytes make no sense, or do not come."""
+        """Stop reading and cancel earlier requests, because the client's input is malformed or stalled."""
         self._refused = True
         self._guard.count_refusal(error)
         waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
@@ -254,7 +256,7 @@ class Connection(HttpToolsProtocol):
             self._answer_refusal(error, to_head=to_head)
 
     def _reads_head(self) -> bool:
-        """Return whether the request that is being read asks with HEAD, whose answer has no body."""
+        """Return whether the request being read is a HEAD, whose response has no body."""
         return self._in_head and bool(self.parser.get_method() == b"HEAD")
 
     def _answer_refusal(self, error: FulcrumError, *, to_head: bool) -> None:

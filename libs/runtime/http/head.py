@@ -1,4 +1,4 @@
-"""What a request's head must be before any route sees it (RFC 9110, RFC 9112). Pure."""
+"""Checks of a request's head before any route sees it (RFC 9110, RFC 9112). Pure."""
 
 import re
 from typing import Final
@@ -12,8 +12,9 @@ from libs.contracts.http_errors import (
 )
 
 Headers = list[tuple[bytes, bytes]]
-"""As ASGI has them: names in lower case, in the order of their lines."""
+"""Headers in ASGI's form: names in lower case, in the order of their lines."""
 
+# Headers that a service acts on and that hold one value. Given twice, a proxy may have read the other one.
 SINGLE: Final = frozenset(
     {
         b"access-control-request-method",
@@ -30,17 +31,15 @@ SINGLE: Final = frozenset(
         b"x-request-id",
     }
 )
-"""Headers that a service acts on and that hold one value: the proxy before us may have read another line than we do."""
+# Every header of our own holds one value too.
 OWN_PREFIX: Final = b"x-fulcrum-"
-"""Every header of ours holds one value too."""
 # traceparent stands in neither: two of them make no valid one, and W3C has such a request go on under a new trace.
 
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
 
 def check_head(headers: Headers, version: str) -> dict[bytes, bytes]:
-    """Return the headers by name. Raise for a head that two readers could take differently, or that asks for what no
-    service here does.
+    """Return the headers by name. Raise for a head that is ambiguous, or that requests what no service here does.
 
     Lines of one name become one line in place, as RFC 9110 (5.3) lets a recipient combine them.
     """

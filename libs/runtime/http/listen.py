@@ -1,5 +1,3 @@
-"""Listening sockets for HTTP."""
-
 import errno
 import socket
 
@@ -8,17 +6,17 @@ from libs.runtime.net.ports import bind_free
 from libs.runtime.net.sockets import end_when_vanished
 
 BACKLOG = 2048
+# How long a peer may accept no pending byte, or leave the network unanswered.
 STALL_S = 30
-"""How long a peer may take no byte that waits for it, or leave the network unanswered."""
+# Send buffer of each connection in the kernel, which would let it grow to megabytes for a peer that does not read.
 SEND_BUFFER_BYTES = 128 * 1024
-"""Send buffer of each connection in the kernel, which would let it grow to megabytes for a peer that does not read."""
 
 
 def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> socket.socket:
-    """A listening socket; raises StartupError that names the port and the variable that sets it. Port 0 picks one that
-    a restart finds free: no outgoing connection is given it meanwhile.
+    """Return a listening socket. Raise StartupError that names the port and the variable that sets it.
 
-    The kernel ends connections whose peer has vanished or reads nothing for `stall_s`, where it knows how to.
+    Port 0 picks one that stays free for a restart: no outgoing connection is given it meanwhile. Where the kernel
+    supports it, connections end whose peer has vanished or reads nothing for `stall_s`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""What HTTP and a proxy before us ask of every answer, whichever framework made it. ASGI."""
+"""ASGI middleware for rules of HTTP and of proxies that apply to every response, whichever framework made it."""
 
 from contextlib import suppress
 from typing import Final
@@ -11,14 +11,14 @@ _HERE: Final = "."
 
 
 class _Answered(Exception):
-    """Ends an app whose answer has no body."""
+    """Raised to end an app whose response has no body."""
 
 
 def relative(scope: Scope, location: str) -> str:
-    """Return an address of this service as a reference that is relative to the request's own path.
+    """Return an address of this service as a reference relative to the request's own path.
 
-    A client resolves it against the address that it asked for, so scheme, host and prefix stay what they are at the
-    proxy. No service here redirects elsewhere.
+    A client resolves it against the address that it requested, so scheme, host and prefix stay those of the proxy.
+    No service here redirects elsewhere.
     """
     target = urlsplit(location)
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -28,16 +28,16 @@ def relative(scope: Scope, location: str) -> str:
 
 
 class HttpSemantics:
-    """An app that answers HEAD wherever it answers GET, and whose addresses of itself are relative.
+    """Makes an app answer HEAD wherever it answers GET, and its addresses of itself relative.
 
-    HEAD runs what GET runs up to the answer's head. Nothing of a body is made: an event stream gives its place up.
+    HEAD runs the route of GET up to the head of its response. No part of a body is made: an event stream frees its
+    place.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,5 +1,3 @@
-"""A server on a bound socket."""
-
 import asyncio
 import contextlib
 import math
@@ -15,19 +13,19 @@ from libs.runtime.http.bounds import ConnectionGuard
 from libs.runtime.http.connection import Connection
 from libs.runtime.tasks import TaskOwner
 
+# Bounds the age of the date in responses, and how late a bound on time is enforced.
 TICK_S = 1.0
-"""How old the date in answers may be, and by how much a bound on time may be passed."""
 
 
 class _Server(uvicorn.Server):
-    """Ends on an event; uvicorn's own server polls ten times a second."""
+    """A uvicorn server that ends on an event, where uvicorn's own polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Take no more requests, let those that run end."""
+        """Accept no more requests and let running ones end."""
         self.should_exit = True
         self._ending.set()
 
@@ -51,9 +49,9 @@ class _Server(uvicorn.Server):
 async def serve_http(
     app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int = 5, guard: ConnectionGuard | None = None
 ) -> AsyncIterator[str]:
-    """Serve the ASGI app on a bound socket while the context is open; yields the base URL.
+    """Serve the ASGI app on a bound socket while the context is open, and yield the base URL.
 
-    A server that ends before is a failure of `tasks`. It is not one of them, since it must outlive them to drain.
+    A server that ends earlier fails `tasks`. It is not one of them, since it must outlive them to drain.
     """
     guard = guard or ConnectionGuard()
     config = uvicorn.Config(

@@ -1,5 +1,3 @@
-"""Settings that every service with an HTTP port has."""
-
 from ipaddress import IPv4Network, ip_network
 from typing import Annotated
 
@@ -11,7 +9,9 @@ from libs.runtime.settings import CommonSettings
 
 
 def _networks(text: str) -> str:
-    """Return the networks that a setting names, IPv4 ones as a socket of IPv6 shows them too. Raises ValueError."""
+    """Validate a list of networks and return it with IPv4-mapped IPv6 forms, as dual-stack sockets show them. Raise
+    ValueError.
+    """
     found: list[str] = []
     for each in filter(None, (part.strip() for part in text.split(","))):
         network = ip_network(each)
@@ -22,31 +22,37 @@ def _networks(text: str) -> str:
 
 
 class HttpSettings(CommonSettings):
-    """Who may call, and bounds on connections."""
+    """Settings of every service with an HTTP port: who may call, and bounds on connections."""
 
     keys: str = Field("", validation_alias="FULCRUM_KEYS")
     """Where hashes of API keys are: `redis`, or the path of a file; empty means a file in the cache folder, by
-    cluster. From the first key on every request needs one."""
+    cluster. From the first key on every request needs one.
+    """
     http_hosts: str = Field("", validation_alias="FULCRUM_HTTP_HOSTS")
     """Host names, separated by commas, that HTTP on loopback answers to beside loopback's own while there is no key;
-    web pages of other names could ask it otherwise."""
+    otherwise web pages of other names could send it requests.
+    """
 
     http_trusted_proxies: Annotated[str, AfterValidator(_networks)] = Field(
         "", validation_alias="FULCRUM_HTTP_TRUSTED_PROXIES"
     )
-    """Addresses and networks of proxies before this service, separated by commas, such as 127.0.0.1, 10.0.0.0/8: their
-    x-forwarded-proto says whether clients came by HTTPS, by which the page's session is kept to HTTPS. Nobody else's
-    does."""
+    """Addresses and networks of proxies in front of this service, separated by commas, such as 127.0.0.1, 10.0.0.0/8.
+    Only their x-forwarded-proto is trusted to say whether clients came by HTTPS, in which case the page's session
+    is kept to HTTPS.
+    """
     http_max_connections: int = Field(MAX_CONNECTIONS, ge=1, validation_alias="FULCRUM_HTTP_MAX_CONNECTIONS")
     """HTTP connections that may be open, or half as many as the process may open files if that is less; more are
-    refused with 503."""
+    refused with 503.
+    """
     http_max_connections_per_address: int = Field(
         MAX_CONNECTIONS_PER_ADDRESS, ge=1, validation_alias="FULCRUM_HTTP_MAX_CONNECTIONS_PER_ADDRESS"
     )
-    """Connections that may be open from one address: as many as all where clients come through a proxy."""
+    """Connections that may be open from one address. Set it to the total if clients come through a proxy."""
 
     def http_guard(self) -> ConnectionGuard:
-        """For one server. The other half of the open files is for workers, stores and clients' files."""
+        """Return the guard of one server, which may use half of the open files; the rest is for workers, stores and
+        clients' files.
+        """
         most = min(self.http_max_connections, max(max_open_files() // 2, 1))
         per_address = min(self.http_max_connections_per_address, most)
         bounds = HttpBounds(max_connections=most, max_connections_per_address=per_address)

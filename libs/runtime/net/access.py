@@ -1,9 +1,9 @@
-"""Who may call a gRPC listener, and where the suite's token may travel. Pure.
+"""Who may call a gRPC listener, and where the suite's token may be sent. Pure.
 
 Loopback is trusted as far as the machine's users are: only admin verbs need the token there. Beyond it every caller
-shows a certificate (mutual TLS) or, where a setting accepts that it can be read on its way, the token. Certificates of
-`fulcrum tls` name a role, and each role has the calls that its service makes: a gateway sets no roles, a worker submits
-nothing.
+shows a certificate (mutual TLS) or, if a setting accepts that it can be read in transit, the token. Certificates of
+`fulcrum tls` name a role, and each role may make its service's calls only: a gateway sets no roles, a worker
+submits nothing.
 """
 
 import re
@@ -14,75 +14,66 @@ from typing import Final, Literal, NamedTuple, Protocol, get_args
 from libs.contracts.errors import PermissionDenied, StartupError
 
 Metadata = tuple[tuple[str, str], ...]
-"""Metadata of a call, as gRPC takes it."""
+"""Metadata of a call in gRPC's form."""
 
 AUTHORIZATION = "authorization"
+# Open to every caller: a probe has no secret, and learns only that the process serves.
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
-"""Answered to anybody: a probe has no secret, and learns no more than that the process serves."""
 ADMIN_SERVICE = "AdminService/"
 CertificateRole = Literal["gateway", "worker", "planner", "metrics", "operator"]
-"""operator: a person with the command line."""
+"""The roles that certificates name; an operator is a person with the command line."""
 CERTIFICATE_ROLES: Final[tuple[CertificateRole, ...]] = get_args(CertificateRole)
 _CALLS: Final[Mapping[str, frozenset[str]]] = {
     "WorkerService/": frozenset({"gateway"}),
     "KvService/": frozenset({"worker"}),
     ADMIN_SERVICE: frozenset({"planner", "operator"}),
 }
-"""Which roles call which service."""
 _ROLE_URI: Final = re.compile(r"spiffe://([a-z0-9][a-z0-9-]{0,31})\.fulcrum/([a-z]+)")
 TLS_VARIABLES = "FULCRUM_TLS_CERT, FULCRUM_TLS_KEY and FULCRUM_TLS_CA"
 PLAINTEXT_VARIABLE = "FULCRUM_ALLOW_PLAINTEXT_TOKEN=1"
 
 
 class Secret(Protocol):
-    """A value that does not print."""
+    """A secret value that is not shown when printed."""
 
-    def get_secret_value(self) -> str:
-        """It."""
-        ...
+    def get_secret_value(self) -> str: ...
 
 
 class CallSettings(Protocol):
-    """What calls between processes need of `CommonSettings`."""
+    """The part of `CommonSettings` that calls between processes need."""
 
     @property
-    def cluster(self) -> str:
-        """Name of the cluster."""
-        ...
+    def cluster(self) -> str: ...
 
     @property
     def token(self) -> Secret:
-        """The suite's; empty: none."""
+        """The suite's token; empty if there is none."""
         ...
 
     @property
     def allow_plaintext_token(self) -> bool:
-        """Whether the token may be read on its way."""
+        """Whether the token may be sent where it can be read in transit."""
         ...
 
     @property
     def tls_cert(self) -> str:
-        """File; empty: no TLS."""
+        """Path of the certificate; empty without TLS."""
         ...
 
     @property
-    def tls_key(self) -> str:
-        """File."""
-        ...
+    def tls_key(self) -> str: ...
 
     @property
-    def tls_ca(self) -> str:
-        """File."""
-        ...
+    def tls_ca(self) -> str: ...
 
 
 def bearer(token: str) -> Metadata:
-    """The token as metadata; empty without one."""
+    """Return the token as metadata; empty without a token."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine's processes reach `host:port`, `[host]:port` or `unix:path`."""
+    """Return whether only this machine's processes reach `host:port`, `[host]:port` or `unix:path`."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -95,7 +86,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_listener(settings: CallSettings, address: str) -> None:
-    """Raises StartupError for a listener beyond loopback that strangers could call."""
+    """Raise StartupError for a listener beyond loopback that strangers could call."""
     if settings.tls_cert or is_loopback(address):
         return
     if not (settings.token.get_secret_value() and settings.allow_plaintext_token):
@@ -106,7 +97,7 @@ def check_listener(settings: CallSettings, address: str) -> None:
 
 
 def needs_token(settings: CallSettings, address: str, method: str) -> bool:
-    """Whether a call of `method` on a listener at `address` must bring the token."""
+    """Return whether a call of `method` on a listener at `address` must carry the token."""
     if ADMIN_SERVICE in method:
         return True
     certified = bool(settings.tls_cert)  # TLS showed the caller's certificate already
@@ -114,14 +105,14 @@ def needs_token(settings: CallSettings, address: str, method: str) -> bool:
 
 
 def call_metadata(settings: CallSettings, address: str) -> Metadata:
-    """What a call to `address` brings: the token, except where it would be readable on its way."""
+    """Return the metadata of calls to `address`: the token, unless it could be read in transit."""
     return bearer(settings.token.get_secret_value()) if _hidden(settings, address) else ()
 
 
 def admin_token(settings: CallSettings, address: str, suite_token: str = "") -> str:
-    """The token for admin verbs at `address`, the suite's own before that of the environment.
+    """Return the token for admin verbs at `address`, preferring the suite's own to that of the environment.
 
-    Raises StartupError where it would be readable on its way.
+    Raise StartupError if it could be read in transit.
     """
     token = suite_token or settings.token.get_secret_value()
     if token and not _hidden(settings, address):
@@ -137,26 +128,28 @@ def _hidden(settings: CallSettings, address: str) -> bool:
 
 
 class CertifiedPeer(NamedTuple):
-    """Who a certificate says its holder is."""
+    """The cluster and role that a certificate names."""
 
     cluster: str
     role: str
 
 
 def role_uri(cluster: str, role: CertificateRole) -> str:
-    """What a certificate names its holder's role by."""
+    """Return the URI by which a certificate names its holder's role."""
     return f"spiffe://{cluster}.fulcrum/{role}"
 
 
 def certified(uris: Iterable[str]) -> CertifiedPeer | None:
-    """The first role that is among a certificate's names; None for one of an authority that gives out none."""
+    """Return the first role among a certificate's URIs, or None if its authority assigns no roles."""
     found = (_ROLE_URI.fullmatch(each) for each in uris)
     return next((CertifiedPeer(each[1], each[2]) for each in found if each), None)
 
 
 def check_peer(own: CertifiedPeer | None, peer: CertifiedPeer | None, method: str) -> None:
-    """Raises PermissionDenied where the peer's role does not make such calls, or is another cluster's. A process whose
-    own certificate names no role has an authority that gives out none: there any certificate will do."""
+    """Raise PermissionDenied if the peer's role may not call `method`, or belongs to another cluster.
+
+    If this process's own certificate names no role, its authority assigns none, and any certificate is accepted.
+    """
     if own is None or method.startswith(OPEN_SERVICES):
         return
     if peer is None or peer.cluster != own.cluster:

@@ -1,7 +1,7 @@
 """A cluster's own certificate authority, and the certificates that its services show each other.
 
-A certificate names the role of its holder as the path of a URI, `spiffe://CLUSTER.fulcrum/ROLE`, so that a worker knows
-a gateway from a planner (`libs.runtime.net.access`). Files are PEM; keys are for their owner alone.
+A certificate names the role of its holder as the path of a URI, `spiffe://CLUSTER.fulcrum/ROLE`, by which a worker
+tells a gateway from a planner (`libs.runtime.net.access`). Files are PEM; only their owner can read keys.
 """
 
 import contextlib
@@ -24,27 +24,25 @@ from libs.runtime.net.access import CERTIFICATE_ROLES, CertificateRole, role_uri
 from libs.runtime.paths import private_folder
 
 AUTHORITY_DAYS: Final = 3650
+# Certificates are valid from this long before they are made, as hosts' clocks differ.
 CLOCK_SKEW: Final = datetime.timedelta(minutes=5)
-"""A certificate counts from this long before it is made: clocks of hosts differ."""
+# ca.pem holds the authority that signs and the previous one, so that processes that have not read the new one are
+# still recognized.
 MAX_AUTHORITIES: Final = 2
-"""In ca.pem: the one that signs, and the one before it, by which processes that have not read the new one are still
-known."""
 _CA, _CA_KEY = "ca.pem", "ca-key.pem"
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """One certificate that was written."""
-
     role: str
     file: Path
-    """Certificate and key in one, so that one rename replaces both."""
+    """Certificate and key in one file, so that one rename replaces both."""
     names: tuple[str, ...]
     expires: datetime.datetime
 
 
 def describe(folder: Path) -> list[Issued]:
-    """The certificates of roles that are in the folder. Raises StartupError."""
+    """Return the certificates of roles that are in the folder. Raise StartupError if they cannot be read."""
     try:
         return [
             _described(role, folder / f"{role}.pem") for role in CERTIFICATE_ROLES if (folder / f"{role}.pem").exists()
@@ -61,7 +59,7 @@ def _described(role: str, file: Path) -> Issued:
 
 
 def held_uris(certificate: bytes) -> list[str]:
-    """URIs that a certificate names its holder by; none for what is no certificate."""
+    """Return the URIs that a certificate names its holder by; none if it is not a certificate."""
     try:
         found = x509.load_pem_x509_certificate(certificate)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -86,11 +84,11 @@ def issue(
     days: int = 90,
     new_authority: bool = False,
 ) -> list[Issued]:
-    """Write a certificate for each role into `folder`, over those that were there; the authority too where there is
-    none. Each file is replaced as a whole: a process that reads meanwhile has the old or the new one.
+    """Write a certificate for each role into `folder`, and an authority if there is none. Raise StartupError.
 
-    names: host names and addresses that services are reached by. new_authority: begin a new one, beside which the last
-    one stays trusted until the next time. Raises StartupError.
+    Each file is replaced as a whole, so that a concurrent reader sees the old or the new one. `names` are the host
+    names and addresses that services are reached by. With `new_authority`, a new authority is made, and the last
+    one stays trusted until the next time.
     """
     try:
         private_folder(folder, allowed=0o055)

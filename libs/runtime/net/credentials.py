@@ -1,4 +1,4 @@
-"""TLS credentials of gRPC listeners and channels, read from files that are replaced while services run."""
+"""TLS credentials of gRPC listeners and channels, read from files that may be replaced while services run."""
 
 import time
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from libs.runtime.net.authority import held_uris
 
 log = structlog.get_logger()
 
+# How often mismatched files are read again at a start, since they may be in the middle of being replaced.
 MAX_READS: Final = 10
-"""How often files that do not fit each other are read at a start: they may be being replaced."""
 READ_AGAIN_S: Final = 0.01
+# Sets of certificate files that one process uses.
 MOST_FILES: Final = 16
-"""Sets of files that one process shows certificates from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a process shows its peers and knows them by; PEM."""
+    """The process's key and certificate, and the authority that it trusts; PEM."""
 
     key: bytes
     cert: bytes
@@ -35,22 +35,22 @@ class Credentials:
 
 
 class _Unfit(StartupError):
-    """The files are there, and do not belong together yet."""
+    """Raised for files that exist and do not match yet."""
 
 
 class CredentialFiles:
-    """The files of a process, which others replace one by one or write in place."""
+    """The credential files of a process, which may be replaced one by one or written in place."""
 
     def __init__(self, cert: str, key: str, authority: str) -> None:
-        """Their paths; the first two may be one."""
+        """The paths of certificate and key may be equal."""
         self.cert, self.key, self.authority = cert, key, authority
         self._last: Credentials | None = None
 
     def read(self) -> Credentials:
-        """A certificate and the key that belongs to it, and the authority that peers are known by.
+        """Return the certificate with its key, and the authority.
 
-        While the files are no such pair, or cannot be read, it is the last one that was. Raises StartupError where none
-        was yet.
+        While the files do not match or cannot be read, return the last ones that did. Raise StartupError if there
+        are none.
         """
         tries = MAX_READS if self._last is None else 1
         for attempt in range(tries):
@@ -94,12 +94,12 @@ class CredentialFiles:
 
 @lru_cache(maxsize=MOST_FILES)
 def _files(cert: str, key: str, authority: str) -> CredentialFiles:
-    """Of all channels of this process."""
+    # Shared by all channels of this process.
     return CredentialFiles(cert, key, authority)
 
 
 def channel_credentials(settings: CallSettings) -> grpc.ChannelCredentials:
-    """Mutual TLS by the files as they are now, or were last. Raises StartupError where they never were a pair."""
+    """Return mutual TLS by the present files, or the last valid ones. Raise StartupError if they never matched."""
     found = _files(settings.tls_cert, settings.tls_key, settings.tls_ca).read()
     return grpc.ssl_channel_credentials(
         root_certificates=found.authority, private_key=found.key, certificate_chain=found.cert
@@ -107,18 +107,18 @@ def channel_credentials(settings: CallSettings) -> grpc.ChannelCredentials:
 
 
 class ListenerFiles:
-    """Credentials of a listener: read again for each connection, so that rotating them needs no restart."""
+    """Credentials of a listener, read again for each connection so that rotating them needs no restart."""
 
     def __init__(self, settings: CallSettings) -> None:
         self._files = CredentialFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
         self._read = self._files.read()
 
     def own_role(self) -> CertifiedPeer | None:
-        """The role that the process's own certificate names."""
+        """Return the role that the process's own certificate names, if any."""
         return certified(held_uris(self._read.cert))
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Mutual TLS by the files as they are when somebody connects."""
+        """Return mutual TLS by the files as they are when a client connects."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._read),
             self._newer,  # type: ignore[arg-type]  # None, as gRPC's documentation has it
@@ -126,7 +126,7 @@ class ListenerFiles:
         )
 
     def _newer(self) -> "grpc.ServerCertificateConfiguration | None":
-        """On a thread of gRPC's; None: as before."""
+        # Called on one of gRPC's threads; None means unchanged.
         found = self._files.read()
         if found == self._read:
             return None

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Final
 
 LOOPBACK: Final = "127.0.0.1"
+# Below the range that Linux gives to outgoing connections by default (32,768 to 60,999), and macOS (from 49,152).
 RESERVED: Final = range(20_000, 32_000)
-"""Below what Linux gives to outgoing connections by default (32,768 to 60,999), and what macOS does (from 49,152)."""
+# Used if this machine gives ports of RESERVED to outgoing connections.
 OTHERS: Final = (range(10_000, 20_000), range(61_000, 65_536))
-"""Tried where this machine gives ports of RESERVED to outgoing connections."""
+# A smaller range would soon be used up.
 MIN_PORTS: Final = 1_000
-"""A range of fewer would soon be used up."""
 _OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def apart_from(first: int, last: int) -> range:
-    """Ports outside `first` to `last`. Where those leave too few, the usual ones, which a connection may then take
-    before they are bound; held, they are safe from it even so."""
+    """Return ports outside `first` to `last`.
+
+    If those leave too few, return the usual ones. A connection may then take one before it is bound, but not while
+    it is held.
+    """
     for ports in (RESERVED, *OTHERS):
         below, above = range(ports.start, min(ports.stop, first)), range(max(ports.start, last + 1), ports.stop)
         found = max(below, above, key=len)
@@ -32,7 +35,7 @@ def apart_from(first: int, last: int) -> range:
 
 
 def listening_ports() -> range:
-    """As this machine is set up now; where the system does not say, the usual ones."""
+    """Return the ports to listen on by this machine's present setup, or the usual ones if the system does not say."""
     try:
         first, last = _OUTGOING.read_text().split()
         return apart_from(int(first), int(last))
@@ -41,10 +44,10 @@ def listening_ports() -> range:
 
 
 def bind_free(sock: socket.socket, host: str, among: Sequence[int] | None = None) -> int:
-    """Bind to a port that nobody has bound, and nobody holds (`held_port`); its number.
+    """Bind to a port that is neither bound nor held (`held_port`), and return its number.
 
-    A server with SO_REUSEADDR can bind it as soon as the socket is closed. Raises OSError where none is free, or the
-    host has not that address.
+    A server with SO_REUSEADDR can bind it as soon as the socket is closed. Raise OSError if none is free, or the
+    host lacks that address.
     """
     ports = listening_ports() if among is None else among
     first = random.randrange(len(ports))  # noqa: S311 - so that those who look at the same time seldom meet
@@ -63,11 +66,11 @@ def bind_free(sock: socket.socket, host: str, among: Sequence[int] | None = None
 
 @contextlib.contextmanager
 def held_port(host: str = LOOPBACK, among: Sequence[int] | None = None) -> Iterator[int]:
-    """A port for a program that can only be given a number: nothing else is given it while the context is open.
+    """Yield a port for a program that only accepts a number, reserved while the context is open.
 
-    On Linux a bound socket that does not listen holds it, against connections and against all who look for a free port;
-    a server with SO_REUSEADDR, as servers have, can listen there, again and again. Elsewhere no server could: there the
-    port is only looked for. Raises OSError like `bind_free`.
+    On Linux a bound socket that does not listen holds it, against connections and against all who look for a free
+    port. A server with SO_REUSEADDR, as servers have, can still listen there repeatedly. On other systems no server
+    could, so the port is only looked for. Raise OSError like `bind_free`.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
         port = bind_free(holder, host, among)

@@ -1,4 +1,4 @@
-"""gRPC servers and channels: TLS from settings, message bounds, keepalive, the token of calls."""
+"""gRPC servers and channels with TLS from settings, message bounds, keepalive and the token of calls."""
 
 import hmac
 import inspect
@@ -43,7 +43,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 def make_server(settings: CallSettings, address: str) -> tuple[grpc.aio.Server, int]:
-    """A server bound to `address` (port 0 picks one) and its port; raises StartupError."""
+    """Return a server bound to `address` (port 0 picks one) and its port. Raise StartupError."""
     check_listener(settings, address)
     guard = TokenInterceptor(
         settings.token.get_secret_value(), needs_token=lambda method: needs_token(settings, address, method)
@@ -64,7 +64,7 @@ def make_server(settings: CallSettings, address: str) -> tuple[grpc.aio.Server, 
 
 
 def make_channel(settings: CallSettings, address: str) -> grpc.aio.Channel:
-    """A channel to another process of the suite."""
+    """Return a channel to another process of the suite."""
     if settings.tls_cert:
         from libs.runtime.net.credentials import channel_credentials  # noqa: PLC0415 (as above)
 
@@ -73,10 +73,10 @@ def make_channel(settings: CallSettings, address: str) -> grpc.aio.Channel:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that need the suite's token and do not bring it: once a call, never for its frames."""
+    """Refuses calls that need the suite's token and lack it. It checks each call once, not each frame."""
 
     def __init__(self, token: str, *, needs_token: Callable[[str], bool]) -> None:
-        """Without a token none of those calls passes."""
+        """Without a token, every call that needs one is refused."""
         self._expected = bearer(token)[0][1] if token else ""
         self._needs_token = needs_token
 
@@ -85,7 +85,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Let the call through, or answer UNAUTHENTICATED."""
+        """Pass the call through, or answer UNAUTHENTICATED."""
         if not self._needs_token(str(handler_call_details.method)):
             return await continuation(handler_call_details)
         metadata = handler_call_details.invocation_metadata or ()
@@ -112,7 +112,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Who calls is known once the call begins: its handler is asked only then."""
+        """Wrap the handler in the check: the caller is known only once the call begins."""
         handler = await continuation(handler_call_details)
         if handler is None or self._own is None:
             return handler
@@ -135,7 +135,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
 
 
 def peer_of(context: "grpc.aio.ServicerContext[Any, Any]") -> CertifiedPeer | None:
-    """Who the caller's certificate says it is; None without TLS, or for a certificate that names no role."""
+    """Return the role in the caller's certificate; None without TLS, or if the certificate names none."""
     return certified(_uris(context.auth_context()))
 
 
@@ -175,7 +175,7 @@ async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: Fulcr
 
 
 async def read_message(context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
-    """The next message of a stream, or EOF; raises InvalidRequest for bytes that are none."""
+    """Return the next message of a stream, or EOF. Raise InvalidRequest if its bytes are malformed."""
     try:
         return await context.read()
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open, and when a connection whose peer has vanished ends."""
+"""Limits on open files and sockets, and the end of connections whose peer has vanished."""
 
 import resource
 import socket
@@ -10,9 +10,9 @@ PROBES: Final = 3
 
 
 def end_when_vanished(sock: socket.socket, stall_s: int) -> None:
-    """End a connection whose peer answers nothing for `stall_s`, or takes no byte that waits for it for so long.
+    """End a connection whose peer answers nothing, or accepts no pending byte, for `stall_s`.
 
-    What a listening socket accepts inherits it.
+    Connections inherit it from the listening socket that accepts them.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
@@ -26,7 +26,7 @@ WANTED_FILES = 65_536
 
 
 def raise_open_files() -> None:
-    """Up to what the system allows: shells commonly start with 1,024, fewer than a busy gateway has connections."""
+    # Shells commonly start with 1,024, fewer than the connections of a busy gateway.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -35,6 +35,5 @@ def raise_open_files() -> None:
 
 
 def max_open_files() -> int:
-    """The limit as it stands."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return WANTED_FILES if soft == resource.RLIM_INFINITY else soft

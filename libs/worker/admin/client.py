@@ -1,4 +1,4 @@
-"""What an administrator asks of a worker: who it is, and to take another role; how soon that held is measured."""
+"""The client of a worker's admin service: describe it, change its role or model, and time the change."""
 
 import asyncio
 import time
@@ -29,21 +29,24 @@ _ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, Conflict, InvalidRequest, 
 
 @dataclass(frozen=True, slots=True)
 class RoleMove:
-    """A change of role that a worker has made."""
+    """A change of role that a worker has made, with its measured effect."""
 
     assignment: Assignment
     effect_s: float | None
-    """From sending the call until old-role work was refused and every attached gateway held the new epoch; None when
-    some did not in time."""
+    """Seconds from sending the call until old-role work was refused and every attached gateway held the new epoch;
+    None if one did not in time.
+    """
     call_s: float
     """Duration of the call without the wait for gateways."""
     gateways_behind: int
     running: int
-    """Sequences that it found running in the engine, without those that waited."""
+    """Sequences running in the engine at the change, without waiting ones."""
 
 
 class WorkerAdmin:
-    """WorkerAdminService of one worker. Raises the error that the worker named, NoWorkers when it does not answer."""
+    """WorkerAdminService of one worker. Calls raise the error that the worker named, or NoWorkers if it does not
+    answer.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, worker_id: str, token: str) -> None:
         self._stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -51,7 +54,6 @@ class WorkerAdmin:
         self._metadata = (("authorization", f"Bearer {token}"),)
 
     async def describe(self) -> pb.DescribeResponse:
-        """The worker now."""
         answer: pb.DescribeResponse = await self._call(self._stub.Describe, pb.DescribeRequest(), CALL_TIMEOUT_S)
         return answer
 
@@ -68,8 +70,11 @@ class WorkerAdmin:
         own_budget_tokens: int = 0,
         force: bool = False,
     ) -> RoleMove:
-        """Compare-and-set the role; then wait, at most `wait_ms`, until the gateways hold it. `own_budget_tokens`: of
-        a planner, what the worker had before planners changed it. `force`: also where nothing would serve a phase."""
+        """Compare and set the role, then wait at most `wait_ms` until the gateways hold it.
+
+        A planner passes as `own_budget_tokens` the budget that the worker had before planners changed it. `force`
+        sets the role even if a phase is left without workers.
+        """
         request = pb.SetRoleRequest(
             expected_epoch=expected_epoch,
             incarnation=incarnation,
@@ -93,14 +98,15 @@ class WorkerAdmin:
         )
 
     async def assign_model(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
-        """Have a worker of a pool hold another model; answered before it is there."""
+        """Assign another model to a worker of a pool. The call returns before the model is loaded."""
         answer: pb.AssignModelResponse = await self._call(self._stub.AssignModel, request, CALL_TIMEOUT_S)
         return answer
 
     async def first_step_s(self, move: RoleMove, *, within_s: float) -> float | None:
-        """From sending the call until the first engine step of the new role's kind ended; None when none did in time.
+        """Return the time from sending the call to the end of the first step in the new role; None if none ended in
+        time.
 
-        Never too little: the whole call counts as time before the change.
+        It is never too small: the whole call counts as time before the change.
         """
         give_up_s = time.monotonic() + within_s
         while True:
@@ -114,12 +120,12 @@ class WorkerAdmin:
             await asyncio.sleep(POLL_S)
 
     async def tune_prefill(self, request: pb.TunePrefillRequest) -> pb.TunePrefillResponse:
-        """Measure prefill and choose the chunk; QueueFull where the worker could not measure now."""
+        """Measure prefill and choose the chunk size. Raise QueueFull if the worker cannot measure now."""
         answer: pb.TunePrefillResponse = await self._call(self._stub.TunePrefill, request, TUNE_TIMEOUT_S)
         return answer
 
     async def tune_decode(self, request: pb.TuneDecodeRequest) -> pb.TuneDecodeResponse:
-        """The largest decode batch that holds a target."""
+        """Return the largest decode batch that holds a TPOT target."""
         answer: pb.TuneDecodeResponse = await self._call(self._stub.TuneDecode, request, CALL_TIMEOUT_S)
         return answer
 

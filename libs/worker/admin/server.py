@@ -1,4 +1,4 @@
-"""WorkerAdminService over gRPC; the server's interceptor has checked the token."""
+"""WorkerAdminService over gRPC. The server's interceptor has checked the token."""
 
 import asyncio
 from contextlib import suppress
@@ -35,8 +35,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
-    """Describe, SetRole, Drain, TunePrefill, TuneDecode."""
-
     def __init__(
         self,
         host: WorkerHost,
@@ -47,7 +45,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         drain_s: float,
         registry: Registry,
     ) -> None:
-        """registry: tells which other workers serve the model."""
+        """`registry` lists the other workers that serve the model."""
         self._registry = registry
         self._record = record
         self._host = host
@@ -56,7 +54,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         self._drain_s = drain_s
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
-        """The worker, its depths, and what it still holds."""
+        """Return the worker, its depths, and the resources it still holds."""
         host = self._host
         return pb.DescribeResponse(
             worker=host.worker(),
@@ -67,9 +65,9 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         )
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleResponse:  # noqa: N802
-        """Compare-and-set on the epoch; FAILED_PRECONDITION (stale_role) when it is not the current one.
+        """Compare and set the role; abort with FAILED_PRECONDITION (stale_role) unless the epoch is current.
 
-        With `wait_ms` it answers once every attached gateway routes by the new role, or when that time is over.
+        With `wait_ms`, return once every attached gateway routes by the new role, or when that time is over.
         """
         running = self._host.engine.load().running
         wanted = Assignment(role=request.role, budget_tokens=request.budget_tokens)
@@ -100,7 +98,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
-        """Drain within the deadline asked for, or the worker's own; it stays draining until it is stopped."""
+        """Drain within the requested deadline, or the worker's own. The worker stays draining until it is stopped."""
         actor = actor_from(context, request.actor)
         asked = f"within {request.deadline_ms} ms" if request.deadline_ms else ""
         try:
@@ -118,9 +116,10 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def TunePrefill(  # noqa: N802
         self, request: pb.TunePrefillRequest, context: Context
     ) -> pb.TunePrefillResponse:
-        """Measure between other steps, or take a size that is named, or tell what was measured last.
+        """Measure between other steps, set a named size, or return the last measurement.
 
-        RESOURCE_EXHAUSTED while another measurement runs, without free KV blocks, or where decodes cannot wait.
+        Abort with RESOURCE_EXHAUSTED while another measurement runs, without free KV blocks, or if decodes cannot
+        wait.
         """
         try:
             tuned = await self._tuned(request, actor_from(context, request.actor))
@@ -148,9 +147,9 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         return tuned
 
     async def _check_others(self, wanted: Assignment) -> None:
-        """Raise Conflict where this worker is the last of several that serves a phase, and would no longer.
+        """Raise Conflict if the change would leave a phase without workers although several serve the model.
 
-        A registry that is away leaves the worker alone to judge, and it lets the change through.
+        If the registry is away, the worker cannot see others and allows the change.
         """
         own = self._host.worker()
         try:
@@ -174,5 +173,5 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def TuneDecode(  # noqa: N802
         self, request: pb.TuneDecodeRequest, _context: Context
     ) -> pb.TuneDecodeResponse:
-        """The largest decode batch that holds a TPOT target, by what this worker has learned of its steps."""
+        """Return the largest decode batch that holds a TPOT target, by the step times that this worker has learned."""
         return decode_message(self._step_times.fitted, request, self._host.engine.capabilities.max_sequences)

@@ -1,4 +1,4 @@
-"""Who changed a worker over gRPC, as the audit trail has it."""
+"""The audit trail of changes made to a worker over gRPC."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,18 +16,18 @@ from libs.runtime.net.rpc import peer_of
 MAX_DETAIL: Final = 500
 MAX_ACTOR: Final = 100
 SERVICE: Final = "worker"
+# Role in the certificate of a service that checks API keys and may name another actor.
 SPEAKS_FOR_OTHERS: Final = "planner"
-"""The certificate's role of a service that checks keys, and says for whom it asks."""
 
 Record = Callable[[str, str, str, int], None]
-"""From actor, action, detail and the status, as HTTP has it, of whatever changes the worker."""
+"""Records a change from actor, action, detail and HTTP status."""
 
 
 def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", told: str) -> str:
-    """Return the actor of an admin call, which showed the suite's token and tells for whom it asks.
+    """Return the actor of an admin call that showed the suite's token and names `told`.
 
-    Where certificates name roles, only a planner is believed: an operator's command acts by the token. Where none do,
-    nothing tells one holder of the token from another, and whoever has it is believed.
+    If certificates name roles, only a planner may name another actor: an operator's command acts as the token.
+    Without such roles, holders of the token cannot be told apart, and each is believed.
     """
     told = masked(told)[:MAX_ACTOR]
     peer = peer_of(context)
@@ -38,7 +38,7 @@ def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", told: str) -> str:
 
 
 def audit_changes(bus: Bus, clock: Clock, worker_id: str) -> Record:
-    """Records on the audit topic. Only who has the suite's token gets so far."""
+    """Return a recorder that publishes to the audit topic. Callers without the suite's token never reach it."""
     number = 0
 
     def record(actor: str, action: str, detail: str, status: int) -> None:

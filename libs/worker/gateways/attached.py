@@ -1,6 +1,6 @@
-"""The gateways attached to a worker: their streams, their credits, and what waits to be sent to each.
+"""The gateways attached to a worker: their streams, their credits and their pending output.
 
-Sync; gRPC is around it.
+Synchronous; the gRPC servicer drives it.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ log = structlog.get_logger()
 MAX_GATEWAYS = 64
 BEAT_S = SIGN_OF_LIFE_MS / 1000
 RESTING_BEAT_S = RESTING_SIGN_OF_LIFE_MS / 1000
+# The precision of event-loop timers: work due within it is done now instead of in another wake-up.
 TIMER_S = 0.002
-"""A loop's timers are as exact: what is due so soon is due now, and wakes nobody once more."""
 
 
 class AttachedGateways:
-    """All attached gateways. News for a gateway leaves as one frame whenever its stream can write."""
+    """All attached gateways. Pending output of a gateway leaves as one frame whenever its stream can be written."""
 
     def __init__(self, engine: Engine, speed: WorkerSpeed, cluster: str, describe: Callable[[], common.Worker]) -> None:
         """`describe` returns the worker's present description."""
@@ -42,8 +42,8 @@ class AttachedGateways:
         self._link_ids = count(1)
         self.credits = Credits()
         self._epoch_reported = asyncio.Event()
+        # Set when a gateway without work here submits some: its heartbeats now have to come sooner.
         self.stirred = asyncio.Event()
-        """Set when a gateway that the worker had no work of submits some: it is owed a sign of life sooner now."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -52,8 +52,9 @@ class AttachedGateways:
         return iter(self._links.values())
 
     def attach(self, hello: pb.Hello) -> AttachedGateway:
-        """Take a gateway in; raises InvalidRequest for one of another cluster, VersionMismatch, QueueFull at the
-        bound."""
+        """Attach a gateway. Raise InvalidRequest if it belongs to another cluster, VersionMismatch, or QueueFull at
+        the bound.
+        """
         if hello.cluster != self._cluster:
             raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
         check_protocol(f"gateway {hello.gateway_id}", hello.protocol, hello.oldest_protocol)
@@ -66,7 +67,7 @@ class AttachedGateways:
         return gateway
 
     def detach(self, gateway: AttachedGateway) -> None:
-        """The gateway has gone: its credits are free."""
+        """Detach a gateway that has left and free its credits."""
         gateway.close()
         del self._links[gateway.id]
         self.credits.detach(gateway.id)
@@ -75,16 +76,16 @@ class AttachedGateways:
     # ------------------------------------------------------------ epochs
 
     def report_epoch(self, gateway: AttachedGateway, epoch: int) -> None:
-        """The gateway routes by the assignment of `epoch`."""
+        """Record that the gateway routes by the assignment of `epoch`."""
         gateway.epoch = epoch
         self._epoch_reported.set()
 
     def behind(self, epoch: int) -> int:
-        """Gateways that have not said that they route by the assignment of `epoch`, or a later one."""
+        """Count the gateways that have not yet reported `epoch` or a later one."""
         return sum(gateway.epoch < epoch for gateway in self)
 
     async def wait_for_epoch(self, epoch: int) -> None:
-        """Until no gateway is behind."""
+        """Wait until every gateway has reported `epoch` or a later one."""
         while self.behind(epoch):
             self._epoch_reported.clear()
             await self._epoch_reported.wait()
@@ -92,11 +93,10 @@ class AttachedGateways:
     # ------------------------------------------------------------ credits
 
     def pool(self, phase: pb.Phase) -> CreditPool:
-        """The slots of a phase."""
         return self.credits.prefill if phase == pb.PHASE_PREFILL else self.credits.decode
 
     def returned(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
-        """Take in what waits at the gateway, and the credits that it gives back."""
+        """Record the gateway's demand and the credits that it returns."""
         if frame.HasField("demand"):
             demand = frame.demand
             gateway.demand = GatewayDemand(gateway.demand.gateway_id, demand.waiting, demand.head_deadline_unix_ns)
@@ -106,22 +106,21 @@ class AttachedGateways:
         self.credits.decode.spent(gateway.id, frame.spent_decode)
 
     def resize(self, prefill: int, decode: int) -> None:
-        """Set the number of prefill and decode slots."""
         self.credits.resize(prefill, decode)
 
     def settle(self) -> None:
-        """Hand out what is free."""
+        """Grant free credits and wake the gateways that get some."""
         for link_id in self.credits.settle({gateway.id: gateway.demand for gateway in self}):
             self._links[link_id].wake.set()
 
     # ------------------------------------------------------------ frames to gateways
 
     def has_news(self, gateway: AttachedGateway) -> bool:
-        """Whether `take_frame` would say more than the load."""
+        """Return whether a frame would carry more than the load."""
         return self.credits.has_news(gateway.id) or gateway.assignment_news or gateway.load_news or bool(gateway.outbox)
 
     def take_frame(self, gateway: AttachedGateway) -> pb.WorkerFrame:
-        """Everything that waits to be sent on `gateway`, as far as it fits one frame."""
+        """Return the next frame for `gateway` with as much pending output as fits."""
         frame = pb.WorkerFrame(load=load_message(self._engine.load()), submits_taken=gateway.submits)
         if gateway.assignment_news:
             frame.worker.CopyFrom(self._describe())
@@ -143,13 +142,13 @@ class AttachedGateways:
         return frame
 
     def tell_assignment(self) -> None:
-        """The worker is another than they know."""
+        """Send the worker's changed description to every gateway."""
         for gateway in self:
             gateway.assignment_news = True
             gateway.wake.set()
 
     def tell_load(self) -> None:
-        """Tell those whose load has changed."""
+        """Send the load to gateways whose last frame carried another one."""
         load = load_message(self._engine.load())
         for gateway in self:
             if gateway.sent_load != load:
@@ -157,10 +156,10 @@ class AttachedGateways:
                 gateway.wake.set()
 
     def beat(self, now_s: float) -> float:
-        """Send the load to gateways whose last frame is too old: silence would look like death. Returns when the next
-        beat is due, in the loop's time, if nothing else is sent until then.
+        """Send the load to gateways whose last frame is too old, since a silent worker counts as dead.
 
-        Blocks that wait to be pulled count as work: their gateway would have them computed again elsewhere.
+        Return when the next heartbeat is due by the loop's clock if nothing else is sent until then. Blocks that
+        wait to be pulled count as work: otherwise their gateway would have them computed again elsewhere.
         """
         due_s = now_s + RESTING_BEAT_S
         holds_blocks = self._engine.integrity().leased_handles > 0
@@ -175,13 +174,13 @@ class AttachedGateways:
         return due_s
 
     def close_if_unread(self, gateway: AttachedGateway) -> None:
-        """End the stream of one that does not read."""
+        """End the stream of a gateway that has stopped reading."""
         if gateway.outbox.overflowed and not gateway.closed.is_set():
             log.warning("gateway does not read its stream", gateway=gateway.demand.gateway_id)
             gateway.close(QueueFull("the stream is not read fast enough"))
 
     def hang_up(self) -> None:
-        """End every gateway's stream once everything pending is sent."""
+        """End every gateway's stream once all pending output is sent."""
         for gateway in self:
             gateway.leaving = True
             gateway.wake.set()

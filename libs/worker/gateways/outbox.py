@@ -1,16 +1,16 @@
-"""Output that waits to be sent to one gateway. It grows with sequences' output only, and leaves in few frames."""
+"""Pending output of one gateway. Only sequences' output adds to it, and it leaves in as few frames as possible."""
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, WorkerFrame
 from libs.engine.reports import Logprob, SequenceOutput
 from libs.worker.wire import logprobs_message, sequence_of
 
+# With 20 top logprobs for each token, a frame stays below half of gRPC's message bound.
 MAX_FRAME_TOKENS = 8192
-"""Tokens in one frame: with 20 top logprobs each it stays below half of gRPC's message bound."""
+# Prompt logprobs in one frame at 8 bytes each, top tokens included; one prompt has fewer.
 MAX_FRAME_SCORES = 262_144
-"""Logprobs of prompts in one frame, most likely tokens counted too, 8 bytes each; one prompt has fewer."""
+# Tokens and events that may be pending; a gateway beyond it has stopped reading.
 MAX_PENDING = 262_144
-"""Tokens and events that may wait; a gateway that lets more pile up has stopped reading."""
 
 
 class Outbox:
@@ -27,11 +27,11 @@ class Outbox:
 
     @property
     def overflowed(self) -> bool:
-        """Whether the gateway is to be dropped."""
+        """Whether so much is pending that the gateway must be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:
-        """Tokens that a step brought, with their logprobs where there are any."""
+        """Append the tokens of a step with their logprobs, if any."""
         sequence = sequence_of(output.sequence_id)
         if output.logprobs:
             self._logprobs.update(enumerate(output.logprobs, len(self._token_ids)))
@@ -40,11 +40,11 @@ class Outbox:
             self._token_ids.append(token_id)
 
     def add_event(self, event: SequenceEvent) -> None:
-        """Add an event; it is sent after all tokens that were added before it."""
+        """Append an event. It is sent after all tokens appended before it."""
         self._events.append(event)
 
     def take(self, frame: WorkerFrame) -> None:
-        """Move as much into `frame` as fits one; events wait until no token is left."""
+        """Move as much into `frame` as fits. Events stay until no token is left."""
         count = self._fitting()
         frame.token_sequences = pack_u32(self._sequences[:count])
         frame.token_ids = pack_u32(self._token_ids[:count])
@@ -58,7 +58,7 @@ class Outbox:
             self._events.clear()
 
     def _fitting(self) -> int:
-        """How many tokens one frame takes."""
+        """Return how many pending tokens fit one frame."""
         count, scores = min(len(self._token_ids), MAX_FRAME_TOKENS), 0
         for index in sorted(self._logprobs):
             prompt = self._logprobs[index].prompt

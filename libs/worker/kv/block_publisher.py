@@ -1,4 +1,4 @@
-"""Keeps the KV index true to the engine's reusable blocks, many changes in one call."""
+"""Publication of the engine's reusable blocks to the KV index, many changes in each call."""
 
 import asyncio
 from itertools import islice
@@ -10,33 +10,33 @@ from libs.stores.kvindex.port import KvIndex
 
 log = structlog.get_logger()
 
+# Pending changes; beyond it they are dropped and the worker publishes its whole list of blocks.
 MAX_PENDING_BLOCKS = 65_536
-"""Changes that may wait; beyond it they are dropped, and the worker publishes its whole list of blocks."""
+# Changes in one call.
 MAX_PUBLISHED_BLOCKS = 4096
-"""Changes in one call."""
+# Pause between calls, so that a busy worker's changes share one; no one waits for them.
 BEHIND_S = 0.05
-"""Pause between calls, so that a busy worker's changes share one. Nobody waits for them."""
 RENEWALS_PER_LEASE = 3
 FORGET_TIMEOUT_S = 2.0
 
 
 class BlockPublisher:
-    """Publishes what one worker holds of one model."""
+    """Publishes which blocks of a model one worker holds."""
 
     def __init__(self, index: KvIndex, model: str, worker_id: str, *, lease_ms: int) -> None:
         self._index = index
         self._model = model
         self._worker_id = worker_id
         self._lease_ms = lease_ms
+        # Bounded by the number of blocks in the engine's pool.
         self._held: set[bytes] = set()
-        """At most what the engine's pool has blocks."""
         self._pending: dict[bytes, bool] = {}
         self._anew = False
-        """Whether what is listed says nothing any more: changes to it were given up."""
+        """Whether the index must be rewritten because changes were dropped."""
         self._wake = asyncio.Event()
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take changes in, later ones over earlier ones of the same block."""
+        """Record an event's changes; the last change of a block wins."""
         self._held.update(event.blocks.stored)
         self._held.difference_update(event.blocks.removed)
         for held, hashes in ((True, event.blocks.stored), (False, event.blocks.removed)):
@@ -51,7 +51,7 @@ class BlockPublisher:
             self._wake.set()
 
     async def run(self) -> None:
-        """Start from nothing, then publish changes and renew the lease until cancelled."""
+        """Clear this worker's entries, then publish changes and renew the lease until cancelled."""
         await self._index.forget(self._model, self._worker_id)
         loop = asyncio.get_running_loop()
         renew_at_s = loop.time()
@@ -68,7 +68,7 @@ class BlockPublisher:
             await asyncio.sleep(BEHIND_S)
 
     async def forget(self) -> None:
-        """Leave the index; when it is away the lease ends by itself."""
+        """Remove this worker's entries. If the index is away, their lease expires by itself."""
         try:
             async with asyncio.timeout(FORGET_TIMEOUT_S):
                 await self._index.forget(self._model, self._worker_id)

@@ -1,8 +1,8 @@
-"""Fetching KV blocks for engines that do not move bytes themselves: over gRPC, or out of the sender's mapped memory.
+"""Fetching of KV blocks for engines that do not move bytes themselves: over gRPC, or from the sender's mapped memory.
 
-The stream is the same either way: it opens pulls, tells which blocks are ready while the prompt is computed, and
-carries the acks. Where sender and receiver share memory its chunks name blocks in place of carrying them. Nobody
-assumes that: the receiver opens the file that the sender's pool would have here and says what nonce is in it.
+The stream is the same either way. It opens pulls, reports which blocks are ready while the prompt is computed, and
+carries the acks. If sender and receiver share memory, chunks name blocks instead of carrying them. The receiver
+proves that they do: it opens the file that the sender's pool would have here and sends the nonce found in it.
 """
 
 import asyncio
@@ -18,13 +18,11 @@ from libs.runtime.transport import Transport
 from libs.worker.kv import wire as kv_wire
 from libs.worker.kv.link import KvLink
 
+# Senders whose streams stay open. Streams in use are never closed for it.
 MAX_LINKS = 64
-"""Senders whose streams are kept up; those in use are never closed for it."""
 
 
 class GrpcKvFetcher:
-    """KvFetcher over KvService.Pull."""
-
     def __init__(
         self,
         transport: Transport,
@@ -33,7 +31,7 @@ class GrpcKvFetcher:
         *,
         on_failure: OnFailure | None = None,
     ) -> None:
-        """Without `maps` all bytes are sent."""
+        """Without `maps`, all bytes are sent over gRPC."""
         self._transport = transport
         self._receiver_id = receiver_id
         self._maps = maps
@@ -41,9 +39,9 @@ class GrpcKvFetcher:
         self._links: OrderedDict[str, tuple[KvLink, asyncio.Task[None]]] = OrderedDict()
 
     async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncGenerator[KvChunk, None]:
-        """Chunks in order, from a block on; the end acknowledges.
+        """Yield chunks in order from block `from_block` on. Reaching the end acknowledges them.
 
-        Raises KvLost when the source is gone or speaks nonsense, KvMismatch when layouts differ.
+        Raise KvLost if the source is gone or breaks the protocol, and KvMismatch if layouts differ.
         """
         pool = self._maps.get(handle.worker_id, handle.incarnation) if self._maps is not None else None
         request = pb.PullOpen(
@@ -69,7 +67,6 @@ class GrpcKvFetcher:
             link.leave(pull, whole=whole)
 
     async def close(self) -> None:
-        """End every stream. Idempotent."""
         self._links.clear()
         await self._tasks.close()
 
@@ -87,7 +84,7 @@ class GrpcKvFetcher:
 
 
 def _chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChunk:
-    """The chunk with its bytes where they are: in the message, or in the sender's pool."""
+    """Convert a chunk without a copy: its bytes stay in the message, or in the sender's pool."""
     shared = bool(message.pool_blocks)
     if shared and pool is None:
         raise KvLost("the sender names blocks of a pool that is not mapped here")

@@ -1,4 +1,4 @@
-"""One sender as this worker pulls from it: a stream that is kept up while it is wanted, and the pulls on it."""
+"""The stream on which this worker pulls from one sender, kept open while it is needed, and its pulls."""
 
 import asyncio
 from contextlib import suppress
@@ -23,17 +23,17 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 TICK_S = 1.0
+# How long to look for the reason of a broken stream; pulls on it fail only afterwards.
 STATUS_S = 0.2
-"""A link asks this long why its stream has ended; pulls on it fail only then."""
 HIDDEN = "Internal error from Core"
 CLOSED = "the stream to it was closed"
+# An ack leaves with the next frame, or after this delay in a frame of its own. Only the sender waits for it: it
+# holds the blocks until then.
 ACK_DELAY_S = 0.01
-"""An ack goes with the next frame; without any it has one of its own after so long. The sender keeps the blocks until
-then, and nobody else waits for it."""
 
 
 class KvLink:
-    """The stream to one sender. Everything but `run` is sync: it fills the next frame."""
+    """The stream to one sender. All methods but `run` are synchronous and fill the next frame."""
 
     def __init__(self, address: str, *, receiver_id: str, transport: Transport) -> None:
         self._address = address
@@ -52,11 +52,11 @@ class KvLink:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody pulls and nothing is left to say."""
+        """Whether no pull is open and no frame is pending."""
         return not (self._pulls or self._acks or self._cancels)
 
     def open(self, request: pb.PullOpen, blocks: int) -> Pull:
-        """Ask for `blocks` blocks; the pull's number is given here."""
+        """Open a pull of `blocks` blocks and assign its number."""
         pull = Pull(next(self._numbers) & 0xFFFFFFFF, blocks)
         request.pull = pull.number
         self._pulls[pull.number] = pull
@@ -66,13 +66,13 @@ class KvLink:
         return pull
 
     def taken(self, pull: Pull) -> None:
-        """Let the sender go on, where what was taken in of a pull is worth a word."""
+        """Report bytes taken in from a pull once they are enough for the sender to go on."""
         if sent_bytes := pull.take_report():
             self._taken.append(pb.PullTaken(pull=pull.number, sent_bytes=sent_bytes))
             self._wake.set()
 
     def leave(self, pull: Pull, *, whole: bool) -> None:
-        """Hear no more of a pull; `whole`: all blocks are here, which acknowledges them."""
+        """End a pull. If it is `whole`, all blocks have arrived and are acknowledged."""
         if self._pulls.pop(pull.number, None) is None or self._opens.pop(pull.number, None) is not None:
             return
         if whole:
@@ -84,7 +84,7 @@ class KvLink:
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep the stream up until cancelled: from the first pull on, and after its loss from the next pull on."""
+        """Keep the stream open until cancelled: from the first pull on, and after a loss from the next pull on."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             await self._wanted.wait()
@@ -111,8 +111,11 @@ class KvLink:
                 stream.cancel()
 
     async def _said(self, channel: grpc.aio.Channel, stream: Any) -> str:
-        """Why the sender has ended the stream. One that ends under a write keeps gRPC's own words in place of its
-        status (grpc/aio/_call.py), so the sender is asked again by one on which nothing is written."""
+        """Return why the sender ended the stream.
+
+        If it ends during a write, gRPC reports its own text instead of the status (grpc/aio/_call.py). The sender
+        is then asked again on a second stream, on which nothing is written.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_S):
                 if (details := await stream.details()) != HIDDEN:
@@ -133,7 +136,7 @@ class KvLink:
             backoff.reset()
 
     async def _write(self, stream: Any) -> None:
-        """One frame for whatever has queued since the last one."""
+        """Write one frame for everything queued since the last one."""
         receiver_id = self._receiver_id
         while True:
             await self._wake.wait()
@@ -144,7 +147,7 @@ class KvLink:
                 await stream.write(frame)
 
     async def _tick(self) -> None:
-        """Give up what is silent, pull by pull; and the stream where all of it is."""
+        """Fail pulls that stay silent, and the stream when all of it does."""
         while self._silent_ticks <= MAX_SILENT_TICKS:
             await asyncio.sleep(TICK_S)
             self._silent_ticks = self._silent_ticks + 1 if self._pulls else 0
@@ -180,7 +183,7 @@ class KvLink:
                 pull.alive()
 
     def _reset(self, reason: str) -> None:
-        """Whatever stood on the stream is lost. What the sender was not asked for yet is asked for on the next one."""
+        """Fail the pulls of a lost stream. Those not yet requested from the sender move to the next one."""
         unasked = dict(self._opens)
         for number, pull in self._pulls.items():
             if number not in unasked:
@@ -199,7 +202,7 @@ def _error(failed: pb.PullFailed) -> FulcrumError:
 
 
 def _pull_method(channel: grpc.aio.Channel) -> Any:
-    """KvService.Pull with frames as raw bytes, for `kv_wire`."""
+    """Return KvService.Pull with frames as raw bytes, for `kv_wire`."""
     method = pb.DESCRIPTOR.services_by_name["KvService"].methods_by_name["Pull"]
     return channel.stream_stream(
         f"/{method.containing_service.full_name}/{method.name}",

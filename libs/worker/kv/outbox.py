@@ -1,4 +1,4 @@
-"""What one receiver pulls out of this worker, and has yet to be sent. Sync; time comes as ticks."""
+"""The transfers to one receiver that are still to be sent. Synchronous; time passes in ticks."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from libs.engine.kv_port import KvChunk, KvExport
 from libs.worker.host import WorkerHost
 from libs.worker.kv import wire as kv_wire
 
+# Interval of keep-alives for a pull without ready blocks, so that a slow prompt is not taken for a dead sender.
 TICK_S = 1.0
-"""A pull whose blocks are not ready has a sign of life so often: a slow prompt is not taken for a dead sender."""
+# Ticks that a receiver may leave sent blocks unconfirmed before the pull fails.
 MAX_SILENT_TICKS = 30
-"""Ticks a receiver may leave sent blocks unconfirmed; then the pull fails, as if the receiver had gone."""
 _NOTHING = KvChunk(first_block=0, blocks=0)
 
 
@@ -25,13 +25,13 @@ class _Pull:
     export: KvExport
     in_place: bool
     ahead_bytes: int = 0
-    """Sent and not taken in, as far as the receiver has said."""
+    """Bytes sent that the receiver has not reported as taken in."""
     sent_lately: bool = True
-    """Whether something was sent of it since the last tick."""
+    """Whether anything was sent since the last tick."""
     drained: bool = True
-    """All that was ready has been sent, as far as the receiver knows."""
+    """Whether all blocks that the receiver knows to be ready have been sent."""
     silent_ticks: int = 0
-    """For which the receiver has owed a word of what it was sent."""
+    """Ticks since the receiver last confirmed sent blocks."""
 
     @property
     def may_send(self) -> bool:
@@ -39,10 +39,10 @@ class _Pull:
 
 
 class KvOutbox:
-    """The pulls of one receiver. Those that still have blocks to send take turns, a chunk each."""
+    """The pulls of one receiver. Those with blocks to send take turns, one chunk each."""
 
     def __init__(self, host: WorkerHost, incarnation: int, *, has_room: Callable[[], bool], wake: Callable[[], None]):
-        """`has_room`: whether this worker takes another pull; `wake` is called when a frame may have more to say."""
+        """`has_room` returns whether this worker accepts another pull. `wake` is called when a frame may be ready."""
         self._host = host
         self._incarnation = incarnation
         self._has_room = has_room
@@ -52,13 +52,13 @@ class KvOutbox:
         self._failed: list[pb.PullFailed] = []
         self._alive: list[int] = []
         self._carries_data: bool | None = None
-        """Whether chunks that are not read in place bring bytes; None: none was sent yet."""
+        """Whether chunks that are not read in place carry bytes; None before the first one."""
 
     def __len__(self) -> int:
         return len(self._pulls)
 
     def receive(self, frame: pb.PullFrame) -> None:
-        """Act on a frame; raises InvalidRequest when it breaks the protocol. What is wrong with one pull fails it."""
+        """Act on a frame. Raise InvalidRequest if it breaks the protocol; an error of one pull fails only that pull."""
         for number in _numbers(frame.acks, "acks"):
             if pull := self._end(number):
                 self._host.acknowledged(pull.handle)
@@ -78,7 +78,7 @@ class KvOutbox:
         self._wake()
 
     def take_frame(self) -> bytes | None:
-        """All that can be sent now, as far as it fits one frame; None for nothing."""
+        """Return everything that can be sent now and fits one frame, or None if there is nothing."""
         frame = pb.KvFrame(alive=pack_u32(self._alive) if self._alive else b"")
         self._alive.clear()
         data: list[memoryview] = []
@@ -107,8 +107,10 @@ class KvOutbox:
         return kv_wire.encode(frame, data) if frame.ByteSize() else None
 
     def _newly_ready(self) -> list[pb.PullReady]:
-        """Blocks of pulls whose receiver takes it that nothing is ready. What is read in place is there with its
-        chunk."""
+        """Return newly ready blocks of pulls whose receiver believes that none are.
+
+        Blocks read in place need no notice: their chunk arrives at once.
+        """
         found: list[pb.PullReady] = []
         if self._carries_data is False:
             return found
@@ -125,7 +127,7 @@ class KvOutbox:
         return found
 
     def tick(self) -> None:
-        """Another `TICK_S` has passed: say what is alive, and give up pulls whose receiver says nothing."""
+        """Advance time by `TICK_S`: send keep-alives, and fail pulls whose receiver is silent."""
         for pull in list(self._pulls.values()):
             if pull.export.done or not pull.may_send:
                 pull.silent_ticks += 1
@@ -137,7 +139,7 @@ class KvOutbox:
         self._wake()
 
     def close(self) -> None:
-        """The receiver has gone: every pull ends, and its blocks wait a moment for another receiver."""
+        """End every pull of a receiver that has left. Its blocks wait a moment for another receiver."""
         for number in list(self._pulls):
             self._end(number)
 
@@ -153,7 +155,7 @@ class KvOutbox:
         self._turns.append(pull)
 
     def _next(self, pull: _Pull) -> KvChunk | None:
-        """The next chunk of a pull; None while it has none or may send none, or when it has failed."""
+        """Return a pull's next chunk, or None if there is none, its window is full, or it has failed."""
         if not pull.may_send:
             return None
         try:

@@ -1,4 +1,4 @@
-"""One transfer as its receiver waits for it. Sync but for `next`."""
+"""One transfer on the receiver's side. Synchronous except for `next`."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ MAX_SILENT_TICKS = 5
 
 
 class Pull:
-    """What has come of a pull and was not looked at yet. The sender's window bounds it; one that exceeds it fails."""
+    """Received chunks that the engine has not read. The sender's window bounds them; exceeding it fails the pull."""
 
     def __init__(self, number: int, awaited_blocks: int) -> None:
         self.number = number
@@ -20,13 +20,13 @@ class Pull:
         self._chunks: deque[tuple[pb.KvChunk, memoryview]] = deque()
         self._unread_bytes = 0
         self._taken_bytes = 0
-        """Bytes taken in and not yet reported to the sender."""
+        """Bytes read and not yet reported to the sender."""
         self._last = False
         self._error: FulcrumError | None = None
         self._news = asyncio.Event()
 
     async def next(self) -> tuple[pb.KvChunk, memoryview]:
-        """The next chunk with its data; raises what the pull has ended with."""
+        """Return the next chunk with its data. Raise the error that ended the pull."""
         while not self._chunks:
             if self._error is not None:
                 raise self._error
@@ -38,7 +38,7 @@ class Pull:
         return chunk, data
 
     def put(self, chunk: pb.KvChunk, data: memoryview) -> None:
-        """A chunk has come. Its blocks and order are the engine's to check."""
+        """Queue a received chunk. The engine checks its blocks and their order."""
         self._silent_ticks = 0
         if self._last or self._error is not None:
             return
@@ -54,7 +54,7 @@ class Pull:
             self._news.set()
 
     def ready(self, blocks: int) -> None:
-        """The sender has more blocks ready, which it will send: at most one such word waits to be looked at."""
+        """Record that the sender has more blocks ready. At most one such notice is queued."""
         self._silent_ticks = 0
         reported = bool(self._chunks) and not self._chunks[-1][0].blocks
         if not (self._last or self._error is not None or reported):
@@ -62,23 +62,23 @@ class Pull:
             self._news.set()
 
     def alive(self) -> None:
-        """The sender says that more will come."""
+        """Record a keep-alive of the sender."""
         self._silent_ticks = 0
 
     def tick(self) -> None:
-        """Time has passed; with nothing left to take in, a sender that has said nothing for long is given up."""
+        """Advance time by one tick. Fail if the queue is empty and the sender has been silent for too long."""
         self._silent_ticks = 0 if self._chunks else self._silent_ticks + 1
         if self._silent_ticks > MAX_SILENT_TICKS:
             self.fail(KvLost("the sender does not answer"))
 
     def fail(self, error: FulcrumError) -> None:
-        """It has ended with this, unless all that was to come is here."""
+        """End the pull with an error, unless the last chunk has arrived."""
         if not self._last and self._error is None:
             self._error = error
             self._news.set()
 
     def take_report(self) -> int:
-        """Bytes that were taken in and that it is time to tell the sender of: half a window, or 0."""
+        """Return the bytes read since the last report if they are half a window or more, else 0."""
         taken_bytes = self._taken_bytes
         if taken_bytes < WINDOW_BYTES // 2:
             return 0

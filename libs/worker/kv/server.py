@@ -1,4 +1,4 @@
-"""KvService over gRPC: one stream for each receiver, one frame for whatever is to be sent when it can write."""
+"""KvService over gRPC: one stream for each receiver, and one frame for all pending output when it can be written."""
 
 import asyncio
 from typing import Any
@@ -16,10 +16,10 @@ from libs.worker.kv.outbox import TICK_S, KvOutbox
 
 log = structlog.get_logger()
 
+# Concurrent transfers out of this worker. Credits keep them far below; more are refused.
 MAX_PULLS = 512
-"""Transfers out of this worker at a time; credits keep it far below, and more are refused."""
+# Concurrent streams; more are refused.
 MAX_RECEIVERS = 256
-"""Streams at a time; more are refused."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -33,15 +33,14 @@ class KvServicer:
         self._outboxes: set[KvOutbox] = set()
         self._leaving = asyncio.Event()
         self.refused_pulls = 0
-        """Transfers refused so far because as many as `MAX_PULLS` were under way."""
+        """Number of transfers refused because `MAX_PULLS` were running."""
 
     @property
     def pulls(self) -> int:
-        """Transfers under way."""
         return sum(map(len, self._outboxes))
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve. Frames leave as the bytes that `kv_wire` makes."""
+        """Add the service to a server. Frames leave as the bytes that `kv_wire` makes."""
         service = pb.DESCRIPTOR.services_by_name["KvService"].full_name
         handler: grpc.RpcMethodHandler[pb.PullFrame, bytes] = grpc.stream_stream_rpc_method_handler(
             self.pull, request_deserializer=pb.PullFrame.FromString, response_serializer=None
@@ -49,11 +48,10 @@ class KvServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Pull": handler}),))
 
     def hang_up(self) -> None:
-        """End every receiver's stream."""
         self._leaving.set()
 
     async def pull(self, _frames: Any, context: Context) -> None:
-        """Carry one receiver's pulls until it leaves."""
+        """Serve one receiver's pulls until it leaves."""
         try:
             # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
             await context.send_initial_metadata(())

@@ -1,4 +1,6 @@
-"""The folder through which workers of one host share their KV pools, kept clean of what ended workers left."""
+"""The folder through which workers of one host share their KV pools, and the removal of files that dead workers
+left.
+"""
 
 import asyncio
 from pathlib import Path
@@ -10,27 +12,26 @@ from libs.engine.kv.pool_map import PoolMaps
 
 log = structlog.get_logger()
 
+# Bounds how long a killed worker's pool takes up memory while another worker runs on its host.
 SWEEP_S = 5.0
-"""A killed worker's pool takes up memory for so long, while another worker is on its host."""
 
 
 class SharedMemory:
-    """What this worker has mapped of others, and the sweep of files whose owners are gone."""
+    """The pools of other workers that this one has mapped, and the sweep of ownerless files."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Sweeps at once, so that a pool that starts now finds the room. None: nothing is shared."""
+        """Sweep at once, so that a pool that starts now finds room. Without a folder, nothing is shared."""
         self._folder = folder
         self.maps = PoolMaps(folder) if folder else None
         self._sweep()
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
+        """Sweep every `SWEEP_S` until cancelled, if a folder is shared."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self._sweep()
 
     def close(self) -> None:
-        """Let go of what is mapped."""
         if self.maps is not None:
             self.maps.close()
 

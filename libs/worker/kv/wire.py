@@ -1,4 +1,4 @@
-"""KvFrame as gRPC carries it, made and read with one copy of the blocks: protobuf's own code makes several. Pure."""
+"""The wire form of KvFrame, encoded and decoded with one copy of the blocks where protobuf makes several. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -13,14 +13,14 @@ from libs.engine.kv_port import KvChunk
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DATA_TAG = pb.KvFrame.DATA_FIELD_NUMBER << 3 | _BYTES
 MAX_VARINT_BYTES = 10
+# A frame takes no further chunk once its blocks have this size; the chunk that reaches it is the last.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""A frame takes no further chunk once its blocks have this size; the chunk that reaches it is the last."""
+# A sender pauses a pull while this many bytes are in flight, or received and not yet read.
 WINDOW_BYTES = 4 * 1024 * 1024
-"""A pull's sender pauses while this many bytes are on their way, or received and not yet taken in."""
 
 
 def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
-    """What a frame says of a chunk: how many bytes of it follow in the frame's data, or where they lie."""
+    """Return a frame's entry for a chunk: the number of its bytes in the frame's data, or their place in the pool."""
     return pb.KvChunk(
         pull=pull,
         first_block=chunk.first_block,
@@ -35,7 +35,7 @@ def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> p
 
 
 def encode(frame: pb.KvFrame, data: Sequence[memoryview]) -> bytes:
-    """A frame without data, and the data of its chunks, as one message."""
+    """Encode a frame without data and the data of its chunks as one message."""
     message = frame.SerializeToString()
     if not data:
         return message
@@ -44,7 +44,7 @@ def encode(frame: pb.KvFrame, data: Sequence[memoryview]) -> bytes:
 
 
 def decode(message: bytes) -> tuple[pb.KvFrame, memoryview]:
-    """A message without its data, and the data as a view of it. Raises KvLost for bytes that are no message."""
+    """Split a message into its frame and a view of its data. Raise KvLost if it is malformed."""
     whole = memoryview(message)
     rest, data = [], whole[:0]
     try:
@@ -63,7 +63,7 @@ def decode(message: bytes) -> tuple[pb.KvFrame, memoryview]:
 
 
 def parts(frame: pb.KvFrame, data: memoryview) -> Iterator[tuple[pb.KvChunk, memoryview]]:
-    """The chunks of a frame, each with what was sent of it; raises KvLost where they name more than came."""
+    """Yield a frame's chunks with their data. Raise KvLost if they name more bytes than there are."""
     at = 0
     for chunk in frame.chunks:
         end = at + chunk.sent_bytes
@@ -74,7 +74,7 @@ def parts(frame: pb.KvFrame, data: memoryview) -> Iterator[tuple[pb.KvChunk, mem
 
 
 def numbers(packed: bytes) -> list[int]:
-    """Pulls by their numbers; raises KvLost for bytes that are none."""
+    """Unpack pull numbers. Raise KvLost if they are malformed."""
     try:
         return unpack_u32(packed) if packed else []
     except ValueError:
@@ -82,7 +82,7 @@ def numbers(packed: bytes) -> list[int]:
 
 
 def split(data: memoryview, blocks: int) -> tuple[memoryview, ...]:
-    """The data of a chunk, block by block; raises KvLost where it is no whole number of bytes each."""
+    """Split a chunk's data by block. Raise KvLost if it does not divide evenly."""
     if not data.nbytes:
         return ()
     size, left = divmod(data.nbytes, blocks) if blocks else (0, 1)
@@ -93,7 +93,7 @@ def split(data: memoryview, blocks: int) -> tuple[memoryview, ...]:
 
 
 def _value(message: memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends."""
+    """Return the start and end of a field's value."""
     if kind == _VARINT:
         _, end = _varint(message, at)
     elif kind == _BYTES:
@@ -109,7 +109,7 @@ def _value(message: memoryview, at: int, kind: int) -> tuple[int, int]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Return a varint's value and the position after it."""
     value = 0
     for shift in range(0, 7 * MAX_VARINT_BYTES, 7):
         byte = message[at]

@@ -1,7 +1,7 @@
-"""A worker of a pool: brings models up, one after another, and keeps those that it leaves asleep in host memory.
+"""A worker of a pool, which serves one model after another and keeps earlier ones asleep in host memory.
 
-Each model is served by a worker as any other, opened for it under a new incarnation; what is here decides nothing. The
-epoch of assignments goes on over all of them.
+Each model is served by an ordinary worker that is opened for it under a new incarnation. Epochs of assignments
+continue over all of them. The planner decides; this module only executes.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ from libs.worker.settings import WorkerSettings
 log = structlog.get_logger()
 
 MB: Final = 1024 * 1024
+# Load speed of a device that states none, until one model has been loaded.
 GUESSED_BYTES_PER_S: Final = 1e9
-"""Of a device that states no speed, until one model has been brought up."""
+# Prompt tokens in a step beside decodes, if settings name none.
 DEFAULT_BUDGET_TOKENS: Final = 256
-"""Prompt tokens of a step beside decodes, where settings name none."""
 
 MakeEngine = Callable[[WorkerSettings, str, int], Engine]
-"""From settings, the model's name and the size of its weights."""
+"""Makes an engine from settings, the model's name and the size of its weights."""
 MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, ModelStay], WorkerPorts]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the worker is to hold."""
+    """The model to hold; an empty name means none."""
 
     model: str = ""
     source: str = ""
@@ -57,11 +57,11 @@ class Goal:
 class _Asleep:
     engine: Engine
     host_bytes: int
-    """Of weights; 0: they were dropped."""
+    """Bytes of weights in host memory; 0 if they were dropped."""
 
 
 class PoolMember:
-    """One worker, whichever model it has."""
+    """A worker of the pool over all the models that it holds in turn."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PoolMember:
         self._make_ports = make_ports
         self._transport = transport
         self.address = ""
-        """Of its administration; to be set before it runs."""
+        """Address of its admin service; to be set before it runs."""
         self._incarnation = self._since_ns = clock.now_ns()
         self._epoch = 1
         self._goal = self._at = Goal()
@@ -91,28 +91,27 @@ class PoolMember:
         self._expected_ns = 0
         self._last = common.ModelMove()
         self._host: WorkerHost | None = None
-        """Of the model that it serves."""
+        """The host of the model that it serves, if any."""
         self._stack: AsyncExitStack | None = None
         self._serving: tuple[Engine, Goal] | None = None
         self._leaving = Leaving.CLOSED
         self._device_bytes = 0
-        """Memory of each of its GPUs, as an engine that slept has reported it; 0: unknown."""
+        """Memory of each of its GPUs, as reported by an engine that slept; 0 if unknown."""
         self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
-        """The one that was left longest ago first."""
+        """Sleeping models by name, the one left longest ago first."""
         self._changed = asyncio.Event()
         self._news = asyncio.Event()
         self.announced = asyncio.Event()
-        """Set once the registry has it."""
+        """Set once the worker is in the registry."""
 
     # ------------------------------------------------------------ administration
 
     @property
     def epoch(self) -> int:
-        """Epoch of its assignment."""
         return self._host.assignment.current.epoch if self._host else self._epoch
 
     def worker(self) -> common.Worker:
-        """As it is registered now."""
+        """Return the worker's present registration."""
         if self._host is not None:
             return self._host.worker()
         worker = common.Worker(
@@ -135,8 +134,10 @@ class PoolMember:
         return worker
 
     def assign(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
-        """Hold another model from now on. Raises StaleRole where the asker has missed something, QueueFull while a
-        model is being brought up or left."""
+        """Accept another model to hold.
+
+        Raise StaleRole if the caller's view is out of date, and QueueFull while a model is being loaded or left.
+        """
         held = self.worker()
         if request.incarnation and request.incarnation != held.incarnation:
             raise StaleRole("the worker has had another model since: look at what it does by now, then ask again")
@@ -161,7 +162,7 @@ class PoolMember:
     # ------------------------------------------------------------ its life
 
     async def run(self) -> None:
-        """Until cancelled; then what it has is left at once."""
+        """Hold the assigned models until cancelled, then close at once."""
         announcing = self._tasks.spawn(f"announce {self._settings.id}", self._announce())
         try:
             while True:
@@ -174,7 +175,7 @@ class PoolMember:
             await self._close()
 
     async def drain(self) -> None:
-        """Let what runs end, for as long as settings say."""
+        """Let running sequences end, for as long as the settings allow."""
         if self._host is not None:
             await drain(self._host, self._settings.drain_s)
 
@@ -217,7 +218,7 @@ class PoolMember:
         self, settings: WorkerSettings, info: ModelInfo, goal: Goal, engine: Engine, began_ns: int, *, woken: bool
     ) -> None:
         def pool() -> common.PoolWorker:
-            """Asked once the model is there."""
+            # Called once the model is loaded.
             self._since_ns, self._expected_ns = self._clock.now_ns(), 0
             took_ns = self._since_ns - began_ns
             self._last = common.ModelMove(model=goal.model, from_host=woken, took_ns=took_ns, unix_ns=self._since_ns)
@@ -237,7 +238,7 @@ class PoolMember:
         self._stack, self._host = stack, running.host
 
     async def _leave(self) -> None:
-        """The model that it serves lets its answers end, then sleeps where there is room."""
+        """Drain the model that it serves, then put it to sleep if there is room."""
         if self._stack is None or self._host is None or self._serving is None:
             return
         engine, goal = self._serving
@@ -262,7 +263,7 @@ class PoolMember:
             await self._clear_device(engine)
 
     async def _left(self) -> None:
-        """In place of closing the engine of a worker that is closed."""
+        """Put the engine to sleep in place of closing it, if that was decided."""
         if self._serving is None:
             return
         engine, goal = self._serving
@@ -277,19 +278,22 @@ class PoolMember:
         await engine.close()
 
     def _spare_next(self) -> None:
-        """The model that wakes next is given up after all others, the one that was just left among them."""
+        # The model to wake next is given up after all others, including the one just left.
         if self._goal.model in self._asleep:
             self._asleep.move_to_end(self._goal.model)
 
     async def _make_room(self, size_bytes: int) -> None:
-        """In host memory, at the cost of those that were left longest ago."""
+        """Free host memory by giving up the models left longest ago."""
         held = [each.host_bytes for each in self._asleep.values()]
         for _ in range(too_many(held, size_bytes, self._settings.host_memory_mb * MB)):
             await self._give_up_oldest()
 
     async def _clear_device(self, left: Engine) -> None:
-        """Those that sleep keep no more of its GPUs than the part which is left to them. Nothing else runs there now,
-        so what is used is theirs. left: who went to sleep last."""
+        """Give up sleeping models until the rest fits the GPU memory reserved for them.
+
+        Nothing else runs on the GPUs now, so all used memory belongs to sleeping models. `left` is the last to fall
+        asleep.
+        """
         while self._asleep:
             memory = await self._device_memory(left)
             if memory is None:
@@ -300,7 +304,7 @@ class PoolMember:
             await self._give_up_oldest()
 
     async def _device_memory(self, left: Engine) -> DeviceMemory | None:
-        """As the first says that can: one that has slept for long may have died of it."""
+        # The engine that slept last is asked first: the processes of others may have died meanwhile.
         asleep = [each.engine for each in self._asleep.values()]
         for engine in sorted(asleep, key=lambda each: each is not left):
             if (memory := await engine.device_memory()) is not None:
@@ -335,13 +339,13 @@ class PoolMember:
     # ------------------------------------------------------------ what is said of it
 
     def _stand(self, state: "common.WorkerState", expected_s: float) -> None:
-        """Registered by itself, as an incarnation of its own."""
+        """Change the state that the worker registers for itself, under a new incarnation."""
         self._incarnation = self._since_ns = self._clock.now_ns()
         self._state, self._expected_ns = state, round(expected_s * 1e9)
         self._news.set()
 
     def _expected_s(self, goal: Goal) -> float:
-        """Until it serves, by what is stated of the device."""
+        """Return the expected time until it serves, by the device's stated speeds."""
         if not goal.model:
             return 0.0
         load_per_s, wake_per_s, overhead_s = self._speeds()
@@ -350,7 +354,7 @@ class PoolMember:
         return goal.size_bytes / (per_s or GUESSED_BYTES_PER_S) + overhead_s + leaving
 
     def _speeds(self) -> tuple[float, float, float]:
-        """Bytes a second from the source and from host memory, and seconds beside them; 0: not stated."""
+        """Return bytes a second from the source and from host memory, and the overhead in seconds; 0 if not stated."""
         settings = self._settings
         if settings.engine != "sim":
             return 0.0, 0.0, 0.0
@@ -375,7 +379,7 @@ class PoolMember:
         )
 
     def _memory_bytes(self) -> int:
-        """Of its part of its GPUs, for a model that serves; 0: unknown."""
+        """Return the memory that its share of its GPUs has for a model; 0 if unknown."""
         settings = self._settings
         if self._device_bytes:
             part = self._device_bytes * settings.gpu_share - settings.asleep_gpu_memory_mb * MB
@@ -383,7 +387,7 @@ class PoolMember:
         return round(settings.sim_memory_gb * 1e9 * settings.gpu_share) if settings.engine == "sim" else 0
 
     async def _announce(self) -> None:
-        """Keep it registered while no worker of a model is, which registers itself."""
+        """Keep the worker registered while it serves no model: the worker of a model registers itself."""
         lease_ms = self._settings.lease_ms
         while True:
             self._news.clear()

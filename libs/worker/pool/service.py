@@ -1,4 +1,4 @@
-"""Workers of a pool in one process: their composition root."""
+"""Composition root of the pool workers in one process."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -28,20 +28,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
-    """Describe and AssignModel; the rest is asked of the worker that serves a model, at its own address."""
+    """Describe and AssignModel of a pool worker. Other verbs go to the address of the worker that serves its model."""
 
     def __init__(self, member: PoolMember, record: Record) -> None:
         self._member = member
         self._record = record
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
-        """The worker as it is registered."""
         return pb.DescribeResponse(worker=self._member.worker())
 
     async def AssignModel(  # noqa: N802
         self, request: pb.AssignModelRequest, context: Context
     ) -> pb.AssignModelResponse:
-        """Compare-and-set on the epoch; answered before the model is there."""
+        """Compare and set the model by epoch. The call returns before the model is loaded."""
         asked = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
         request.actor = actor_from(context, request.actor)
         try:
@@ -58,8 +57,10 @@ SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
 async def serve_pool(service: Service[SettingsT], make_ports: MakePorts, bus: Bus) -> None:
-    """Run a worker of the pool and its companions until the service is stopped, then let answers end. `bus`: for the
-    audit trail, whichever model a worker has."""
+    """Run a worker of the pool and its companions until the service is stopped, then drain.
+
+    `bus` carries the audit trail, whichever model a worker holds.
+    """
     settings = service.settings
     names = (settings.id, *settings.companions)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The worker's assignment: kept here, decided in libs/policy, said in protobuf and errors."""
+"""The worker's assignment. libs/policy decides on changes; this module holds the state and words the errors."""
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -36,10 +36,10 @@ _PARAMS = {
 
 
 class AssignmentState:
-    """The current assignment; epochs only grow, and a draining worker takes no more of either work or roles."""
+    """The current assignment. Epochs only grow, and a draining worker accepts no change."""
 
     def __init__(self, model: str, role: int, budget_tokens: int, *, epoch: int = FIRST_EPOCH) -> None:
-        """`epoch`: of the first one, where it had other models before. Raises InvalidRequest for what cannot be."""
+        """Start at `epoch`, which continues that of earlier models. Raise InvalidRequest for an invalid assignment."""
         first = first_assignment(model, role, budget_tokens, epoch)
         if isinstance(first, NotTaken):
             raise _error(first)
@@ -48,12 +48,10 @@ class AssignmentState:
 
     @property
     def current(self) -> roles.Assignment:
-        """What the worker does now."""
         return self._current
 
     @property
     def message(self) -> common.Assignment:
-        """The assignment as a message."""
         current = self._current
         return common.Assignment(
             model=current.model,
@@ -63,7 +61,9 @@ class AssignmentState:
         )
 
     def set_role(self, *, expected_epoch: int, role: int, budget_tokens: int, model: str = "") -> common.Assignment:
-        """Take a new role; raises StaleRole unless `expected_epoch` is current, InvalidRequest for what cannot be."""
+        """Change the role. Raise StaleRole unless `expected_epoch` is current, and InvalidRequest for an invalid
+        role.
+        """
         wanted = Wanted(role, budget_tokens, expected_epoch, model)
         new = next_assignment(self._current, wanted, draining=self.draining)
         if isinstance(new, NotTaken):
@@ -75,7 +75,7 @@ class AssignmentState:
 
     @property
     def leaves_decode(self) -> bool:
-        """Whether sequences that still decode are work of a role that has been left."""
+        """Whether running decodes belong to a role that has been left."""
         return leaves_decode(self._current, draining=self.draining)
 
 

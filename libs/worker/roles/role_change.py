@@ -1,4 +1,4 @@
-"""A worker's last change of role: who asked for it and why, and how soon it worked. Sync; time is passed in."""
+"""A worker's last change of role: actor, reason and time to take effect. Synchronous; callers pass the time."""
 
 from collections import deque
 
@@ -7,26 +7,26 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
 from libs.engine.reports import EngineEvent, StepReport
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
+# Changes whose times are kept; fewer happen while one step runs and is reported.
 MAX_CHANGES = 16
-"""Changes whose times are kept: more than happen while one step runs and is reported."""
 
 
 class LastChange:
-    """The last change of role as it is published; no message before the first."""
+    """The last change of role in its published form; there is no message before the first."""
 
     def __init__(self) -> None:
         self.message: RoleChange | None = None
         self.first_step_ns: int | None = None
-        """From the change until the first engine step ended that did what the new role does; None until one has.
+        """Time from the change to the end of the first engine step of the new role's kind; None until there is one.
 
-        Whose work it was is not asked: the next chunk of a prompt taken before, a decode that was running, and a step
-        that measures count too. It says how soon the engine goes on, not how soon new work comes.
+        Any such step counts: the next chunk of an earlier prompt, a running decode, and a measurement too. The
+        figure shows how soon the engine goes on, not how soon new work arrives.
         """
         self._assignment = Assignment()
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 
     def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
-        """The worker takes an assignment now, as it was asked to."""
+        """Record that the worker takes an assignment at `now_ns`."""
         self.message = RoleChange(
             actor=request.actor,
             reason=request.reason,
@@ -38,11 +38,11 @@ class LastChange:
         self._changed_ns.append(now_ns)
 
     def epoch_at(self, at_ns: int, epoch: int) -> int:
-        """The epoch that held then, where `epoch` holds now."""
+        """Return the epoch that held at `at_ns`, given the present one."""
         return epoch - sum(changed_ns > at_ns for changed_ns in self._changed_ns)
 
     def stepped(self, event: EngineEvent) -> None:
-        """Look at a step; one that began before the change says nothing."""
+        """Check whether a step is the first of the new role. Steps that began before the change do not count."""
         step = event.step
         if self.message is None or self.first_step_ns is not None or step is None or not step.end_unix_ns:
             return

@@ -1,4 +1,4 @@
-"""Step telemetry: contiguous covers of a worker's time, with everything that happened in them. Pure."""
+"""Step telemetry: contiguous covers of a worker's time with all that happened in them. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -14,35 +14,32 @@ from libs.perfmodel.utilisation import Compute
 from libs.perfmodel.wire import compute_message
 from libs.worker.wire import load_message
 
+# Dummy steps that await their batch; beyond it the oldest are counted without their time.
 MAX_DUMMIES: Final = 4_096
-"""Dummy steps that wait for their batch; of more the oldest are counted and their time is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySource:
-    """The worker that a batch comes from."""
-
     worker_id: str
     incarnation: int
     node: str
     gpus: int
     engine: str
     compute: Compute | None = None
-    """What utilisation is reckoned from; None: unknown."""
+    """The figures that utilisation is computed from; None if unknown."""
     kv_blocks: int = 0
-    """KV blocks of the engine's pool; 0: unknown."""
+    """KV blocks of the engine's pool; 0 if unknown."""
     max_sequences: int = 0
-    """That run at a time; 0: unknown."""
+    """Most sequences that run at once; 0 if unknown."""
     block_size_tokens: int = 0
-    """Of each KV block; 0: unknown."""
     chunk_tokens: int = 0
-    """Prompt tokens of a step at most; 0: unknown."""
+    """Most prompt tokens in one step; 0 if unknown."""
     group: str = ""
-    """Data-parallel group of which the worker is a rank; empty: of none."""
+    """Data-parallel group of which the worker is a rank; empty for none."""
 
 
 class StepBatchBuilder:
-    """Gathers engine events and cuts them into batches: covers touch, and no interval is in two batches."""
+    """Gathers engine events and cuts them into batches. Covers touch, and no interval is in two batches."""
 
     def __init__(self, source: TelemetrySource, start_unix_ns: int) -> None:
         self._source = source
@@ -57,11 +54,11 @@ class StepBatchBuilder:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing that happened waits to be sent."""
+        """Whether no event is pending."""
         return not (self._steps or self._waits or self._starved or self._dummies or self._transfers)
 
     def add(self, event: EngineEvent, epoch: int) -> None:
-        """Take an event in, with the epoch its step ran under."""
+        """Add an event whose step ran under `epoch`."""
         if event.step is not None:
             self._add_step(_step(event.step, epoch))
         self._waits.extend(event.kv_waits)
@@ -80,9 +77,10 @@ class StepBatchBuilder:
         gpu_readings: Iterable[GpuReading] = (),
         last: bool = False,
     ) -> StepBatch | None:
-        """The batch from where the last one ended until now, or until where the engine's reports are complete.
+        """Return the batch from the end of the last one to now, or to where the engine's reports are complete.
 
-        None when that is no time at all; gathered events then stay for the next one. `last` says that none follows.
+        Return None if that is no time at all; gathered events then stay for the next batch. `last` marks the final
+        one.
         """
         covered_from = self._covered_to_ns
         covered_to = min(now_ns, load.reported_to_unix_ns or now_ns)
@@ -125,7 +123,7 @@ class StepBatchBuilder:
         return batch
 
     def _take_dummies(self, steps: Iterable[tuple[int, int]]) -> None:
-        """Of empty ones nobody knows when they ran: they are counted only."""
+        # An empty interval means that the time of a step is unknown: it is only counted.
         for start, end in steps:
             self._dummy_steps += 1
             if start < end:
@@ -133,7 +131,9 @@ class StepBatchBuilder:
         del self._dummies[:-MAX_DUMMIES]
 
     def _cut_dummies(self, covered_to: int) -> DummySteps | None:
-        """Each whole and once: the batch that covers its end says it, or a later one where it is heard of later."""
+        """Return each dummy step whole and once, in the batch that covers its end, or a later one if it is reported
+        late.
+        """
         if not self._dummy_steps:
             return None
         ended = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in self._dummies if end <= covered_to]
@@ -141,7 +141,7 @@ class StepBatchBuilder:
         return DummySteps(steps=self._dummy_steps, spans=ended)
 
     def _add_step(self, step: StepRow) -> None:
-        """The end of an announced step replaces its announcement if that was not sent yet."""
+        # The end of an announced step replaces its announcement if that has not been sent.
         last = self._steps[-1] if self._steps else None
         if last is not None and not last.end_unix_ns and last.start_unix_ns == step.start_unix_ns:
             self._steps.pop()
@@ -149,7 +149,7 @@ class StepBatchBuilder:
 
 
 def _between(ended: list[tuple[int, int]], covered_from: int, covered_to: int, ongoing_since: int) -> list[Interval]:
-    """A span that crosses an edge of the cover is cut there; its other part belongs to the neighbouring batch."""
+    """Cut spans at the edges of the cover. The rest of a span belongs to the neighbouring batch."""
     spans = [*ended, (ongoing_since, covered_to)] if ongoing_since else ended
     cut = ((max(start, covered_from), min(end, covered_to)) for start, end in spans)
     return [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in cut if start < end]

@@ -1,4 +1,4 @@
-"""Sends step telemetry to the bus: one batch a period, and of a worker at rest one in several."""
+"""Publication of step telemetry: one batch each period, and one in several periods for a worker at rest."""
 
 import asyncio
 from typing import Final, NamedTuple
@@ -16,15 +16,15 @@ from libs.worker.telemetry.covers import StepBatchBuilder
 from libs.worker.telemetry.step_times import StepTimes
 from libs.worker.wire import load_message
 
+# Periods that one batch of a worker at rest covers. They must end before windows are read, which end
+# `FULCRUM_METRICS_LAG_MS` ago.
 REST_PERIODS: Final = 3
-"""That one batch of a worker at rest covers: its time is known no later than windows are read that end
-`FULCRUM_METRICS_LAG_MS` ago."""
+# Upper bound on that cover, unless a single period is longer.
 MAX_REST_S: Final = 0.3
-"""However long periods are, beside periods themselves."""
 
 
 class _Said(NamedTuple):
-    """What a batch says beside what happened in its time: a worker at rest has nothing else to say."""
+    """The state in a batch beyond its events. A worker at rest has nothing else to report."""
 
     load: Load
     assignment: Assignment
@@ -34,7 +34,7 @@ class _Said(NamedTuple):
 
 
 class TelemetryPublisher:
-    """Cuts and publishes batches; gateways hear of a changed load at the same pace."""
+    """Cuts and publishes batches, and sends changed loads to gateways at the same pace."""
 
     def __init__(
         self,
@@ -58,19 +58,18 @@ class TelemetryPublisher:
         self._period_s = period_ms / 1000
         self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
         self._said: _Said | None = None
-        """By the last batch."""
+        """The state that the last batch carried."""
         self._said_s = 0.0
-        """When, by the loop's time."""
+        """Loop time of the last batch."""
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take an engine event in; a step belongs to the epoch it began in, however late it is reported."""
+        """Add an engine event. A step belongs to the epoch it began in, however late it is reported."""
         epoch = self._host.assignment.current.epoch
         if event.step is not None:
             epoch = self._host.last_change.epoch_at(event.step.start_unix_ns, epoch)
         self._builder.add(event, epoch)
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._period_s)
@@ -81,7 +80,7 @@ class TelemetryPublisher:
             self._host.refresh_load()
 
     def publish(self, *, last: bool = False) -> None:
-        """Publish what has gathered; `last` says that the worker leaves."""
+        """Publish the gathered events. `last` says that the worker leaves."""
         load = self._host.engine.load()
         said = self._say(load)
         step_time = step_time_message(self._step_times.fitted)
@@ -101,7 +100,7 @@ class TelemetryPublisher:
             self._said = said
 
     def _at_rest(self) -> bool:
-        """Whether nothing has happened since the last batch, nothing is at hand, and all that it said still holds."""
+        """Return whether nothing has happened since the last batch, no work is present, and its state still holds."""
         load = self._host.engine.load()
         return (
             not (load.running or load.waiting or load.awaiting_kv)

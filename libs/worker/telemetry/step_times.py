@@ -1,4 +1,4 @@
-"""What a worker learns of how long its own steps take: from the prior at its start to what the next worker finds."""
+"""A worker's learned step times, from the prior at its start to the fits stored for the next worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,14 +19,14 @@ from libs.stores.steps.port import StepTimeKey, StepTimeStore
 log = structlog.get_logger()
 
 REFIT_S: Final = 2.0
+# Leading characters of a model's revision in the keys of stored step times.
 REVISION_CHARS: Final = 16
-"""Leading characters of a model's revision in the keys of stored step times."""
+# Interval at which learned step times are stored; they are stored at the end too.
 SAVE_S: Final = 30.0
-"""Interval at which learned step times are stored; they are stored at the end too."""
 
 
 class StepTimes:
-    """Takes every step in, fits anew now and then, keeps the fits, and tells when the model has changed."""
+    """Learns from every step, refits periodically, stores the fits, and notifies observers of changes."""
 
     def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel) -> None:
         self._store = store
@@ -43,7 +43,6 @@ class StepTimes:
         observer(self.fitted.model)
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take an engine event in."""
         step = event.step
         if step is not None and step.end_unix_ns:
             self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
@@ -58,7 +57,6 @@ class StepTimes:
             log.info("step times known", kinds=sorted(kind.value for kind in found))
 
     async def run(self) -> None:
-        """Fit and keep until cancelled."""
         loop = asyncio.get_running_loop()
         saved_s = loop.time()
         while True:
@@ -69,7 +67,7 @@ class StepTimes:
                 await self.save()
 
     async def refit(self) -> None:
-        """Fit anew where there is something new, on a thread: nobody waits for it, and everybody for the loop."""
+        """Refit if there are new steps, on a thread so that the event loop never waits for it."""
         rows = self._learner.news()
         changed = rows is not None and self._learner.take(await asyncio.to_thread(self._learner.fit, rows), rows)
         self.fitted = self._learner.fitted()
@@ -78,21 +76,21 @@ class StepTimes:
                 observer(self.fitted.model)
 
     async def save(self) -> None:
-        """Keep the fits of the kinds of steps that this worker has seen enough of."""
+        """Store the fits of those kinds of steps that this worker has seen often enough."""
         fits = {kind: self.fitted for kind in StepKind if self.fitted.of(kind).steps >= MIN_STEPS}
         await self._store.save(self._key, fits)
 
     async def kept_curve(self) -> PrefillCurve | None:
-        """The last measurement of prefill by a worker of this kind."""
+        """Return the last prefill measurement by a worker of this kind."""
         return await self._store.load_curve(self._key)
 
     async def keep_curve(self, curve: PrefillCurve) -> None:
-        """Keep one for the next worker."""
+        """Store a prefill measurement for other workers of this kind."""
         await self._store.save_curve(self._key, curve)
 
     @asynccontextmanager
     async def claim(self, lease_s: float) -> AsyncIterator[bool]:
-        """Whether this worker is the one of its kind that measures prefill now; it is while the context is open."""
+        """Yield whether this worker alone of its kind may measure prefill while the context is open."""
         mine = await self._store.claim(self._key, lease_s=lease_s)
         try:
             yield mine
@@ -102,13 +100,12 @@ class StepTimes:
 
 
 def step_time_key(engine: Engine, model: ModelInfo) -> StepTimeKey:
-    """What a started engine's step times, and so its prefill curve, depend on."""
+    """Return the key of all that a started engine's step times, and so its prefill curve, depend on."""
     name = f"{model.name}@{model.revision[:REVISION_CHARS]}"
     return StepTimeKey(engine.name, name, engine.device, engine.capabilities.variant)
 
 
 def work_of(step: StepReport) -> StepWork:
-    """What a reported step did."""
     return StepWork(
         prefill_tokens=step.prefill_tokens,
         prefill_sequences=step.prefill_sequences,

@@ -1,4 +1,4 @@
-"""The prefill chunk size of one worker: kept from an earlier measurement, or measured, at its start and when asked."""
+"""The prefill chunk size of one worker: stored by an earlier measurement, or measured at its start and on request."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from libs.worker.tuning.tuned import Tuned
 
 log = structlog.get_logger()
 
+# How long a starting worker waits for another's measurement; longer than the lease of a dead one.
 WAIT_S: Final = 45.0
-"""Others that start wait so long for what it finds, which is longer than the lease of a dead one."""
+# Interval at which a prefill worker without a final chunk size checks whether another worker has found one.
 LOOK_S: Final = 30.0
-"""Interval at which a prefill worker without a final chunk size checks whether another worker has found one."""
+# How many times an idle worker repeats a measurement that others disturbed, such as processes that load a model
+# beside it.
 AGAIN: Final = 3
-"""How many times an idle worker repeats a measurement that others held up, such as processes that load a model beside
-it."""
 FEW: Final = (
     "there was no room, or no time, for enough steps: fulcrum tune prefill --limit 50 takes longer, and more fit where"
     " less runs; a worker whose sequences decode measures only as far as these can wait, so give it role prefill first"
@@ -34,7 +34,7 @@ FEW: Final = (
 
 
 class PrefillTuner:
-    """Knows the chunk size in effect and how to find a better one. One measurement at a time."""
+    """Holds the chunk size in effect and looks for a better one, with one measurement at a time."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class PrefillTuner:
         *,
         named_tokens: int = 0,
     ) -> None:
-        """`chosen` is called with every size that is taken over. `named_tokens`: asked for by settings; 0: none."""
+        """`chosen` is called with every size that takes effect. `named_tokens` is a size set by settings, or 0."""
         self._engine = engine
         self._step_times = step_times
         self._measurement = Measurement(engine, step_times, clock)
@@ -55,18 +55,18 @@ class PrefillTuner:
         self._busy = False
         self._tries_left = AGAIN
         self._settled = named_tokens > 0
-        """Whether what others measure is of no interest any more."""
+        """Whether measurements by other workers are ignored."""
         self._prompts_come = asyncio.Event()
         """Set while the role is prefill."""
         self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS
-        """In effect."""
+        """The chunk size in effect."""
 
     async def settle(self, role: Role) -> None:
-        """Choose at the start of a prefill worker, unless a size is named: by what an earlier one has measured, else
-        by measuring, else by what is known of its steps.
+        """Choose a size at the start of a prefill worker, unless settings name one.
 
-        Of several that start together one measures, and the others wait for it. Where nothing is measured the log says
-        why. A worker in another role goes on with what it has.
+        An earlier worker's measurement comes first, then a measurement of its own, then learned step times. Of
+        several workers that start together, one measures and the others wait. If nothing is measured, the log says
+        why. A worker in another role keeps its size.
         """
         if role != Role.PREFILL:
             return
@@ -79,9 +79,11 @@ class PrefillTuner:
             log.info("prefill not measured at start", reason=reason, chunk_tokens=self.chunk_tokens)
 
     async def run(self) -> None:
-        """Take over what others have measured by then, for a worker that comes to role prefill later or has found
-        nothing, until a size is settled. A curve whose equal steps differ settles none: it is measured again when
-        nothing else runs here, a few times at most."""
+        """Adopt measurements of other workers until a size is settled.
+
+        This serves a worker that enters role prefill later or has found nothing. A curve whose equal steps differ
+        settles nothing: it is measured again while the worker is idle, at most a few times.
+        """
         while not self._settled:
             await self._prompts_come.wait()
             await self._take_kept()
@@ -90,17 +92,18 @@ class PrefillTuner:
                 await self._measure_again()
 
     def role_is(self, role: Role) -> None:
-        """The worker's assignment has changed, perhaps."""
+        """Update whether the role is prefill, after any change of the worker."""
         if role == Role.PREFILL:
             self._prompts_come.set()
         else:
             self._prompts_come.clear()
 
     async def tune(self, *, most_tokens: int = 0, limit_s: float = 0.0, apply: bool = True) -> Tuned | None:
-        """Measure and, with `apply`, use the chosen chunk; None when there was no room or time to measure.
+        """Measure and, with `apply`, use the chosen chunk. Return None if there was no room or time to measure.
 
-        A curve that ends before its plateau is not shared: it shows how far could be measured, not what saturates the
-        device. Raises QueueFull while a measurement runs here, or one at a worker of this kind takes too long.
+        A curve that ends before its plateau is not shared: it shows how far could be measured, not what saturates
+        the device. Raise QueueFull while a measurement runs here, or if one at a worker of this kind takes too
+        long.
         """
         self._check_free()
         self._busy = True
@@ -117,10 +120,10 @@ class PrefillTuner:
             self._busy = False
 
     def set(self, tokens: int) -> Tuned:
-        """Take a size that an administrator names, until the worker ends.
+        """Use a size that an administrator names until the worker ends.
 
-        Raises InvalidRequest beyond what is ever measured, QueueFull while a measurement runs, which would choose
-        another.
+        Raise InvalidRequest beyond the largest size measured, and QueueFull while a measurement runs that would
+        choose another.
         """
         if not 1 <= tokens <= MOST_TOKENS:
             raise InvalidRequest(f"a step computes 1 to {MOST_TOKENS} prompt tokens, not {tokens}")
@@ -131,12 +134,14 @@ class PrefillTuner:
         return tuned
 
     async def kept(self) -> Tuned | None:
-        """The size in effect and the last measurement, by this worker or an earlier one; None where there is none."""
+        """Return the size in effect and the last measurement, by this worker or an earlier one; None without one."""
         curve = self._curve or await self._step_times.kept_curve()
         return self._tuned(self.chunk_tokens, curve) if curve is not None else None
 
     async def _first(self) -> str:
-        """Take a kept curve over, or measure while nobody else of this kind does; why nothing was measured, if so."""
+        """Adopt a stored curve, or measure while no other worker of this kind does. Return why nothing was measured,
+        if so.
+        """
         clock = asyncio.get_running_loop().time
         end_s = clock() + WAIT_S
         while not await self._take_kept():
@@ -163,7 +168,7 @@ class PrefillTuner:
         return ""
 
     async def _measure_again(self) -> None:
-        """Where what is known was held up; it ends as soon as somebody comes, and counts only where it got through."""
+        """Repeat a disturbed measurement while idle. It stops when work arrives and counts only if complete."""
         known = self._curve.saturation if self._curve is not None else None
         if known is None or known.is_steady or not known.is_whole or self._settled or self._busy or not self._idles():
             return
@@ -185,7 +190,7 @@ class PrefillTuner:
         return self._prompts_come.is_set() and not (load.running or load.waiting)
 
     async def _adopt(self, curve: PrefillCurve) -> None:
-        """Use what was found here, and keep it for others unless it ends too soon or they have a steadier one."""
+        """Use a measured curve, and store it unless it is truncated or the stored one is steadier."""
         found = curve.saturation
         self._curve, self._settled = curve, found.is_whole and found.is_steady
         self._take(found.chunk_tokens)
@@ -205,7 +210,7 @@ class PrefillTuner:
         return Tuned(chunk_tokens, self.chunk_tokens, DEFAULT_CHUNK_TOKENS, model, curve)
 
     async def _take_kept(self) -> bool:
-        """Whether there is a curve to go by; one that comes after a size was named is not taken."""
+        """Return whether a curve is in effect. One that arrives after a size was named is ignored."""
         curve = await self._step_times.kept_curve()
         if curve is None or self._settled or self._busy:
             return self._settled
@@ -215,7 +220,7 @@ class PrefillTuner:
         return True
 
     def _take_fitted(self) -> None:
-        """By what earlier workers have learned of prefill, where they have."""
+        """Choose by the prefill times that earlier workers have learned, if any."""
         if StepKind.PREFILL in self._step_times.known:
             chunk_tokens, _ = knee_of(self._step_times.fitted.model, room_tokens(self._engine, MOST_TOKENS))
             self._take(chunk_tokens)

@@ -1,4 +1,4 @@
-"""One measurement of prefill: under the lease of the worker's kind, since two at once would measure each other."""
+"""A measurement of prefill under the lease of the worker's kind: two at once would disturb each other."""
 
 import asyncio
 from collections import defaultdict
@@ -29,7 +29,7 @@ from libs.worker.tuning.trials import room_tokens, run_trials
 
 
 def find_knee(prior: StepTimeModel, trials: Sequence[MeasuredStep]) -> Saturation | None:
-    """The knee of a curve fitted to the trials; None where there are too few to fit one."""
+    """Return the knee of a curve fitted to the trials, or None if they are too few."""
     if len(trials) < MIN_STEPS:
         return None
     by_size: defaultdict[int, list[int]] = defaultdict(list)
@@ -51,20 +51,20 @@ def _rows(trials: Sequence[MeasuredStep]) -> Rows:
     return Rows(table[:, 0], table[:, 1], nothing, nothing, table[:, 2], everything)
 
 
+# Expected duration of a measurement if the caller names none.
 LIMIT_S: Final = 10.0
-"""Measuring is to take so long at most, where nobody says how long."""
+# A measurement ends after this long with what it has: a busy device takes longer than expected.
 PATIENCE_S: Final = 20.0
-"""A measurement ends after this long with what it has: a busy device takes longer than expected."""
+# Bound on a limit that the caller names, as for a slow device; within the call's own deadline.
 MOST_LIMIT_S: Final = 50.0
-"""The same, where whoever asks gives it longer, as a slow device needs; within the call's own deadline."""
+# How long others leave a measuring worker alone: longer than it measures, unless it is dead.
 LEASE_S: Final = 30.0
-"""A worker that measures is let alone for so long: longer than it measures, unless it is dead."""
+# Interval at which a waiting worker checks for the lease.
 POLL_S: Final = 0.25
-"""Whoever waits for another looks so often."""
 
 
 class Measurement:
-    """Trials at one engine. One at a time, of all workers of this kind."""
+    """Trials at one engine, which run at one worker of its kind at a time."""
 
     def __init__(self, engine: Engine, step_times: StepTimes, clock: Clock) -> None:
         self._engine = engine
@@ -73,13 +73,13 @@ class Measurement:
 
     @asynccontextmanager
     async def turn(self, limit_s: float = 0.0) -> AsyncIterator[bool]:
-        """Whether this worker may measure now, for `limit_s` or as long as usual, while the context is open."""
+        """Yield whether this worker may measure while the context is open, for `limit_s` or the usual time."""
         patience_s = min(limit_s, MOST_LIMIT_S) or PATIENCE_S
         async with self._step_times.claim(LEASE_S - PATIENCE_S + patience_s) as mine:
             yield mine
 
     async def in_turn(self, most_tokens: int, limit_s: float) -> PrefillCurve | None:
-        """`run` once no other worker of this kind measures; raises QueueFull where that would exceed the limit."""
+        """Call `run` once no other worker of this kind measures. Raise QueueFull if waiting would exceed the limit."""
         clock = asyncio.get_running_loop().time
         end_s = clock() + MOST_LIMIT_S - (min(limit_s, MOST_LIMIT_S) or PATIENCE_S)
         while True:
@@ -93,7 +93,7 @@ class Measurement:
     async def run(
         self, most_tokens: int = 0, limit_s: float = 0.0, goes_on: Callable[[], bool] = lambda: True
     ) -> PrefillCurve | None:
-        """Measure, in one's turn; None where there was no room, or no time, for enough steps."""
+        """Measure while holding the lease. Return None without room or time for enough steps."""
         limit_s = min(limit_s, MOST_LIMIT_S)
         trials = await run_trials(
             self._engine,

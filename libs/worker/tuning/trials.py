@@ -1,4 +1,4 @@
-"""Prefill steps of growing size at one engine, timed: what the smallest saturating chunk is read off."""
+"""Timed prefill steps of growing size at one engine, from which the smallest saturating chunk is read."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from libs.engine.port import Engine
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.saturation import MeasuredStep, calibrated, plan_trials
 
+# Tokens of the first steps, which estimate how far a measurement can get.
 GUESS_TOKENS: Final = 64
-"""Tokens of the first steps, which estimate how far a measurement can get."""
+# Runs of which the fastest counts: a disturbed step does not show the device's speed.
 GUESSES: Final = 3
-"""Runs of which the fastest counts: a step that is held up does not show the device's speed."""
 
 
 async def run_trials(
@@ -23,10 +23,11 @@ async def run_trials(
     patience_s: float,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> list[MeasuredStep]:
-    """As many as fit, each size several times: in `limit_s` as expected, begun within `patience_s` whatever comes.
+    """Run as many trials as fit, each size several times: within `limit_s` by estimate, started within `patience_s` in
+    fact.
 
-    `known`: what is believed of steps by now. Trials for which the engine has no room or no time are left out, and all
-    that are left once it no longer `goes_on`.
+    `known` returns the present step-time model. Trials without room or time in the engine are left out, and so are
+    all that remain once `goes_on` returns false.
     """
     clock = asyncio.get_running_loop().time
     end_s = clock() + patience_s
@@ -42,13 +43,15 @@ async def run_trials(
 
 
 def room_tokens(engine: Engine, most_tokens: int) -> int:
-    """The largest trial, at most `most_tokens`: half of the free KV blocks are for prompts that come meanwhile."""
+    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left to arriving
+    prompts.
+    """
     free = engine.load().free_kv_blocks * engine.capabilities.block_size_tokens // 2
     return max(min(most_tokens, free), 1)
 
 
 async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens: int) -> StepTimeModel:
-    """What steps are believed to take, by a few of them: a guess about the device may be off by an order."""
+    """Correct the expected step times by a few steps: a guess about the device may be off by an order of magnitude."""
     await engine.measure_prefill(tokens)  # what the first step of a shape sets up is not measured
     took_ns = [await engine.measure_prefill(tokens) for _ in range(GUESSES)]
     fastest_ns = min((each for each in took_ns if each), default=0)

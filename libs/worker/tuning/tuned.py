@@ -1,4 +1,4 @@
-"""A worker's prefill chunk and decode batch, and their messages for administrators. Pure."""
+"""A worker's prefill chunk and decode batch as messages for administrators. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,21 +10,21 @@ from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import TRIAL_PROMPT_TOKENS, PrefillCurve, ttft_under_load_ns
 from libs.policy.worker.slack import largest_batch
 
+# Context of each sequence in the decode batch that is shown beside a curve.
 DECODE_CONTEXT_TOKENS: Final = 1024
-"""Context of each sequence for the largest decode batch that is shown beside a curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The chunk size that was chosen, and what else there was to choose from."""
+    """The chosen chunk size and its alternatives."""
 
     chunk_tokens: int
     before_tokens: int
-    """In effect before."""
+    """The chunk size that was in effect before."""
     default_tokens: int
-    """What the engine starts with where nothing is measured."""
+    """The engine's chunk size without a measurement."""
     model: StepTimeModel
-    """The model that predicts prompts: fitted to the curve, where there is one."""
+    """The model that predicts prompts; fitted to the curve if there is one."""
     curve: PrefillCurve | None
 
     @property
@@ -34,7 +34,7 @@ class Tuned:
 
 
 def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.TunePrefillResponse:
-    """With the curve as far as one is known, and the largest decode batch within a target."""
+    """Return the chunk sizes with the curve, if known, and the largest decode batch within a target."""
     sizes = (tuned.chunk_tokens, tuned.before_tokens, tuned.default_tokens)
     prompt, before, default = (round(ttft_under_load_ns(tuned.model, TRIAL_PROMPT_TOKENS, tokens)) for tokens in sizes)
     answer = pb.TunePrefillResponse(
@@ -55,7 +55,7 @@ def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.T
 
 
 def decode_message(fitted: FittedModel, request: pb.TuneDecodeRequest, max_sequences: int) -> pb.TuneDecodeResponse:
-    """The largest decode batch within a target by what a worker has learned, and how far that can be trusted."""
+    """Return the largest decode batch within a target by learned step times, and how far these can be trusted."""
     context_tokens = request.context_tokens or DECODE_CONTEXT_TOKENS
     batch = largest_batch(fitted.model, request.tpot_target_us * 1000, context_tokens, max_sequences)
 

@@ -1,4 +1,4 @@
-"""What the admin verbs share: who may change what the planner does; what they set is published and remembered."""
+"""Authorization, publication and storage shared by the planner's admin verbs."""
 
 from collections.abc import Awaitable, Callable
 
@@ -17,11 +17,11 @@ from services.planner.kept import Lead, PlannerStore
 from services.planner.state import PlannerState
 
 Write = Callable[[PlannerStore], Awaitable[bool]]
-"""Keeps a value in a store; whether that worked."""
+"""Writes a value to a store and returns whether that succeeded."""
 
 
 class Admin:
-    """One planner as its admin verbs see it."""
+    """Checks callers of admin verbs and publishes what they set."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Admin:
         token: str,
         keys: KeyTable | None = None,
     ) -> None:
-        """keys: an API key of the role that a verb needs counts as the token does."""
+        """With `keys`, an API key of the role that a verb needs is accepted in place of the token."""
         self._guard = ChangeGuard(keys, clock, token=token)
         self.state = state
         self._store = store
@@ -43,10 +43,10 @@ class Admin:
     def allow(
         self, request: Request, authorization: str, what: str, *, said: str = "", least: Role = "operator"
     ) -> str:
-        """Return the actor as every record of the change names it; `said` is the name that the caller gives itself.
+        """Return the actor to name in every record of the change; `said` is the name that the caller gives itself.
 
-        Raises what ChangeGuard raises for who may not; Conflict where another planner decides, since what is set here
-        would change nothing.
+        Raise what ChangeGuard raises for callers without permission, and Conflict if another planner leads, since a
+        change here would have no effect.
         """
         caller = self._guard.admit(authorization, what, least)
         if self.state.lead is Lead.ANOTHERS:
@@ -54,16 +54,16 @@ class Admin:
         return named_actor(request.scope, caller, said)
 
     def tell(self, decide: Callable[[int], Decision]) -> None:
-        """Publish what was set; `decide` takes the time."""
+        """Publish the decision that `decide` returns for the present time in ns."""
         self._bus.publish(DECISIONS, decide(self._clock.now_ns()))
 
     def remembered(self) -> "Remembered":
-        """A value of its own in the store."""
+        """Return a slot that stores one setting and retries while the store is away."""
         return Remembered(self._store)
 
 
 class Remembered:
-    """Whether the store has what was set last."""
+    """A setting's last value until the store has it."""
 
     def __init__(self, store: PlannerStore | None) -> None:
         self._store = store
@@ -71,16 +71,16 @@ class Remembered:
         self.kept = True
 
     async def keep(self, write: Write) -> None:
-        """Keep a value; where the store is away, `again` does."""
+        """Store a value. If the store is away, `again` retries."""
         self._unkept = write
         self.kept = self._store is not None and await write(self._store)
 
     async def again(self) -> bool:
-        """Keep what was set while the store was away; whether it has it now."""
+        """Retry a failed write and return whether the store has the last value."""
         if not self.kept and self._store is not None and self._unkept is not None:
             self.kept = await self._unkept(self._store)
         return self.kept
 
     def taken(self) -> None:
-        """What the store has was taken in place of what was set."""
+        """Drop a pending write: the stored value has replaced it."""
         self.kept = True

@@ -1,4 +1,4 @@
-"""What the planner's routes answer, in words and plain numbers. Pure."""
+"""Responses of the planner's routes, in words and plain numbers. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer", bound="DataclassInstance")
 
+# Names of pools: mixed workers belong to the decode pool.
 ROLE_WORDS: Final[Mapping[int, str]] = {Role.PREFILL: "prefill", Role.MIXED: "decode", Role.STANDBY: "standby"}
-"""Of pools: mixed workers are in the decode pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAnswer:
-    """The workers of a model in a role, as a decision saw them."""
+    """A model's workers in one role, as a decision saw them."""
 
     model: str
     role: str
@@ -40,7 +40,7 @@ class PoolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeAnswer:
-    """A split of a model's workers, by its name and the pressure that it would leave."""
+    """A split of a model's workers, with its name and the pressure that it would leave."""
 
     name: str
     score: float
@@ -48,23 +48,23 @@ class AlternativeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAnswer:
-    """A worker as it is to be; the epoch is that which it then has, 0 where nobody was asked."""
+    """A worker's assignment after a change. The epoch is the one it then has, or 0 if it was only recommended."""
 
     worker: str
     role: str
     budget_tokens: int
     epoch: int
     before: str = ""
-    """Its role when that was decided; empty where nobody was asked."""
+    """Its role when the change was decided; empty if the change was only recommended."""
     before_budget_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateAnswer:
-    """A split of a model's workers, and what is predicted of it while demand stays as it is.
+    """A split of a model's workers and its predicted effect if demand stays as it is.
 
-    Pressures are work over what there is for it; above 1 work grows into a queue. `served` is the share of the work
-    that would be done in time.
+    Pressure is work over capacity: above 1, a queue grows. `served` is the share of the work that would be done in
+    time.
     """
 
     prefill: int
@@ -78,8 +78,9 @@ class CandidateAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SeenAnswer:
-    """A model's workers and how hard work pressed on them; `waiting_ms` is what one worker would take for the prompts
-    that waited."""
+    """A model's workers and the pressure on them. `waiting_ms` is the time one worker would take for the waiting
+    prompts.
+    """
 
     prefill: int
     decode: int
@@ -91,7 +92,7 @@ class SeenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswer:
-    """What was seen before a decision and `after_ms` after it. Other things happened too: it is no proof."""
+    """State before a decision and `after_ms` after it. Other things changed meanwhile, so it proves no cause."""
 
     before: SeenAnswer
     after: SeenAnswer
@@ -100,7 +101,7 @@ class MeasuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedAnswer:
-    """A split of roles under the demand that came; means over the time replayed."""
+    """A split of roles under the demand that followed; figures are means over the replayed time."""
 
     prefill: int
     decode: int
@@ -111,7 +112,9 @@ class ReplayedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CounterfactualAnswer:
-    """The demand that came for `over_ms` after a decision, without it and with it: by a closed form, not simulated."""
+    """The demand in the `over_ms` after a decision, replayed without and with it by a closed form, not by
+    simulation.
+    """
 
     method: str
     over_ms: int
@@ -121,7 +124,7 @@ class CounterfactualAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAnswer:
-    """How many workers of a model were in a role, stood by, and are wished; and how many an actuator is to have."""
+    """Worker counts of a model: in a role, on standby and wished; and how many an actuator is to run."""
 
     serving: int
     standby: int
@@ -133,8 +136,9 @@ class ScaleAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AdviceAnswer:
-    """What somebody may do: `figure` is expected to change by `low` to `high`, `came` is what it changed by where that
-    was done. `outcome`: open, applied or expired."""
+    """Advice to an operator. `figure` is expected to change by `low` to `high`; `came` is its change once the advice
+    was applied. `outcome` is open, applied or expired.
+    """
 
     kind: str
     figure: str
@@ -150,15 +154,15 @@ class AdviceAnswer:
 class DecisionAnswer:
     """A decision with its inputs and its reason.
 
-    Actions set_role and set_budget say what workers were asked for, in mode auto, and recommend what they would have
-    been; `predicted` is the candidate that was chosen. Action role_moved reports a move that was seen, whoever made
-    it, set_mode and set_limits of what somebody set. `worker`, `role` and `epoch` are those of the first worker, and
-    empty and 0 where the action is about none.
+    Actions set_role and set_budget list the changes requested from workers in mode auto; recommend lists what they
+    would have been. `predicted` is the chosen candidate. Action role_moved reports an observed move, whoever made
+    it. set_mode and set_limits report a change of settings. `worker`, `role` and `epoch` describe the first worker,
+    and are empty and 0 if the action concerns none.
     """
 
     id: str
     time: str
-    """ISO 8601, UTC."""
+    """The time of the decision in ISO 8601, UTC."""
     planner_id: str
     sequence: int
     decided_unix_ns: int
@@ -187,38 +191,36 @@ class DecisionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """A model's workers, and how hard work presses on them; null where too little is known."""
+    """A model's workers and the pressure on them; null where too little is known."""
 
     model: str
     code: str
     unknown: str
-    """What is missing, in words; empty where enough is known."""
+    """What is missing, in words; empty if enough is known."""
     now: SeenAnswer | None
     pinned: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerAnswer:
-    """The planner as it is now."""
-
     planner_id: str
     mode: str
     lead: str
-    """Who decides, of the planners that share a cluster: ours, anothers, or unknown while Redis does not say."""
+    """Which planner of the cluster decides: ours, anothers, or unknown while Redis does not answer."""
     not_live: str
-    """What it does not hear of; empty when all is well."""
+    """The sources that are silent, in words; empty if all are live."""
     decisions: dict[str, int]
-    """So far, by action."""
+    """Number of decisions since the start, by action."""
     models: list[ModelAnswer]
 
 
 def decision_id(decision: Decision) -> str:
-    """Names a decision among all planners and their restarts."""
+    """Return an id that is unique among all planners and their restarts."""
     return f"{decision.planner_id}.{decision.incarnation // 1_000_000_000}.{decision.sequence}"
 
 
 def decision_answer(decision: Decision) -> DecisionAnswer:
-    """As REST and `fulcrum planner decisions` show it."""
+    """Convert a decision for REST and `fulcrum planner decisions`."""
     changes = [_change(each) for each in decision.changes]
     if decision.worker_id:
         moved = WorkerChange(worker_id=decision.worker_id, assignment=decision.assignment)
@@ -269,7 +271,7 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
 
 
 def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
-    """As of the last decision, or of now while there are none."""
+    """Return the planner's state as of the last decision, or as of now if there is none."""
     return PlannerAnswer(
         planner_id=state.identity.planner_id,
         mode=mode_word(state.identity.mode),
@@ -281,7 +283,7 @@ def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
 
 
 def iso(unix_ns: int) -> str:
-    """To the millisecond, UTC."""
+    """Format a Unix time to the millisecond in ISO 8601, UTC."""
     return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -309,7 +311,7 @@ def _change(change: WorkerChange) -> ChangeAnswer:
 
 
 def _fields(answer: type[_Answer], message: Message) -> _Answer:
-    """An answer whose fields are fields of the message, of the same names."""
+    """Build an answer from the message fields of the same names."""
     return answer(**{each.name: getattr(message, each.name) for each in fields(answer)})
 
 

@@ -1,5 +1,3 @@
-"""The routes of the planner."""
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -35,12 +33,12 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """A registered worker. Depths and counts are null until its telemetry tells them.
+    """A registered worker. Depths and counts are null until its telemetry arrives.
 
-    `moves` counts its changes of role since it started; `moved_*` describe the last one, and are 0 and empty before it.
-    A decode worker that computes prompts too for a while, since the planner had it, keeps role decode and has a budget;
-    one that was started or set so by somebody is mixed. `unpaired` says why it gets no work, where nobody in the other
-    phase has KV like its own; else it is empty.
+    `moves` counts its changes of role since it started. `moved_*` describe the last one and are 0 and empty before
+    it. A decode worker that the planner lends prompts to keeps role decode and has a budget; a worker that was
+    started with a budget, or given one by a person, is mixed. `unpaired` says why a worker gets no work because no
+    worker of the other phase has compatible KV; otherwise it is empty.
     """
 
     id: str
@@ -67,14 +65,13 @@ class WorkerAnswer:
     pool_faults: int | None
     address: str
     group: str
-    """Of the data-parallel ranks that have one role; empty: it is alone."""
+    """The data-parallel group whose ranks share one role; empty for a single worker."""
     coverage: float
 
 
 def make_api(
     state: PlannerState, clock: Clock, registry: CollectorRegistry, modes: ModeApi, limits: LimitsApi
 ) -> FastAPI:
-    """The app over `state`."""
     app = make_web_app(
         "Fulcrum planner",
         "Which worker does what, and why.",
@@ -84,24 +81,24 @@ def make_api(
 
     @app.get("/v1/workers")
     async def workers() -> list[WorkerAnswer]:
-        """Registered workers, by id, with their latest depths."""
+        """Return the registered workers by id, with their latest depths."""
         alone = state.view.roster.alone
         planner_id = state.identity.planner_id
         return [_worker(each, planner_id, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
 
     @app.get("/v1/planner")
     async def planner() -> PlannerAnswer:
-        """The planner's mode, and how hard work presses on each model's workers."""
+        """Return the planner's mode and the pressure on each model's workers."""
         return planner_answer(state, clock.now_ns())
 
     @app.get("/v1/decisions")
     async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
-        """The last decisions, the newest first."""
+        """Return the last decisions, newest first."""
         return [decision_answer(decision) for decision in islice(reversed(state.decisions), limit)]
 
     @app.get("/v1/decisions/{decision_id}", responses={404: {"description": "no such decision is kept"}})
     async def decision(decision_id: str) -> DecisionAnswer:
-        """One decision, by its id or its sequence number."""
+        """Return one decision by its id or its sequence number."""
         for each in map(decision_answer, reversed(state.decisions)):
             if decision_id in (each.id, str(each.sequence)):
                 return each
@@ -115,7 +112,7 @@ def make_api(
 
 
 class PlannerCollector(Collector):
-    """The planner's own figures for Prometheus."""
+    """The planner's metrics, read from its state at each scrape."""
 
     def __init__(self, state: PlannerState, clock: Clock, actor: OrderExecutor | None = None) -> None:
         self._state = state
@@ -123,7 +120,6 @@ class PlannerCollector(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """As of this scrape."""
         now_ns = self._clock.now_ns()
         decided = CounterMetricFamily(names.DECISIONS_TOTAL, "Decisions made.", labels=("action",))
         for action in (ACTION_KEEP, *sorted(self._state.published.keys() - {ACTION_KEEP})):
@@ -151,7 +147,7 @@ class PlannerCollector(Collector):
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
 
     def _pressures(self) -> Metric:
-        """Pressures of models that enough is known of; those of one that serves a phase with nobody are cut."""
+        """Return the pressures of models with enough telemetry, cut where a phase has no worker."""
         found = GaugeMetricFamily(
             names.PLANNER_PRESSURE, "Work over what there is for it; above 1 it queues.", labels=("model", "phase")
         )

@@ -1,5 +1,3 @@
-"""The routes that tell and set the limits of decisions; setting them is an admin verb."""
-
 from typing import Annotated
 
 import structlog
@@ -17,14 +15,14 @@ Actor = Annotated[str, Query(max_length=MAX_NAME_CHARS, description="A name besi
 
 
 class LimitsAnswer(BaseModel):
-    """The limits, and whether they outlive a restart."""
+    """The limits, and whether they survive a restart."""
 
     limits: LimitsBody
     kept: bool
 
 
 class LimitsApi:
-    """GET and PUT /v1/limits."""
+    """The routes GET and PUT /v1/limits; PUT is an admin verb."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -32,22 +30,21 @@ class LimitsApi:
         self._held = LimitsBody()
 
     async def keep_again(self) -> bool:
-        """Keep limits that were set while the store was away; whether it has them now."""
+        """Retry a failed write of the limits and return whether the store has them."""
         return await self._remembered.again()
 
     def take(self, kept: LimitsBody) -> None:
-        """Hold to those that were kept by whoever led before."""
+        """Adopt the limits that the previous leader stored."""
         self._held = kept
         self._remembered.taken()
         self._admin.state.limits = kept.limits()
 
     def router(self) -> APIRouter:
-        """The routes, for the planner's app."""
         router = APIRouter(route_class=JsonRoute)
 
         @router.get("/v1/limits")
         async def limits() -> LimitsAnswer:
-            """What decisions hold to."""
+            """Return the limits that decisions keep to."""
             return LimitsAnswer(limits=self._held, kept=self._remembered.kept)
 
         @router.put(
@@ -60,7 +57,7 @@ class LimitsApi:
         async def set_limits(
             wanted: LimitsBody, request: Request, actor: Actor = "", authorization: Annotated[str, Header()] = ""
         ) -> LimitsAnswer:
-            """Set all of them; needs the suite's token as `authorization: Bearer TOKEN`."""
+            """Set all limits. Requires the suite's token as `authorization: Bearer TOKEN`."""
             by = self._admin.allow(request, authorization, "setting limits", said=actor)
             if wanted.revision != self._held.revision:
                 raise Conflict(
@@ -77,7 +74,7 @@ class LimitsApi:
 
 
 def read_limits(written: str | None) -> LimitsBody:
-    """Those that were kept; none where nothing was, or what was is not understood."""
+    """Parse stored limits; return the defaults if there are none or they cannot be parsed."""
     if written is None:
         return LimitsBody()
     try:

@@ -1,4 +1,4 @@
-"""Limits as people write them: JSON, checked, and back. Pure."""
+"""The JSON form of limits and its validation. Pure."""
 
 import re
 from types import MappingProxyType
@@ -17,8 +17,8 @@ from libs.policy.planner.limits import (
 )
 
 MAX_PINNED = 10_000
+# The least meaningful total: one worker alone serves both phases.
 LEAST_WORKERS = 2
-"""One worker alone does what two would."""
 MAX_QUIET = 24
 MAX_MODELS = 64
 MAX_NAME_CHARS = 200
@@ -29,12 +29,14 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class ModelLimitsBody(BaseModel):
-    """Of one model's workers; a mixed worker is a decode worker. Null: no bound, or the planner's own target."""
+    """Limits of one model; mixed workers count as decode workers. Null means unbounded, or the planner's own TPOT
+    target.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     prefill_min: Workers = 1
-    """1 is waived of one worker alone, and of mixed workers that were started so."""
+    """A minimum of 1 is waived for a single worker and for workers that were started as mixed."""
     prefill_max: Workers | None = None
     decode_min: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     decode_max: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
@@ -56,7 +58,6 @@ class ModelLimitsBody(BaseModel):
         return self
 
     def limits(self) -> ModelLimits:
-        """As decisions take them."""
         return ModelLimits(
             prefill_min=self.prefill_min,
             prefill_max=MAX_WORKERS if self.prefill_max is None else self.prefill_max,
@@ -70,7 +71,9 @@ class ModelLimitsBody(BaseModel):
 
 
 class LimitsBody(BaseModel):
-    """Of all models. `revision` is that which was read: another one by now is refused, and nothing is lost."""
+    """Limits of all models. An update must carry the `revision` that was read, so that a concurrent change is not
+    lost.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,7 +92,6 @@ class LimitsBody(BaseModel):
         return hours
 
     def limits(self) -> PlannerLimits:
-        """As decisions take them."""
         return PlannerLimits(
             moves_per_s=self.moves_per_s,
             pinned=frozenset(self.pinned),
@@ -99,13 +101,13 @@ class LimitsBody(BaseModel):
         )
 
     def changed_from(self, before: "LimitsBody") -> str:
-        """What is different, in words."""
+        """Describe the differences from earlier limits in words."""
         old, new = before.model_dump(exclude={"revision"}), self.model_dump(exclude={"revision"})
         return ", ".join(f"{name} from {old[name]} to {new[name]}" for name in new if new[name] != old[name]) or "none"
 
 
 def _quiet(text: str) -> QuietHours:
-    """Raises ValueError for what is not HH:MM-HH:MM."""
+    """Parse HH:MM-HH:MM; raise ValueError for anything else."""
     found = _HOURS.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not HH:MM-HH:MM, UTC, such as 22:00-06:00")

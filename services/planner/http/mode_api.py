@@ -1,5 +1,3 @@
-"""The routes that tell and set the planner's mode; setting it is an admin verb."""
-
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +10,7 @@ from services.planner.kept import MODES, ModeWord, mode_word
 
 @dataclass(frozen=True, slots=True)
 class ModeRequest:
-    """The mode to take. `actor`: a name beside the suite's token; a key names whoever has it."""
+    """The mode to set. `actor` names a caller that shows the suite's token; a key names its holder itself."""
 
     mode: ModeWord
     actor: str = ""
@@ -20,37 +18,36 @@ class ModeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModeAnswer:
-    """The mode, and whether it outlives a restart."""
+    """The mode, and whether it survives a restart."""
 
     mode: str
     kept: bool
 
 
 class ModeApi:
-    """GET and PUT /v1/mode."""
+    """The routes GET and PUT /v1/mode; PUT is an admin verb."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._remembered = admin.remembered()
 
     async def keep_again(self) -> bool:
-        """Keep a mode that was set while the store was away; whether it has the mode now."""
+        """Retry a failed write of the mode and return whether the store has it."""
         return await self._remembered.again()
 
     def router(self) -> APIRouter:
-        """The routes, for the planner's app."""
         router = APIRouter(route_class=JsonRoute)
 
         @router.get("/v1/mode")
         async def mode() -> ModeAnswer:
-            """The planner's mode."""
+            """Return the planner's mode and whether it survives a restart."""
             return self._answer()
 
         @router.put("/v1/mode", responses={401: {"description": "the token is missing or wrong"}})
         async def set_mode(
             wanted: ModeRequest, request: Request, authorization: Annotated[str, Header()] = ""
         ) -> ModeAnswer:
-            """Set the mode; needs the suite's token as `authorization: Bearer TOKEN`."""
+            """Set the mode. Requires the suite's token as `authorization: Bearer TOKEN`."""
             actor = self._admin.allow(request, authorization, "setting the mode", said=wanted.actor)
             mode = MODES[wanted.mode]
             self._admin.tell(lambda now_ns: self._admin.state.set_mode(mode, actor, now_ns))

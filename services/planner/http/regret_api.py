@@ -1,5 +1,3 @@
-"""The route that tells what was lost against hindsight."""
-
 import re
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -16,10 +14,10 @@ _UNIT_NS: Final = {"m": 60_000_000_000, "h": 3_600_000_000_000}
 
 @dataclass(frozen=True, slots=True)
 class RegretAnswer:
-    """GPU-hours of work that another split would have served in time, by a closed form over the demand that was seen.
+    """GPU-hours of work that another split would have served in time, by a closed form over the observed demand.
 
-    Hours are counted whole. `too_small` is what no split of the workers there were would have served, and no part of
-    `lost_gpu_hours`.
+    Hours are counted whole. `too_small` is work that no split of the available workers would have served; it is not
+    part of `lost_gpu_hours`.
     """
 
     method: str
@@ -31,14 +29,13 @@ class RegretAnswer:
 
 
 def regret_router(ledger: RegretLedger, clock: Clock) -> APIRouter:
-    """GET /v1/regret."""
     router = APIRouter()
 
     @router.get("/v1/regret")
     async def regret(
         window: Annotated[str, Query(description="A number and m or h, up to 48h.")] = "24h",
     ) -> RegretAnswer:
-        """What was kept against what would have been best, known afterwards."""
+        """Return what was lost against the split that hindsight shows to be best."""
         found = _WINDOW.fullmatch(window)
         window_ns = int(found[1]) * _UNIT_NS[found[2]] if found else 0
         if not 0 < window_ns <= MAX_HOURS * _UNIT_NS["h"]:

@@ -1,5 +1,3 @@
-"""The route that gives one worker another role; an admin verb."""
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,33 +13,34 @@ from services.planner.http.admin import Admin
 from services.planner.inputs.roster import PLANNERS
 from services.planner.orders import OrderExecutor
 
+# Budget of role mixed if the request names none.
 BUDGET_TOKENS = 256
-"""Of role mixed where none is named."""
+# How long to wait until every gateway holds the new role.
 WAIT_MS = 1_000
-"""Gateways are waited for so long."""
 MAX_REASON_CHARS = 200
 MAX_ACTOR_CHARS = 80
 
 
 class RoleBody(BaseModel):
-    """The role to take, and who asks why."""
-
     role: Literal["prefill", "decode", "mixed", "standby"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_BUDGET_TOKENS)
-    """Prompt tokens a step, of role mixed alone."""
+    """Prompt tokens in each step; only role mixed has a budget."""
     epoch: int | None = Field(None, ge=0)
-    """Of the assignment that was seen; another one by now is a conflict. Null: whatever it is."""
+    """Epoch of the assignment that the caller read; a newer one is a conflict. Null accepts any."""
     actor: str = Field("", max_length=MAX_ACTOR_CHARS)
-    """A name beside the suite's token; a key names whoever has it."""
+    """The name of a caller that shows the suite's token; a key names its holder itself."""
     reason: str = Field("", max_length=MAX_REASON_CHARS)
     force: bool = False
-    """Also where no other worker of the model would compute prompts, or none decode."""
+    """Move the worker even if no other worker of the model would compute prompts, or none decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleAnswer:
-    """What the worker has by now. `effect_ms`: until its old work was refused and every gateway held the new role; null
-    where it had it already, or gateways are behind."""
+    """The worker's assignment after the request.
+
+    `effect_ms` is the time until its old work was refused and every gateway held the new role. It is null if the
+    worker had the role already or a gateway lags behind.
+    """
 
     worker: str
     role: str
@@ -53,14 +52,13 @@ class RoleAnswer:
 
 
 class RolesApi:
-    """PUT /v1/workers/ID/role."""
+    """The route PUT /v1/workers/ID/role, an admin verb."""
 
     def __init__(self, admin: Admin, executor: OrderExecutor) -> None:
         self._admin = admin
         self._executor = executor
 
     def router(self) -> APIRouter:
-        """The route, for the planner's app."""
         router = APIRouter(route_class=JsonRoute)
 
         @router.put(
@@ -77,8 +75,9 @@ class RolesApi:
         async def set_role(
             worker_id: str, body: RoleBody, request: Request, authorization: Annotated[str, Header()] = ""
         ) -> RoleAnswer:
-            """Ask a worker to take a role; needs the suite's token as `authorization: Bearer TOKEN`. The planner leaves
-            it so for a minute."""
+            """Set a worker's role. Requires the suite's token as `authorization: Bearer TOKEN`. The planner leaves the
+            worker alone for a minute.
+            """
             actor = self._admin.allow(request, authorization, "changing a role", said=body.actor)
             return await self._set_role(self._worker(worker_id), body, actor)
 
@@ -119,7 +118,7 @@ class RolesApi:
         )
 
     def _check_others(self, worker: Worker, wanted: Assignment) -> None:
-        """Raise Conflict where a phase of the model ends with the move. Ranks of one group move together."""
+        """Raise Conflict if the move leaves a phase of the model without workers. Ranks of a group move together."""
         serving = [
             each
             for each in self._admin.state.view.roster.workers

@@ -1,1 +1,0 @@
-"""What the planner hears of workers, side by side."""

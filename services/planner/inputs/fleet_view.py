@@ -1,4 +1,4 @@
-"""What metrics services report of the registered workers, side by side: loads, time by window, step times. Pure."""
+"""Columns of what metrics services report of the registered workers: loads, time by window, step times. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,17 +16,15 @@ from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
 from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
 from services.planner.inputs.roster import Bools, Ints, Uints, WorkerColumns
 
+# Metrics services remembered; the one that published longest ago is dropped.
 MAX_TELLERS: Final = 16
-"""Metrics services that are remembered; the one heard longest ago goes."""
+# An older message comes from the broker's log and says nothing about the present.
 OLD_NS: Final = 30_000_000_000
-"""A message that was sent so long ago comes from what the broker kept, and says nothing of now."""
+# Indices of the last axis of `times`.
 COVERED, PREFILL, DECODE = range(3)
-"""Of the last axis of `times`."""
 
 
 class MessageOutcome(StrEnum):
-    """What became of a message."""
-
     COUNTED = "counted"
     MALFORMED = "malformed"
     OLD = "old"
@@ -34,47 +32,49 @@ class MessageOutcome(StrEnum):
 
 @dataclass(slots=True)
 class _Teller:
-    """One metrics service, and where its workers stand in the roster."""
+    """A metrics service and the places of its workers in the roster."""
 
     ids: Sequence[str] = ()
     roster: WorkerColumns | None = None
     places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """-1: not registered."""
+    """Place of each of its workers, or -1 if it is not registered."""
 
 
 class FleetView:
-    """[workers] each, in the order of `roster`. Other incarnations of a worker than the registered one say nothing."""
+    """Telemetry as [workers] arrays in the order of `roster`. Reports of a worker's earlier incarnations are
+    ignored.
+    """
 
     def __init__(self, window_ns: int, lag_ns: int) -> None:
         self.roster = WorkerColumns((), "")
         self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
-        """[columns, workers]: `COLUMNS` of each worker's newest word."""
+        """[columns, workers] the newest report of each worker, by `COLUMNS`."""
         self._columns: dict[str, Ints] = {}
-        """Of them, those that were asked for since they changed, by name."""
+        """Signed copies of the columns that were read since the last message, by name."""
         self.heard_ns: Ints = np.zeros(0, np.int64)
-        """When it reported something newer than before, by this process's clock; 0: never in this incarnation."""
+        """[workers] local time of the last newer report; 0 if this incarnation has reported nothing."""
         self.step_times: list[FittedModel | None] = []
         self.seen_steps: Ints = np.zeros((len(StepKind), 0), np.int64)
-        """[kinds, workers]: one more than the steps that each has fitted its step time to; 0 where it reported none."""
+        """[kinds, workers] steps fitted to the step time, plus one; 0 for a worker that reported none."""
         self.kv_token_ns: NDArray[np.float64] = np.zeros(0)
-        """[workers] To receive one token's KV; 0: not known."""
+        """[workers] time to receive the KV of one token; 0 if unknown."""
         self.revision = 0
-        """Grows with every change of a step time."""
+        """Incremented with every change of a step time."""
         self._step_bytes: list[bytes] = []
+        # Rounded down to whole windows, but at least one.
         self.window_ns = max(window_ns // WINDOW_NS, 1) * WINDOW_NS
-        """In whole windows."""
         self.works = False
-        """Whether the last message had anything that runs, waits or was computed."""
+        """Whether the last message reported anything running, waiting or computed."""
         self._slots = (self.window_ns + lag_ns) // WINDOW_NS + 12
         self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
-        """[windows, workers, 3] int32 ns: a ring by the number of the window."""
+        """[windows, workers, 3] int32 ns; a ring indexed by window number."""
         self._numbers: Ints = np.full(self._slots, -1, np.int64)
         self._tellers: dict[str, _Teller] = {}
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
         self.latest_arrival_ns: int | None = None
 
     def take_roster(self, roster: WorkerColumns) -> None:
-        """Go on with these workers; what is known of those that stay, in the same life, stays."""
+        """Replace the roster, keeping the telemetry of workers that stay in the same incarnation."""
         before, self.roster = self.roster, roster
         olds = np.array([before.places.get(name, -1) for name in roster.ids], np.int64)
         stays = olds >= 0
@@ -99,7 +99,7 @@ class FleetView:
         self.revision += 1
 
     def take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
-        """Enter a message that came at `now_ns`."""
+        """Record a message received at `now_ns` and return whether it counted."""
         taken = self._take(message, now_ns)
         self.taken[taken] += 1
         return taken
@@ -133,7 +133,7 @@ class FleetView:
         return MessageOutcome.COUNTED
 
     def role_now(self) -> tuple[Ints, Ints, Uints]:
-        """Role, budget and epoch of each: telemetry covers a change before the registry does."""
+        """Return role, budget and epoch of each worker. Telemetry shows a change before the registry does."""
         roster = self.roster
         epoch = self.loads[COLUMNS.index("epochs")]
         newer = epoch > roster.epoch
@@ -142,28 +142,30 @@ class FleetView:
         return role, budget, np.where(newer, epoch, roster.epoch)
 
     def epoch(self, place: int) -> int:
-        """Of one worker's assignment, the newest that is known."""
+        """Return the newest known epoch of one worker's assignment."""
         return max(int(self.loads[COLUMNS.index("epochs"), place]), int(self.roster.epoch[place]))
 
     def column(self, name: str) -> Ints:
-        """[workers] of that name; small enough that sums of all fit."""
+        """Return a [workers] column by name. Values are small enough for the sum of all to fit 64 bits."""
         if name not in self._columns:
             self._columns[name] = self.loads[COLUMNS.index(name)].astype(np.int64)
         return self._columns[name]
 
     def is_known(self) -> Bools:
-        """Whether a worker's present incarnation has reported anything."""
+        """Return whether each worker's present incarnation has reported anything."""
         return self.heard_ns > 0
 
     def load(self, place: int) -> Load | None:
-        """What a worker reported of itself; None before that."""
+        """Return a worker's last reported load, or None if it has reported nothing."""
         if not self.heard_ns[place]:
             return None
         words = {name: int(self.loads[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
         return Load(**words)
 
     def times_ns(self, end_ns: int) -> Ints:
-        """[workers, 3]: covered, prefill and decode of the whole windows that end by `end_ns`, `window_ns` of them."""
+        """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows ended by
+        `end_ns`.
+        """
         last = end_ns // WINDOW_NS
         first = last - self.window_ns // WINDOW_NS
         wanted = (self._numbers >= first) & (self._numbers < last)
@@ -216,7 +218,7 @@ LOAD_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorker:
-    """`load` is None while its present incarnation has reported nothing."""
+    """A registered worker and its load, which is None until its present incarnation reports."""
 
     worker: Worker
     load: Load | None
@@ -225,7 +227,7 @@ class ObservedWorker:
 
 
 def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
-    """Every registered worker, over the window that ends at `end_ns`."""
+    """Return every registered worker over the window that ends at `end_ns`."""
     covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
     return [
         ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns)

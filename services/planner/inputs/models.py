@@ -1,4 +1,4 @@
-"""What a model's workers can do and have to do, from what they and gateways say: what roles are decided from. Pure."""
+"""Capacity and work of each model's workers, from telemetry and gateway queues: the input of role planning. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from libs.telemetry.gateways import ModelBacklog
 from services.planner.inputs.fleet_view import COVERED, PREFILL, FleetView
 from services.planner.inputs.roster import ROLES, Bools, Ints
 
+# Share of a model's ready workers that must report before anything is decided about it.
 HEARD_SHARE: Final = 0.5
-"""Of a model's workers that take work: with fewer that are heard nothing is decided about it."""
+# Least time of a step. Fitted models that predict less are treated as unknown.
 LEAST_NS: Final = 1.0
-"""For a step of anything: models that say less are none."""
 _ROLES: Final = {int(role): role for role in Role}
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedModel:
-    """A model's workers; where `engine` is None, `unknown` says what is missing."""
+    """A model's workers. If `engine` is None, `unknown` says what is missing."""
 
     model: str
     engine: WorkerProfile | None
@@ -39,61 +39,59 @@ class ObservedModel:
     unknown: str = ""
     gpus: int = 0
     links: Sequence[KvSpeed] = ()
-    """Of workers to which KV has come."""
+    """Speeds of KV transfers to the workers that have received any."""
     age_ns: int = 0
-    """Of what workers that have work reported last, the median."""
+    """Median age of the last reports of workers with work."""
     strays: Sequence[RoleOrder] = ()
-    """What ranks of data-parallel groups are to take that have another role than their group."""
+    """Orders for data-parallel ranks whose role differs from that of their group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCluster:
-    """The cluster at one moment."""
-
     models: Sequence[ObservedModel]
-    """Those that have workers with a role."""
+    """The models that have workers with a role."""
     snapshot: ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at the workers goes by."""
+    """The inputs of one observation beside telemetry."""
 
     asked: Mapping[str, Assignment]
-    """What workers were asked to take, where nothing newer is known of them; registered ones alone."""
+    """Requested assignments of registered workers of which nothing newer is known."""
     waiting: Mapping[str, ModelBacklog] | None
-    """At gateways, by model; None where those are not heard."""
+    """Backlog at gateways, by model; None if no gateway reports."""
     tpot_ns: Callable[[str], int]
-    """The target of a model."""
+    """Returns the TPOT target of a model."""
     pinned: Bools
     now_ns: int
     end_ns: int
-    """Of the window that tells what was computed of late."""
+    """End of the window that recent computation is taken from."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """[workers] each, in the roster's order."""
+    """[workers] arrays in the roster's order."""
 
     role: Ints
     budget_tokens: Ints
     fresh: Bools
-    """Heard of late."""
+    """Whether the worker has reported within `FRESH_NS`."""
     kv_tokens: Ints
-    """That sequences of each hold; 0 of one that has reported nothing."""
+    """KV tokens that its sequences hold; 0 for a worker that has reported nothing."""
     times_ns: Ints
-    """[workers, 3] covered, prefill and decode of the window."""
+    """[workers, 3] covered, prefill and decode time in the window."""
 
 
 class Observer:
-    """Looks at every model's workers; what it made of their step times it keeps until they say something else."""
+    """Observes every model's workers, and caches their profiles until their step times change."""
 
     def __init__(self, view: FleetView) -> None:
         self._view = view
         self._engines: dict[str, tuple[int, bytes, WorkerProfile | str]] = {}
 
     def look(self, look: Look) -> ObservedCluster:
-        """All models and pools."""
+        """Return the present state of all models and pools."""
         view, roster = self._view, self._view.roster
         role, budget, _ = view.role_now()
         for name, assignment in look.asked.items():
@@ -144,7 +142,10 @@ class Observer:
         )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
-        """Profile of the weakest in each respect, or what is missing: a change must not ask too much of anyone."""
+        """Return a profile of the weakest worker in each respect, or what is missing.
+
+        A change of roles must not ask too much of any worker.
+        """
         key, known = heard.tobytes(), self._engines.get(model)
         if known is not None and known[:2] == (self._view.revision, key):
             return known[2]
@@ -154,12 +155,12 @@ class Observer:
 
 
 def _has_role(role: Ints) -> Bools:
-    """Whether each is the number of a `Role`; they are numbered in a row."""
+    # The numbers of `Role` are contiguous.
     return (role >= min(Role)) & (role <= max(Role))
 
 
 def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
-    """By the workers' clocks; those that rest report seldom, and nothing has changed with them."""
+    # Ages are by the workers' clocks. Idle workers report seldom, and nothing has changed with them.
     busy = heard[(view.column("running") + view.column("waiting"))[heard] > 0]
     covered_to_ns = view.column("covered_to_unix_ns")[busy]
     return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
@@ -210,7 +211,10 @@ def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
 
 
 def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
-    """Each part from the worker that has seen most steps of its kind: those in one role know little of the other."""
+    """Combine step times, each part from the worker that has seen most steps of its kind.
+
+    A worker in one role knows little of the other's steps.
+    """
     seen = view.seen_steps[:, heard]
     known = np.flatnonzero(seen[0])
     base = view.step_times[int(heard[known[0]])] if len(known) else None
@@ -230,7 +234,7 @@ def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
 def _work(
     view: FleetView, engine: WorkerProfile, heard: Ints, columns: _Columns, at_gateways: ModelBacklog, *, tpot_ns: int
 ) -> Workload:
-    """All that was computed of late, runs, or waits, here or at gateways."""
+    """Return recent computation plus the work that runs or waits, at workers and at gateways."""
     covered, prefill_ns = columns.times_ns[heard, COVERED], columns.times_ns[heard, PREFILL]
     served = float((prefill_ns[covered > 0] / covered[covered > 0]).sum())
     running, waiting = view.column("running")[heard], view.column("waiting")[heard]
@@ -257,7 +261,7 @@ def _work(
 
 
 def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
-    """All pools, those of workers without a role that is known among them."""
+    """Return all pools, including that of workers without a known role."""
     roster, pools = view.roster, []
     weighed_ns = columns.times_ns * roster.gpus[:, None]
     depths = np.stack([view.column(name) for name in ("running", "waiting", "waiting_prefill_tokens")], axis=1)

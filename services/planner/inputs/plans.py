@@ -1,5 +1,3 @@
-"""Capacity plans of metrics services: the newest of each model, while it is fresh."""
-
 from collections import Counter
 from typing import Final
 
@@ -9,24 +7,23 @@ from libs.policy.capacity.plan import CapacityPlan
 from libs.runtime.clock import Clock
 from services.planner.inputs.fleet_view import MessageOutcome
 
+# Plans kept; the one received longest ago is dropped.
 MAX_MODELS: Final = 64
-"""Plans that are kept; the one heard longest ago goes."""
+# An older plan, or one made as far in the future, is ignored; metrics services make one every five minutes.
 FRESH_NS: Final = 3_600_000_000_000
-"""A plan that was made longer ago, or so far ahead of this clock, says nothing: metrics services make one every five
-minutes."""
 
 
 class HeardPlans:
-    """Implements `libs.policy.capacity.plan.CapacityPlans`."""
+    """The newest fresh capacity plan of each model. Implements `libs.policy.capacity.plan.CapacityPlans`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._plans: dict[str, tuple[int, CapacityPlan]] = {}
-        """(made_unix_ns, plan) by model."""
+        """Pairs of (made_unix_ns, plan) by model."""
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
 
     def take(self, message: PlanMessage) -> MessageOutcome:
-        """Keep it where it was made no earlier than the one that is known."""
+        """Keep a plan unless a later one of the same model is known."""
         taken = self._take(message)
         self.taken[taken] += 1
         return taken
@@ -47,7 +44,7 @@ class HeardPlans:
         return MessageOutcome.COUNTED
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Plan of a model, its times in Unix seconds; None without a fresh one."""
+        """Return a model's plan with times in Unix seconds, or None without a fresh one."""
         known = self._plans.get(model)
         return known[1] if known is not None and self._fresh(known[0]) else None
 

@@ -1,4 +1,4 @@
-"""Registered workers side by side, made anew when the registry's list changes. Pure."""
+"""Columns of the registered workers, rebuilt when the registry's list changes. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -15,19 +15,19 @@ Uints = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 ROLES: Final[frozenset[int]] = frozenset(Role)
+# Default names of planners begin with it, by which a new leader recognizes its predecessor's changes.
 PLANNERS: Final = "planner"
-"""With which the names of planners begin where nobody chose another; after a takeover one knows the last one by it."""
+# How long a worker keeps a role that a person gave it; longer if it is pinned.
 HAND_NS: Final = 60_000_000_000
-"""A worker keeps the role that a person gave it for so long; longer where it is pinned."""
 
 
 MAX_TOKEN_BYTES: Final = 2**32
+# Larger values are nonsense. Within them, sums of KV tokens over all workers fit 64 bits.
 MAX_BLOCK_TOKENS: Final = 2**16
-"""More is nonsense; with it sums of KV tokens over all workers fit 64 bits."""
 
 
 class WorkerColumns:
-    """[workers] each, in the registry's order."""
+    """[workers] arrays in the registry's order."""
 
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
         self.workers = workers
@@ -48,31 +48,31 @@ class WorkerColumns:
         self.chunk_tokens: Ints = _ints(each.capabilities.chunk_tokens for each in workers)
         self.max_sequences: Ints = _ints(each.capabilities.max_sequences for each in workers)
         self.alone: dict[str, Unpaired] = unpaired(workers)
-        """Workers that get no work wherever they stand."""
+        """Workers that get no work in any role, with the reason."""
         self.paired: Bools = _bools(name not in self.alone for name in self.ids)
         by_planners = [by_planner(each, planner_id) for each in workers]
         self.keeps_budget: Bools = ~_bools(by_planners)
-        """What it has, somebody chose, or it was started with."""
+        """Whether the budget was set by a person or at the worker's start, not by a planner."""
         self.own_budgets: dict[str, int] = {
             each.id: min(each.role_change.own_budget_tokens, MAX_BUDGET_TOKENS)
             for each, ours in zip(workers, by_planners, strict=True)
             if ours and each.role_change.own_budget_tokens
         }
-        """By worker, what it had before planners changed it, as it says itself."""
+        """By worker, the budget it had before planners changed it, as it reports itself."""
         self._hand_until_ns: Uints = _uints(
             0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
             for each, ours in zip(workers, by_planners, strict=True)
         )
         self.groups: dict[str, str] = {each.id: each.group for each in workers if each.group}
-        """Names of data-parallel groups, by rank: within a model, as two models may name theirs alike."""
+        """By rank, the name of its data-parallel group. Two models may use the same name."""
         together: dict[tuple[str, str], list[str]] = {}
         for each in sorted(workers, key=lambda worker: worker.id):
             if each.group:
                 together.setdefault((each.assignment.model, each.group), []).append(each.id)
         self.ranks: dict[str, list[str]] = {names[0]: names for names in together.values()}
-        """All ranks of a group, by its first."""
+        """All ranks of each group, by its first rank."""
         self.counts: Bools = _bools(name not in self.groups or name in self.ranks for name in self.ids)
-        """Of each group its first rank alone."""
+        """Whether the worker counts as one: of a group only the first rank does."""
         models: dict[str, list[int]] = {}
         for place, each in enumerate(workers):
             models.setdefault(each.assignment.model, []).append(place)
@@ -83,7 +83,7 @@ class WorkerColumns:
         return len(self.ids)
 
     def pinned(self, named: Iterable[str], now_ns: int) -> Bools:
-        """Workers that keep what they have: those named, and such as a person moved of late."""
+        """Return which workers keep their role: the named ones and those that a person moved recently."""
         kept: Bools = self._hand_until_ns > np.uint64(max(now_ns, 0))
         for name in named:
             if (place := self.places.get(name)) is not None:
@@ -92,13 +92,13 @@ class WorkerColumns:
 
 
 def by_planner(worker: Worker, planner_id: str) -> bool:
-    """Whether a planner, this one or one of its kind, gave it what it has."""
+    """Return whether this planner, or one with a planner's default name, set the worker's assignment."""
     actor = worker.role_change.actor
     return actor == planner_id or actor.startswith(PLANNERS)
 
 
 def gpus_of(worker: Worker) -> int:
-    """Its weight: a CPU worker counts 1."""
+    """Return the worker's weight in GPUs; a CPU worker counts as one."""
     return max(worker.gpus, 1)
 
 

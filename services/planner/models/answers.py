@@ -1,4 +1,4 @@
-"""What the planner's model routes answer, in words and plain numbers. Pure."""
+"""Responses of the planner's model routes, in words and plain numbers. Pure."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ HORIZONS_S = (600, 3_600)
 
 @dataclass(frozen=True, slots=True)
 class ReservationAnswer:
-    """GPUs kept at a time of the day, UTC."""
+    """GPUs reserved at a time of the day, UTC."""
 
     gpus: int
     from_time: str
@@ -24,9 +24,11 @@ class ReservationAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A model of the catalogue, or an adapter of the model `parent`: then state, workers and wait are that model's, and
-    uses its own. `in_flight` of a model leaves its adapters' out. `next_use_s`: by when it is as likely as not to be
-    asked; null: not within a week, or nothing is known. `expected_wait_s`: of a request that came now, for the model.
+    """A model of the catalogue, or an adapter of the model `parent`.
+
+    An adapter shows its model's state, workers and wait, and its own uses. A model's `in_flight` excludes its
+    adapters. By `next_use_s` a request is as likely as not; null means not within a week, or unknown.
+    `expected_wait_s` is that of a request which arrives now.
     """
 
     name: str
@@ -54,7 +56,7 @@ class CatalogueModel:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """A number of models: its mean and quantiles."""
+    """The mean and quantiles of a number of models."""
 
     expected: float
     p50: int
@@ -64,7 +66,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class EvictionAnswer:
-    """A worker that may lose its model, and why it would be this one."""
+    """A worker that may lose its model, and why it would be chosen."""
 
     worker: str
     model: str
@@ -73,13 +75,15 @@ class EvictionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueAnswer:
-    """The catalogue, the pool that serves it, and what is expected.
+    """The catalogue, the pool that serves it, and the forecast of its use.
 
-    `gpus` counts workers, each of which holds one model, `devices` the GPUs under them, which workers may share.
-    `at_once` is of the most models in use at once in the window that runs, null before a first one has passed, as is
-    `asked_within` of models in use or asked at some time within this many seconds. `reserve_gpus` holds with 99 % of
-    windows; `kept_gpus` are kept now by floors, pins and reservations, `needed_gpus` have work now. Adapters need no
-    GPUs: they are counted apart, and their requests are their model's in all other figures.
+    `gpus` counts workers, each of which holds one model; `devices` counts the GPUs under them, which workers may
+    share. `at_once` is the peak of models in use at once in the current window. `asked_within` counts models in use
+    or requested within that many seconds. Both are null until a first window has passed.
+
+    `reserve_gpus` suffices in 99 % of windows. `kept_gpus` are held now by floors, pins and reservations;
+    `needed_gpus` have work now. Adapters need no GPUs. They are counted apart, and all other figures include their
+    requests in their model's.
     """
 
     models: list[CatalogueModel]
@@ -102,7 +106,6 @@ class CatalogueAnswer:
 
 
 def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
-    """As of now."""
     ahead = keeper.follower.ahead
     active = keeper.follower.active
     kept = kept_at(keeper.claims(), minute_of(now_ns))
@@ -179,12 +182,12 @@ def _eviction(keeper: ModelKeeper, each: Eviction) -> EvictionAnswer:
 
 
 def clock_time(minute: int) -> str:
-    """09:00 of minute 540."""
+    """Format a minute of the day: 540 is 09:00."""
     return f"{minute // 60:02}:{minute % 60:02}"
 
 
 def minute_of_time(text: str) -> int | None:
-    """540 of 09:00; None for what is no time of the day."""
+    """Parse a time of the day into its minute, such as 09:00 into 540; return None if it is malformed."""
     hours, colon, minutes = text.partition(":")
     if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):
         return None
@@ -195,7 +198,7 @@ def minute_of_time(text: str) -> int | None:
 
 
 def refused_text(wanted: GpuClaim, refused: ClaimRefused, gpus: int) -> str:
-    """Why a claim is not kept, and what would have to go."""
+    """Explain why a claim is refused and which claims would have to go."""
     going = ", ".join(claim_text(each) for each in refused.would_have_to_go)
     way = f"what would have to go: {going}" if going else "even without all others it would not fit"
     return (
@@ -205,7 +208,7 @@ def refused_text(wanted: GpuClaim, refused: ClaimRefused, gpus: int) -> str:
 
 
 def claim_text(claim: GpuClaim) -> str:
-    """As people write it."""
+    """Describe a claim in words, such as "floor of 2 for MODEL"."""
     when = ""
     if claim.from_minute != claim.to_minute:
         when = f" from {clock_time(claim.from_minute)} to {clock_time(claim.to_minute)}"
@@ -213,5 +216,5 @@ def claim_text(claim: GpuClaim) -> str:
 
 
 def reservation_claim(name: str, each: Reservation, priority: int) -> GpuClaim:
-    """As it is weighed against others."""
+    """Return the claim that a reservation makes against others."""
     return GpuClaim(name, each.gpus, "reservation", each.from_minute, each.to_minute, priority)

@@ -1,5 +1,3 @@
-"""The routes of the model catalogue; changing it is an admin verb."""
-
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Final, TypeVar
 
@@ -26,8 +24,8 @@ from services.planner.models.claims import claims_of
 from services.planner.models.keeper import ModelKeeper
 
 T = TypeVar("T")
+# Fields of an entry that concern GPUs, of which adapters have none.
 _OF_MODELS: Final = ("floor", "priority", "pinned", "size_bytes")
-"""What an entry says of GPUs, which adapters have none of."""
 Authorization = Annotated[str, Header()]
 _RESPONSES: dict[int | str, dict[str, object]] = {
     401: {"description": "the token is missing or wrong"},
@@ -36,11 +34,11 @@ _RESPONSES: dict[int | str, dict[str, object]] = {
 
 
 class ModelBody(BaseModel):
-    """What is set of a model; the rest stays as it is."""
+    """The fields of a model to set; those left out stay as they are."""
 
     source: str | None = Field(None, min_length=1, max_length=4096)
     parent: str | None = Field(None, min_length=1, max_length=MAX_NAME_CHARS)
-    """Makes it a LoRA adapter of this model."""
+    """The model that this entry is a LoRA adapter of."""
     size_bytes: int | None = Field(None, ge=0, le=2**53)
     floor: int | None = Field(None, ge=0, le=65_536)
     priority: int | None = Field(None, ge=-100, le=100)
@@ -50,16 +48,16 @@ class ModelBody(BaseModel):
 
 
 class ReservationBody(BaseModel):
-    """GPUs for a model at a time of the day, UTC; `gpus` 0 gives all of its reservations up."""
+    """GPUs to reserve for a model at a time of the day, UTC. A `gpus` of 0 cancels all its reservations."""
 
     gpus: int = Field(ge=0, le=65_536)
     from_time: str = Field("00:00", max_length=5)
     to_time: str = Field("00:00", max_length=5)
-    """Equal to `from_time`: all day."""
+    """End of the reservation; equal to `from_time`, it lasts all day."""
 
 
 class ModelsApi:
-    """GET, PUT and DELETE /v1/models; reservations."""
+    """The routes of /v1/models and of reservations; changes are admin verbs."""
 
     def __init__(self, keeper: ModelKeeper, store: ModelCatalogue, admin: Admin, clock: Clock) -> None:
         self._keeper = keeper
@@ -68,19 +66,18 @@ class ModelsApi:
         self._clock = clock
 
     def router(self) -> APIRouter:
-        """The routes, for the planner's app."""
         router = APIRouter(route_class=JsonRoute, tags=["models"])
 
         @router.get("/v1/models")
         async def models() -> CatalogueAnswer:
-            """The catalogue, the pool that serves it, and what is expected."""
+            """Return the catalogue, the pool that serves it, and the forecast of its use."""
             return catalogue_answer(self._keeper, self._clock.now_ns())
 
         @router.put("/v1/models/{name:path}/reservations", responses=_RESPONSES)
         async def reserve(
             name: str, body: ReservationBody, request: Request, authorization: Authorization = ""
         ) -> CatalogueModel:
-            """Keep GPUs for a model, or say what would have to go; needs the suite's token."""
+            """Reserve GPUs for a model, or answer what would have to go. Requires the suite's token."""
             self._check(request, authorization)
             return await self._reserve(name, body)
 
@@ -88,13 +85,13 @@ class ModelsApi:
         async def put(
             name: str, body: ModelBody, request: Request, authorization: Authorization = ""
         ) -> CatalogueModel:
-            """Add a model or change it; needs the suite's token."""
+            """Add a model or change it. Requires the suite's token."""
             self._check(request, authorization)
             return await self._put(name, body)
 
         @router.delete("/v1/models/{name:path}", responses=_RESPONSES)
         async def remove(name: str, request: Request, authorization: Authorization = "") -> dict[str, str]:
-            """Remove a model: requests that run end, those that wait for it are answered 404."""
+            """Remove a model. Running requests finish; waiting ones are answered with 404."""
             self._check(request, authorization)
             self._entry(name)
             await self._write(self._store.remove(name))
@@ -119,7 +116,7 @@ class ModelsApi:
         return await self._keep(msgspec.structs.replace(entry, **changes))
 
     def _check_adapter(self, name: str, changes: Mapping[str, object], before: ModelEntry | None) -> None:
-        """Raises InvalidRequest for what an adapter cannot be, or have."""
+        """Raise InvalidRequest for changes that an adapter does not allow."""
         parent = str(changes.get("parent") or (before.parent if before else ""))
         if before is not None and before.parent != parent:
             raise InvalidRequest(f"{quoted(name)} is in the catalogue already, as another: remove it", param="parent")
@@ -145,7 +142,7 @@ class ModelsApi:
         return await self._keep(msgspec.structs.replace(entry, reservations=(*others, wanted)))
 
     async def _keep(self, entry: ModelEntry) -> CatalogueModel:
-        """Raises Conflict where what the entry claims does not fit beside others' claims."""
+        """Store an entry. Raise Conflict if its claims do not fit beside those of other models."""
         keeper = self._keeper
         held = keeper.found.entries.get(entry.name)
         before = claims_of(held) if held else []
@@ -170,7 +167,7 @@ class ModelsApi:
         return entry
 
     async def _write(self, call: Awaitable[T]) -> T:
-        """Raises StoreUnavailable where the store is away."""
+        """Await a call to the store. Raise StoreUnavailable if the store is away."""
         try:
             return await call
         except CatalogueDown as error:

@@ -1,4 +1,4 @@
-"""What the catalogue keeps for models, and the GPUs that claims are weighed against. Pure."""
+"""GPU claims of catalogue entries, and the GPUs that they compete for. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +11,7 @@ SECOND_NS: Final = 1_000_000_000
 
 
 def claims_of(entry: ModelEntry) -> list[GpuClaim]:
-    """What is kept for one model."""
+    """Return the reservations, floor and pin of one model as claims."""
     claims = [
         GpuClaim(entry.name, each.gpus, "reservation", each.from_minute, each.to_minute, entry.priority)
         for each in entry.reservations
@@ -24,16 +24,16 @@ def claims_of(entry: ModelEntry) -> list[GpuClaim]:
 
 
 def minute_of(unix_ns: int) -> int:
-    """Minute of the day, UTC."""
+    """Return the minute of the day, UTC."""
     return unix_ns // (60 * SECOND_NS) % DAY_MINUTES
 
 
 def gpu_of(worker: Worker) -> str:
-    """The GPU that it shares with others that name the same; empty where it has its own."""
+    """Return a name for the GPU that a worker shares with others; empty if it has its own."""
     return f"{worker.node}/{','.join(worker.gpu_uuids)}" if 0 < worker.gpu_share < 1 and worker.gpu_uuids else ""
 
 
 def devices(workers: Sequence[Worker]) -> int:
-    """GPUs under these workers: one that several share counts once."""
+    """Count the GPUs under these workers; one that several share counts once."""
     names = [gpu_of(worker) for worker in workers]
     return len(set(names) - {""}) + names.count("")

@@ -1,4 +1,4 @@
-"""What the planner knows of a catalogue's models and their pool, and what it asks of workers. No I/O."""
+"""Placement of a catalogue's models on a pool of workers: what is known of both, and the orders that follow. No I/O."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,48 +23,46 @@ from services.planner.models.uses import UseCounts
 
 MS_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
+# Load speed of a pool that states none, until a model has been loaded.
 GUESSED_BYTES_PER_S: Final = 1e9
-"""Of a pool that states no speed, until a model has been loaded."""
+# Time beyond the load itself until gateways have found and connected to a worker, measured on a busy machine.
 CONNECT_S: Final = 0.15
-"""Beside the load itself: until gateways have found and connected to the worker, as seen on a busy machine."""
+# A worker that does not show the effect of an order by then counts as not reached.
 SHOWN_S: Final = 5.0
-"""A worker that got an order has shown it by then, or was not reached."""
+# Retry delay of a model that failed to load; it doubles with every failure.
 FIRST_BLOCK_S, MOST_BLOCK_S = 2.0, 120.0
-"""A model that could not be loaded is tried again after so long, each time twice as long."""
+# A load time is stored only if it differs from the stored one by more than this share.
 MEASURED_SHARE: Final = 0.05
-"""A load time that differs by less from what is kept is not written again."""
+# Interval between estimates of which models will be used next.
 CHANCES_NS: Final = SECOND_NS
-"""What is likely next is reckoned so often."""
+# How long before a reservation begins its GPUs are prepared, beyond the load time itself.
 PREPARE_S: Final = 10.0
-"""Reservations are prepared for so long before they begin, beside the load itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """How the pool is kept."""
-
     turn_s: float = 10.0
     cold_cost_gpu_s: float = 300.0
-    """GPU-seconds that a cold start is taken to be worth."""
+    """GPU-seconds that one cold start is taken to cost."""
     sleeps: bool = True
     window_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An order to a worker of the pool."""
+    """An order to a worker of the pool, with the entry it needs."""
 
     worker: Worker
     epoch: int
-    """That it has now."""
+    """The worker's present epoch."""
     order: PlacementOrder
     entry: ModelEntry | None
-    """None: it is to hold no model."""
+    """The model to hold; None to hold none."""
 
 
 @dataclass(slots=True)
 class _Ordered:
-    """An order to a worker, until the worker shows its effect."""
+    """An order sent to a worker, kept until the worker shows its effect."""
 
     model: str
     epoch: int
@@ -82,37 +80,36 @@ class _Failure:
 
 @dataclass(slots=True)
 class ModelKeeper:
-    """Entered from the catalogue and the registry; time comes in as an argument."""
+    """The state of catalogue and pool. Callers pass the time."""
 
     knobs: Knobs
     found: Catalogued = field(default_factory=Catalogued)
     workers: Sequence[Worker] = ()
-    """Of the pool."""
+    """The registered workers that belong to the pool."""
     placed: Placed = field(default_factory=lambda: Placed((), {}, ()))
-    """The last decision."""
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
-    """As it saw them."""
+    """The models as the last decision saw them."""
     switches: Counter[str] = field(default_factory=Counter)
-    """Orders so far, by why."""
+    """Number of orders, by reason."""
     cold_starts: int = 0
-    """Models brought up for a request that waited."""
+    """Number of models loaded for a request that was waiting."""
     switched_s: float = 0.0
-    """That workers of the pool spent bringing models up."""
+    """Worker time spent on loading models."""
     uses: UseCounts = field(default_factory=UseCounts)
-    """Of models, as gateways count them."""
+    """Uses of each model, as gateways count them."""
     _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
-    """When each worker's last move was known, of those that were looked at."""
+    """By worker, the time of its last model change that has been processed."""
     follower: UseFollower = field(init=False)
-    """Of models, their adapters' requests included: those need the same GPUs."""
+    """Follows the use of models. Requests to adapters count for their model, since they need the same GPUs."""
     adapter_follower: UseFollower = field(init=False)
     chances: Mapping[str, Chances] = field(default_factory=dict)
     adapter_chances: Mapping[str, Chances] = field(default_factory=dict)
     adapters: Mapping[str, ModelEntry] = field(init=False)
-    """Entries of the catalogue that are LoRA adapters of a model, by name."""
+    """The catalogue's LoRA adapters, by name."""
     _models: Mapping[str, ModelEntry] = field(init=False)
-    """The other entries."""
+    """The catalogue's entries other than adapters, by name."""
     _chances_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -123,7 +120,9 @@ class ModelKeeper:
     # ------------------------------------------------------------ what comes in
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> dict[str, LoadTimes]:
-        """The registry's list; load times that it shows and that differ from those kept, by model."""
+        """Replace the list of workers and return, by model, newly measured load times that differ from the stored
+        ones.
+        """
         self.workers = [each for each in workers if each.HasField("pool")]
         measured: dict[str, LoadTimes] = {}
         for worker in self.workers:
@@ -163,7 +162,7 @@ class ModelKeeper:
         self._failures[name] = _Failure(message, now_ns, times, now_ns + round(block_s * SECOND_NS))
 
     def take_catalogue(self, found: Catalogued) -> None:
-        """A new state of the catalogue."""
+        """Replace the catalogue. A changed entry may be loaded again at once."""
         for name, entry in found.entries.items():
             if self.found.entries.get(name) != entry:
                 self._failures.pop(name, None)  # it was changed: it may be loaded now
@@ -178,19 +177,19 @@ class ModelKeeper:
         self._models = {name: entry for name, entry in entries if not entry.parent}
 
     def forget(self, name: str) -> None:
-        """A model that somebody has removed."""
+        """Drop a model that was removed from the catalogue."""
         entries = {each: entry for each, entry in self.found.entries.items() if each != name}
         self.take_catalogue(Catalogued(entries, self.found.times, self.found.outlooks))
 
     def take_uses(self, uses: Uses, now_ns: int) -> bool:
-        """What gateways have; whether a model is asked for that was not."""
+        """Record the gateways' counts and return whether requests now wait for a model that had none waiting."""
         before = {name for name in self.found.entries if self.uses.waiting(name)}
         self.uses.take(uses)
         self.look(now_ns)
         return any(self.uses.waiting(name) and name not in before for name in self.found.entries)
 
     def look(self, now_ns: int) -> None:
-        """Let what was seen of use sink in."""
+        """Update the use statistics of models and adapters."""
         self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self._models})
         if self.adapters:
             self.adapter_follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.adapters})
@@ -198,12 +197,12 @@ class ModelKeeper:
     # ------------------------------------------------------------ what is known
 
     def alone(self, name: str) -> tuple[int, int]:
-        """(requests in flight, those that wait) of a model without its adapters', or of one adapter."""
+        """Return (requests in flight, waiting ones) of a model without its adapters, or of one adapter."""
         beside = sum(self.uses.in_flight(each.name) for each in self.adapters.values() if each.parent == name)
         return max(self.uses.in_flight(name) - beside, 0), self.uses.waiting(name)
 
     def failure(self, name: str, now_ns: int) -> str:
-        """Why a model is not loaded now; empty where nothing stands against it."""
+        """Return why a model cannot be loaded now; empty if it can."""
         entry = self.found.entries.get(name)
         if entry is not None and entry.parent:
             return self.failure(entry.parent, now_ns)
@@ -216,26 +215,26 @@ class ModelKeeper:
         return failure.message if failure is not None and now_ns < failure.until_ns else ""
 
     def claims(self) -> list[GpuClaim]:
-        """All that is kept for models at some time of the day."""
+        """Return all claims of all models, whatever their time of the day."""
         return [claim for entry in self.found.entries.values() for claim in claims_of(entry)]
 
     @property
     def gpus(self) -> int:
-        """Workers of the pool, each of which holds one model."""
+        """Number of workers of the pool, each of which holds one model."""
         return len(self.workers)
 
     def load_s(self, entry: ModelEntry) -> float:
-        """From its source."""
+        """Return the time to load a model from its source, measured or estimated."""
         times = self.found.times.get(entry.name)
         return (times.load_s if times else 0.0) or self._stated(entry, wakes=False)
 
     def wake_s(self, entry: ModelEntry) -> float:
-        """From host memory."""
+        """Return the time to load a model from host memory, measured or estimated."""
         times = self.found.times.get(entry.name)
         return (times.wake_s if times else 0.0) or min(self._stated(entry, wakes=True), self.load_s(entry))
 
     def _sleep_s(self, entry: ModelEntry) -> float:
-        """To host memory: as fast as from there."""
+        # Moving a model to host memory is taken to be as fast as loading it from there.
         per_s = self.workers[0].pool.wake_bytes_per_s if self.workers else 0.0
         return entry.size_bytes / per_s if per_s else self.wake_s(entry)
 
@@ -247,7 +246,7 @@ class ModelKeeper:
     # ------------------------------------------------------------ decisions
 
     def decide(self, now_ns: int) -> list[Call]:
-        """Orders to workers of the pool now; workers are taken to do it, until they show otherwise."""
+        """Return the orders to send now. Workers count as following them until they show otherwise."""
         self.look(now_ns)
         entries = self._models
         loads = {name: self.load_s(entry) for name, entry in entries.items()}
@@ -272,7 +271,7 @@ class ModelKeeper:
         return [self._call(by_id[order.worker], order, now_ns) for order in self.placed.orders]
 
     def done(self, call: Call, *, reached: bool) -> None:
-        """A call has ended; one that changed nothing leaves its worker to the next decision."""
+        """Record the end of a call. A worker that was not reached is free for the next decision."""
         reported = self._ordered.get(call.worker.id)
         if not reached and reported is not None and reported.epoch == call.epoch + 1:
             del self._ordered[call.worker.id]
@@ -317,7 +316,9 @@ class ModelKeeper:
         )
 
     def _ready_ns(self, worker: Worker) -> int:
-        """When a worker that loads a model is expected to serve it: as measured before, else as it says itself."""
+        """Return when a loading worker is expected to serve, by the longer of the measured and the worker's own
+        estimate.
+        """
         name, pool = worker.assignment.model, worker.pool
         times = self.found.times.get(name)
         sleeps = any(each.model == name for each in pool.asleep)
@@ -357,7 +358,7 @@ class ModelKeeper:
         )
 
     def _reserved(self, entry: ModelEntry, now_ns: int) -> int:
-        """GPUs that reservations keep for it now, or in the time that loading takes."""
+        """Return the GPUs reserved for a model now or by the time that a load started now would end."""
         claims = [claim for claim in claims_of(entry) if claim.kind == "reservation"]
         ahead_ns = round((self.load_s(entry) + PREPARE_S) * SECOND_NS)
         return max(kept_at(claims, minute_of(at_ns)).get(entry.name, 0) for at_ns in (now_ns, now_ns + ahead_ns))
@@ -365,7 +366,7 @@ class ModelKeeper:
     # ------------------------------------------------------------ what is reported
 
     def outlooks(self, now_ns: int) -> dict[str, ModelOutlook]:
-        """What gateways are to know of each model; the same for as long as nothing has happened."""
+        """Return the state of each model for gateways; it is unchanged as long as nothing happens."""
         found = {}
         for name in self.found.entries:
             state, ready_ms = self.stands(name, now_ns)
@@ -375,14 +376,17 @@ class ModelKeeper:
         return found
 
     def expected_wait_s(self, name: str) -> float:
-        """Wait that a request which comes now expects: 0 where a worker serves the model."""
+        """Return the wait expected by a request that arrives now; 0 if a worker serves the model."""
         entry = self.found.entries.get(name)
         wait_s = self.placed.waits_s.get((entry.parent if entry else "") or name, 0.0)
         return round(min(wait_s + CONNECT_S, NEVER_S), 1) if wait_s else 0.0
 
     def stands(self, name: str, now_ns: int) -> tuple[str, int]:
-        """A model's state in a word; where it is being loaded also when it is expected to serve, Unix ms. An adapter's
-        is its model's; one of a model that the pool does not serve is served by that model's own workers."""
+        """Return a model's state in a word and, while it loads, when it is expected to serve in Unix ms.
+
+        An adapter has its model's state. An adapter of a model outside the pool is served by that model's own
+        workers.
+        """
         entry = self.found.entries.get(name)
         if entry is not None and entry.parent:
             return self.stands(entry.parent, now_ns) if entry.parent in self.found.entries else ("serving", 0)

@@ -1,4 +1,4 @@
-"""The loops around the model keeper: what it hears, decides, asks of workers, and reports to gateways."""
+"""The loops around the model keeper, which follow the catalogue, call workers and publish outlooks to gateways."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ MAX_CALLS: Final = 64
 
 
 class ModelLoop:
-    """Acts while `leads` says so: one planner of a cluster does."""
+    """Keeps the pool while `leads` returns true, which holds for one planner of a cluster."""
 
     def __init__(
         self,
@@ -45,8 +45,7 @@ class ModelLoop:
         acts: Callable[[], bool],
         targets: Callable[[Mapping[str, float]], None],
     ) -> None:
-        """`acts`: whether workers are asked to do what is decided; else it is only shown. `targets`: takes the
-        TPOT targets that models have, in ms."""
+        """Unless `acts` returns true, no worker is called. `targets` receives the models' TPOT targets in ms."""
         self._targets = targets
         self._keeper = keeper
         self._store = store
@@ -61,7 +60,10 @@ class ModelLoop:
         self.news = asyncio.Event()
 
     def start(self, registry: Registry, seed: list[ModelEntry]) -> None:
-        """Run until the owner of the tasks closes them. `seed`: models to put into a catalogue that lacks them."""
+        """Start the loops, which run until the owner of the tasks closes them.
+
+        `seed` holds models to add to a catalogue that lacks them.
+        """
         self._tasks.spawn("model catalogue", self._follow_catalogue(seed))
         self._tasks.spawn("model uses", self._follow_uses())
         self._tasks.spawn("model pool", self._follow_workers(registry))

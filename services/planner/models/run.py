@@ -1,5 +1,3 @@
-"""The model catalogue's part of a planner, over its ports."""
-
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -41,7 +39,7 @@ def open_models(
     metrics: CollectorRegistry,
     leads: Callable[[], bool],
 ) -> APIRouter:
-    """Keep the pool to the catalogue from now on; the routes that show and change it. Raises StartupError."""
+    """Start keeping the pool to the catalogue and return the routes that show and change it. Raise StartupError."""
     try:
         seed = msgspec.json.decode(settings.models, type=list[ModelEntry])
     except msgspec.MsgspecError as error:
@@ -69,14 +67,13 @@ def open_models(
 
 
 class ModelsCollector(Collector):
-    """The pool's figures for Prometheus."""
+    """The pool's metrics, read at each scrape."""
 
     def __init__(self, keeper: ModelKeeper, clock: Clock) -> None:
         self._keeper = keeper
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """As of this scrape."""
         keeper, now_ns = self._keeper, self._clock.now_ns()
         states = [keeper.stands(name, now_ns)[0] for name in keeper.found.entries]
         models = GaugeMetricFamily(names.POOL_MODELS, "Models of the catalogue.", labels=("state",))

@@ -1,5 +1,3 @@
-"""Requests to the models of a catalogue, from what each gateway counts."""
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -7,12 +5,14 @@ from libs.policy.reserve.following import ModelCount
 from libs.stores.catalogue.entry import ModelUse
 from libs.stores.catalogue.port import Uses
 
+# Counts of silent gateways that are remembered.
 MAX_SEEN: Final = 100_000
-"""Counts of gateways that are remembered while they say nothing."""
 
 
 class UseCounts:
-    """Arrivals since the planner started, and requests that go on. A gateway that starts anew counts from 0 again."""
+    """Requests to each model since the planner started, summed over gateways. A restarted gateway counts from 0
+    again.
+    """
 
     def __init__(self) -> None:
         self._uses: Uses = {}
@@ -21,7 +21,7 @@ class UseCounts:
         self._last_ms: dict[str, int] = {}
 
     def take(self, uses: Uses) -> None:
-        """What gateways count now."""
+        """Record the present counts of all gateways."""
         self._uses = uses
         seen: dict[tuple[str, str], int] = {}
         for gateway, models in uses.items():
@@ -35,23 +35,22 @@ class UseCounts:
         self._seen = seen if len(self._seen) > MAX_SEEN else {**self._seen, **seen}
 
     def in_flight(self, name: str) -> int:
-        """Requests to a model that have not ended."""
+        """Return the number of requests to a model that have not ended."""
         return sum(use.in_flight for use in self.of(name))
 
     def waiting(self, name: str) -> int:
-        """Those of them that no worker has."""
+        """Return the number of requests to a model that no worker has taken."""
         return sum(use.waiting for use in self.of(name))
 
     def last_use_ms(self, name: str) -> int:
-        """Arrival of the last request, Unix milliseconds; 0: none came since the planner started."""
+        """Return the arrival of the last request in Unix ms; 0 if none came since the planner started."""
         return self._last_ms.get(name, 0)
 
     def count(self, name: str) -> ModelCount:
-        """For the follower of uses."""
         return ModelCount(self._arrivals.get(name, 0), self.in_flight(name), self.last_use_ms(name) / 1000)
 
     def of(self, name: str) -> Iterator[ModelUse]:
-        """What each gateway says of a model."""
+        """Yield each gateway's counts of a model."""
         for models in self._uses.values():
             if name in models:
                 yield models[name]

@@ -1,4 +1,4 @@
-"""Advice about what the planner may not do itself: given once it has stood for a while, and what came of it. Pure."""
+"""Advice on what the planner may not do itself, given once it has held for a while, with its outcome. Pure."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from libs.policy.planner.scaling import workers_needed
 from libs.policy.pressure.splits import Split, Workload
 from services.planner.role_planner import ModelPlan
 
+# Advice is published once it has held for this long.
 STOOD_NS: Final = 5_000_000_000
-"""Advice is given once it has held for this long."""
+# How long after advice was applied its effect is measured.
 CAME_NS: Final = 10_000_000_000
-"""After it was taken, what it brought is looked at."""
+# Advice that no longer holds stays open for this long, then expires.
 EXPIRES_NS: Final = 60_000_000_000
-"""Advice that no longer holds is given up after so long; until then it counts as open."""
+# Observations of a model that are averaged, both for a prediction and for its measurement.
 LOOKS: Final = 5
-"""Of a model, whose mean is promised by and held against what was promised."""
 MAX_OPEN: Final = 256
 
 
@@ -33,20 +33,20 @@ class _Open:
     chunk_speed: float
     workers: int
     gb_per_s: float
-    """Of the slowest link."""
+    """Speed of the slowest KV link."""
     applied_ns: int = 0
     decision: Decision | None = None
 
 
 class Advisor:
-    """Remembers what it has advised, by model and kind."""
+    """The open advice, by model and kind."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, AdviceKind], _Open] = {}
         self._looks: dict[str, deque[tuple[Workload, Split]]] = {}
 
     def look(self, plan: ModelPlan, limits: ModelLimits, now_ns: int) -> Iterator[tuple[Decision, bool]]:
-        """Decisions to report about one model, and whether each is new; the others carry what came of them."""
+        """Yield decisions to publish about one model, and whether each is new; the others carry an outcome."""
         engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
         if engine is None or assigned is None:
             return
@@ -71,7 +71,7 @@ class Advisor:
         yield from self._follow(plan, now, workers, now_ns)
 
     def _mean(self, model: str, work: Workload, now: Split) -> tuple[Workload, Split]:
-        """Over the last looks with as many workers in each role."""
+        """Return the mean of the last observations with as many workers in each role."""
         looks = self._looks.setdefault(model, deque(maxlen=LOOKS))
         if looks and (looks[-1][1].prefill, looks[-1][1].mixed) != (now.prefill, now.mixed):
             looks.clear()

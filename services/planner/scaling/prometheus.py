@@ -1,5 +1,3 @@
-"""The scaler's own figures for Prometheus."""
-
 from collections.abc import Iterator
 
 from prometheus_client import Metric
@@ -13,7 +11,7 @@ from services.planner.state import PlannerState
 
 
 class ScalerCollector(Collector):
-    """Reads a `Scaler` at each scrape."""
+    """The scaler's metrics, read at each scrape."""
 
     def __init__(self, scaler: Scaler, state: PlannerState, plans: HeardPlans) -> None:
         self._scaler = scaler
@@ -21,7 +19,6 @@ class ScalerCollector(Collector):
         self._plans = plans
 
     def collect(self) -> Iterator[Metric]:
-        """Calls of the actuator, and what is wished."""
         calls = CounterMetricFamily(
             names.PLANNER_ACTUATOR_CALLS_TOTAL, "Times that an actuator was asked.", labels=("outcome",)
         )

@@ -1,6 +1,6 @@
-"""The planner's horizon of seconds to minutes: an owned loop that wishes for workers and asks an actuator for them.
+"""The planner's horizon of seconds to minutes: a loop that decides on the number of workers and calls actuators.
 
-It runs beside the decisions about roles, which never wait for it: what it knows and wishes it leaves in the state.
+Decisions about roles never wait for it. It leaves its observations and wishes in the planner's state.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ def why_scaled(
     acts: bool,
     forecast: Mapping[Phase, int],
 ) -> str:
-    """Why another number of workers is wished than there are."""
+    """Explain why the wished number of workers differs from the present one."""
     observed, there = plan.observed, f"{pool.serving} worker{'' if pool.serving == 1 else 's'} of {plan.observed.model}"
     wished = f"{found.wished} {'is' if found.wished == 1 else 'are'} wished"
     if found.code is ScaleReason.PRESSES and plan.assigned is not None:
@@ -90,64 +90,63 @@ def why_scaled(
 log = structlog.get_logger()
 
 PERIOD_S: Final = 1.0
+# A slower actuator is called again in the next period.
 CALL_S: Final = 3.0
-"""An actuator that takes longer is asked again in the next period."""
 REGRET: Final = "regret"
+# Interval between writes of what must survive a restart.
 KEEP_EVERY_NS: Final = 10_000_000_000
-"""What is remembered beyond a restart is written so often."""
 MAX_MODELS: Final = 64
+# The name under which the GPU time of started workers is stored.
 SCALE: Final = "scale"
-"""Under which started workers' GPU time is remembered."""
 
 
 class ActuatorCall(StrEnum):
-    """What became of what an actuator was asked."""
-
     DONE = "done"
     FAILED = "failed"
 
 
 class NoPlans:
-    """Nothing is known of the hours to come."""
+    """Capacity plans of a cluster without forecasts."""
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """The capacity plan of any model."""
+        """Return None for every model."""
         del model
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ScalerSettings:
-    """How the scaler acts."""
-
     start_up_ns: int
-    """From its machine on, until a worker serves, before that was seen."""
+    """Expected time from when its machine is there until a worker serves, before it has been measured."""
     machine_ns: int = 0
-    """Until there is a machine for it, where a worker has to wait for one, before that was seen."""
+    """Expected wait for a machine, if workers have to wait for one, before it has been measured."""
     calm_ns: int = CALM_NS
     linger_ns: int = LINGER_NS
 
 
 class ActuatorPools:
-    """An actuator, and what was last seen of its workers."""
+    """An actuator and the last known state of its workers."""
 
     def __init__(self, actuator: Actuator, settings: ScalerSettings) -> None:
         self.actuator = actuator
         self.started: Started | None = None
-        """None: it did not answer when it was last asked."""
+        """Its workers; None if it did not answer the last call."""
         self.model = ""
-        """That its workers serve, as it last said; empty before it has."""
+        """The model that its workers serve; empty until it has answered once."""
         self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)
 
     def take(self, started: Started | None) -> None:
-        """What it answered now."""
+        """Record the actuator's present answer."""
         self.started = started
         if started is not None:
             self.model = started.model
 
 
 class Scaler:
-    """One planner's wishes. `actuators`: at most one for each model; without any it only says what it would wish."""
+    """Decides how many workers each model should have.
+
+    `actuators` holds at most one for each model. Without any, the scaler only recommends.
+    """
 
     def __init__(
         self,
@@ -173,17 +172,16 @@ class Scaler:
         self._kept_ns = 0
         self.asked = dict.fromkeys(ActuatorCall, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
-        """Workers of each pool that a capacity plan wishes, by model, where there is a plan."""
+        """By model with a capacity plan, the workers that the plan wants in each pool."""
 
     async def run(self) -> None:
-        """Until cancelled."""
         await self._restore()
         while True:
             await asyncio.sleep(PERIOD_S)
             await self.look()
 
     async def look(self) -> None:
-        """Once: see what there is, wish, and ask for it."""
+        """Run one round: observe, decide and call the actuators."""
         state, now_ns = self._state, self._clock.now_ns()
         if state.lead is not Lead.OURS or state.identity.mode == MODE_OFF:
             return
@@ -209,7 +207,7 @@ class Scaler:
             await self._keep()
 
     def start_up_ns(self, model: str) -> int:
-        """What a worker of this model that is asked for now is expected to take until it serves."""
+        """Return how long a worker of this model that is requested now should take until it serves."""
         pools = self._of(model)
         return pools.start_up.ahead_ns if pools is not None else self._settings.start_up_ns
 
@@ -217,7 +215,7 @@ class Scaler:
         return next((each for each in self._pools if each.model == model), None)
 
     def _is_hidden(self, model: str) -> bool:
-        """Whether an actuator that does not answer may have workers of this model."""
+        """Return whether an actuator that does not answer may have workers of this model."""
         pools = self._of(model)
         if pools is not None:
             return pools.started is None
@@ -293,7 +291,7 @@ class Scaler:
             return None
 
     async def _show(self, pools: ActuatorPools) -> None:
-        """Roles as they are, where people look at the actuator's workers and at others of their model."""
+        """Publish present roles where the actuator displays its workers and others of their model."""
         if pools.started is None:
             return
         planner_id = self._state.identity.planner_id
@@ -321,7 +319,7 @@ class Scaler:
         log.warning("the actuator was asked in vain: it is asked again", error=str(error) or "it took too long")
 
     def _learn(self, pools: ActuatorPools, now_ns: int) -> None:
-        """How long started workers take until they are registered."""
+        """Measure how long started workers take until they are registered."""
         if pools.started is not None:
             pools.start_up.note(
                 pools.started.worker_ids,
@@ -331,7 +329,7 @@ class Scaler:
             )
 
     async def _restore(self) -> None:
-        """Go on with the GPU time that was charged before a restart."""
+        """Restore the GPU time charged before a restart."""
         if self._store is None:
             return
         self._state.ledger.take(await self._store.recall(REGRET))
@@ -349,7 +347,7 @@ class Scaler:
 
 
 def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
-    """GPU time charged, by model and day; nothing where what was kept is not understood."""
+    """Parse the stored GPU time by model and day; return nothing if it cannot be parsed."""
     try:
         found = json.loads(written) if written else {}
         day = int(found["day"])
@@ -359,7 +357,10 @@ def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
 
 
 def forecast_workers(plan: ModelPlan, forecast: Mapping[Phase, int]) -> int:
-    """Workers that a capacity plan asks for: its two pools, or fewer where all of the model's workers are mixed."""
+    """Return the number of workers that a capacity plan asks for.
+
+    It is the sum of both pools, or fewer if all of the model's serving workers are mixed.
+    """
     whole = sum(forecast.values())
     serving = [each for each in plan.observed.standings if each.role is not Role.STANDBY]
     if not whole or plan.observed.engine is None or any(each.role is Role.PREFILL for each in serving):
@@ -372,13 +373,13 @@ def forecast_workers(plan: ModelPlan, forecast: Mapping[Phase, int]) -> int:
 
 
 def shown_role(worker: Worker, planner_id: str) -> str:
-    """A decode worker to which a planner lends prompts is still one: budgets come and go within seconds."""
+    # A decode worker that a planner lends prompts to is still one: budgets come and go within seconds.
     role = role_name(worker.assignment)
     return "decode" if role == "mixed" and by_planner(worker, planner_id) else role
 
 
 def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
-    """A model's workers, by who started them."""
+    """Count a model's workers by role and by who started them."""
     ours = frozenset(started.worker_ids) if started is not None else frozenset()
     standings = plan.observed.standings
     serving = [each for each in standings if each.role is not Role.STANDBY]
@@ -393,7 +394,7 @@ def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
 
 
 def _first_to_end(plan: ModelPlan, started: Started) -> list[str]:
-    """Those that are not registered, then those on standby; never one in a role."""
+    """Return the started workers to end first: unregistered ones, then those on standby; never one in a role."""
     roles = {each.id: each.role for each in plan.observed.standings}
     starting = [name for name in reversed(started.worker_ids) if name not in roles]
     return starting + [name for name in started.worker_ids if roles.get(name) is Role.STANDBY]
