@@ -19,13 +19,13 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.topics import REQUESTS
 from libs.lab.experiment import DEFAULT_BLOCK_TOKENS
 from libs.lab.traces.request import Trace
+from libs.model.builtin import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
 from libs.policy.roles import Role
 from load.chaos.clients import Ask, send
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
-from load.gateway.bench_prefix import write_model
 from load.lab.fidelity import Place, Replay, Served, prompt_ids
 
 SETTLE_S: Final = 3.0
@@ -33,6 +33,7 @@ SETTLE_S: Final = 3.0
 TELL_S: Final = 2.0
 """After the last answer: events have been published."""
 KV_LEASE_MS: Final = 30_000
+CONTEXT_TOKENS: Final = 131_072
 TELEMETRY_MS: Final = 100
 """As suites have it."""
 GATEWAY: Final = "g0"
@@ -86,6 +87,16 @@ def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | Non
     finally:
         gc.enable()
         structlog.reset_defaults()
+
+
+def write_model(folder: Path) -> Path:
+    """Create a model folder for the sim engine: the built-in vocabulary, with `CONTEXT_TOKENS` of context."""
+    folder.mkdir()
+    config = {"max_position_embeddings": CONTEXT_TOKENS, "vocab_size": SIM_VOCAB_SIZE, "eos_token_id": SIM_EOS}
+    (folder / "config.json").write_text(json.dumps(config))
+    sim_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "model.safetensors").write_bytes(b"")  # the sim engine never reads its content
+    return folder
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> str:
