@@ -1,7 +1,7 @@
 """`python -m load.gpu.bench_gpu`: everything that wants a GPU, in one command, without a network.
 
 Contract suites of the engines in float32; steps of a plain Llama-8B and of the engines; phase time against CUDA events;
-KV hand-off, saturation, role moves; with vLLM installed its suite, steps and a whole suite on one GPU. Each part is a
+KV hand-off, role moves; with vLLM installed its suite, steps and a whole suite on one GPU. Each part is a
 process of its own, ends within its limit, and a failure of one does not stop the others. What is known is written after
 each part. Steps are held against the shipped profile of this GPU, where there is one.
 
@@ -64,8 +64,6 @@ PARTS: Final = {
     "phase": Part("load.engine.bench_phase", ("--engines", "torch")),
     "engine": Part("load.engine.bench_engine", ("--continuous", "--long")),
     "kv": Part("load.engine.bench_kv", ()),
-    "step_times": Part("load.engine.bench_steps", ()),
-    "tune": Part("load.engine.bench_tune", ("--only", "torch-smollm2")),
     # Exact answers take float32: bfloat16 rounds so coarsely that company changes near ties.
     "role": Part(
         "load.planner.bench_role",
