@@ -2,8 +2,8 @@
 
 The effect is the change of pressure from now: with demand as it is and with as much less and more of it as it varies,
 and with what waits now computed by then or not. Prompts that wait for places alone are computed as soon as there are
-some: by then their sequences decode, or have ended. The range spans what comes of those; `make bench-advice` holds it
-against the lab, and what came of an advice that was taken stands beside it.
+some: by then their sequences decode, or have ended. The range spans what comes of those. What came of an
+advice that was taken stands beside it.
 """
 
 from collections.abc import Sequence
