@@ -1,19 +1,29 @@
-"""One trial in virtual time: gateway, workers, planner and metrics as they are, on a machine that is never late."""
+"""Trials in virtual time: gateway, workers, planner and metrics as they are, on a machine that is never late.
+
+`run_trial` plants one situation and can follow the advice; `run_lasting` plays one load for minutes.
+"""
 
 import asyncio
 import json
 import statistics
 import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from libs.bus.work import Handle
-from libs.contracts.topics import Topic
-from load.chaos.endless_job import EndlessJob
+from google.protobuf.message import Message
+
+from libs.bus.port import Record
+from libs.bus.work import Handle, Produced
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
+from libs.contracts.topics import BATCH_SHARES, Topic
+from load.chaos.cluster import EPOCH_NS
 from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
-from load.verdict.drawn import DrawnSuite
-from load.verdict.judge import Outcome, Reported, judged, until_caused
-from load.verdict.situations import WORKERS, Planted, arrivals
+from load.verdict.judge import CALM, Outcome, Reported, judged, until_caused
+from load.verdict.situations import WORKERS, DrawnSuite, Planted, Situations, arrivals, draw_suite
 from services.gateway.batch.run import BatchPorts
 
 POLL_S: Final = 0.1
@@ -27,6 +37,88 @@ MOVED_S: Final = (1.0, 2.5)
 prompts are computed, which takes about a second."""
 LINE: Final = (210, 40)
 """Tokens of a batch line."""
+LASTS_S: Final = {"busy": 600.0, "too_small": 120.0}
+"""By situation."""
+OK, TOO_MANY = 200, 429
+NAMED_WITHIN_S: Final = 20.0
+"""What is planted is named by then, or never."""
+ENDPOINT = "/v1/completions"
+SHARE_LINES = 256
+LANES = 8
+WINDOW_NS = 24 * 3600 * 1_000_000_000
+
+
+class EndlessJob:
+    """Both the work bus and the file store of a gateway, as far as its runner asks them. Answers are counted."""
+
+    def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = output_tokens
+        self._numbers = count()
+        self.answered = 0
+        self.failed = 0
+
+    async def send(self, topic: Topic, value: Message) -> None:
+        """Nothing is kept."""
+
+    async def committed(self, topic: Topic, group: str) -> list[int]:
+        """Nothing was."""
+        return []
+
+    async def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
+        """Nothing ever comes."""
+        await asyncio.Event().wait()
+        yield Record(topic, "", Share(), 0, 0)
+
+    async def work(self, topic: Topic, group: str, handle: Handle) -> None:
+        """Lanes of shares; of other topics none."""
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(LANES if topic is BATCH_SHARES else 0):
+                lanes.create_task(handle(_Lane(self, number)))
+            await asyncio.Event().wait()
+
+    def share(self) -> Share:
+        """Another one, in a file of its own."""
+        number = next(self._numbers)
+        return Share(
+            share_id=f"share-{number}", job_id="batch_endless", number=number, input_file_id=f"file-{number}",
+            endpoint=ENDPOINT, first_line=1, lines=SHARE_LINES, expires_unix_ns=EPOCH_NS + WINDOW_NS,
+            first_place=number * SHARE_LINES,
+        )  # fmt: skip
+
+    def count(self, produced: Sequence[Produced]) -> None:
+        """What a transaction holds."""
+        for one in produced:
+            if isinstance(one, tuple) and isinstance(one[1], Result):
+                self.answered += one[1].ok
+                self.failed += not one[1].ok
+
+    async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The lines of a share, no two prompts alike."""
+        for place in range(SHARE_LINES):
+            prompt = f"{file_id} {place} ".ljust(self._prompt_tokens, "y")
+            body = {"model": "sim", "prompt": prompt, "max_tokens": self._output_tokens, "ignore_eos": True}
+            line = {"custom_id": f"{file_id}-{place}", "method": "POST", "url": ENDPOINT, "body": body}
+            yield json.dumps(line).encode() + b"\n"
+
+
+class _Lane:
+    note = ""
+    end = 0
+    replayed = True
+
+    def __init__(self, job: EndlessJob, partition: int) -> None:
+        self._job = job
+        self.partition = partition
+
+    async def batches(self) -> AsyncIterator[list[Record]]:
+        for offset in count():
+            yield [Record(BATCH_SHARES, "", self._job.share(), self.partition, offset)]
+
+    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
+        self._job.count(produced)
 
 
 class WaitingJob(EndlessJob):
@@ -137,3 +229,67 @@ class _Trial:
             for worker in workers[role] if whose != role else workers[role][:1]:
                 found[worker] = own
         return found
+
+
+@dataclass(slots=True)
+class Lasted:
+    """What was said over one load."""
+
+    name: str
+    seed: int
+    split: str
+    said_s: dict[str, float] = field(default_factory=dict)
+    """How long each verdict stood, from when the planted one was first named; in balance, from the beginning."""
+    changes: list[tuple[float, str]] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    answered: int = 0
+    refused: int = 0
+    sentence: str = ""
+    """The first that was wrong."""
+
+    @property
+    def right_s(self) -> float:
+        """How long it was right."""
+        right = CALM if self.name == "busy" else frozenset({self.name})
+        return sum(long_s for code, long_s in self.said_s.items() if code in right)
+
+
+def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> Lasted:
+    """A suite with a device drawn by the seed, under one load. `lasts_s`: in place of what is usual."""
+    drawn = draw_suite(seed, little_kv=False)
+    planted = Situations(drawn.device, seed * 1_000).of(name)
+    spec = SuiteSpec(
+        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
+        worker=drawn.worker(), gateway=drawn.targets(), planner=drawn.planner(), metrics=drawn.targets(),
+    )  # fmt: skip
+
+    async def play(suite: VirtualSuite) -> Lasted:
+        return await _play_lasting(suite, planted, seed, lasts_s or LASTS_S[name])
+
+    return run_virtual(spec, seed, play)
+
+
+async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_s: float) -> Lasted:
+    found = Lasted(planted.name, seed, f"{planted.prefill}P+{WORKERS - planted.prefill}D")
+    right = CALM if planted.name == "busy" else planted.wanted
+    suite.play(list(arrivals(planted.load, seed, lasts_s)))
+    fired, began_s, named = suite.alerts(), suite.now_s, planted.name == "busy"
+    said_s, alerts = defaultdict[str, float](float), set[str]()
+    while suite.now_s < began_s + lasts_s:
+        await asyncio.sleep(POLL_S)
+        verdict = suite.status()["verdict"]
+        code, at_s = str(verdict["code"]), suite.now_s - began_s
+        named = named or code in right or at_s > NAMED_WITHIN_S
+        if not named:
+            continue
+        if not found.changes or found.changes[-1][1] != code:
+            found.changes.append((round(at_s, 1), code))
+        if code not in right and not found.sentence:
+            found.sentence = verdict["sentence"]
+        said_s[code] += POLL_S
+        alerts |= suite.alerts() - fired
+    found.said_s = {code: round(long_s, 1) for code, long_s in said_s.items()}
+    found.alerts = sorted(alerts)
+    found.answered = sum(each.status == OK and each.done for each in suite.asked)
+    found.refused = sum(each.status == TOO_MANY for each in suite.asked)
+    return found
