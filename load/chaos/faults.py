@@ -1,17 +1,17 @@
 """Faults of a run: drawn from a seed before it begins, so that its own course changes none, and then inflicted."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from random import Random
-from typing import Literal
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
+from random import Random
+from typing import Literal
+
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.policy.roles import Role
 from load.chaos.cluster import Cluster
-from load.chaos.control import METRICS, PLANNER
+from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.loop import Node
 from load.chaos.net import CUT
 from load.chaos.rpc import Call

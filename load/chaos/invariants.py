@@ -1,22 +1,23 @@
-"""What planner and metrics must know, and must have done, whatever became of the stores that they hear by."""
+"""Invariants of a run: gateways and workers at rest, planner and metrics whatever happened to Redis and the broker."""
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.topics import DECISIONS
+from libs.stores.registry.usable import read_worker
 from libs.worker.run import RunningWorker
 from load.chaos.cluster import Cluster, Process
 from load.chaos.loop import Node
-from services.gateway.run import RunningGateway
-from itertools import pairwise
-from typing import Final
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
-from libs.contracts.topics import DECISIONS
-from libs.stores.registry.usable import read_worker
 from load.chaos.stores import CLUSTER, Stores
+from services.gateway.run import RunningGateway
 from services.metrics.accounting.answer import ClusterOccupancy, GpuTime
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.run import RunningMetrics
+
 
 def unsettled(cluster: Cluster) -> Iterator[str]:
     """What is not zero, though nothing is asked any more."""

@@ -17,14 +17,21 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.topics import DECISIONS, REQUESTS
-from load.chaos.at_rest import unsettled
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
-from load.chaos.control import METRICS, PLANNER, QUIET_S, missed_decisions, missed_time, unheard, wrong_sums
-from load.chaos.inflict import Inflictor
+from load.chaos.faults import CONTROL_WEIGHTS, WEIGHTS, Fault, Inflictor, draw_schedule
+from load.chaos.invariants import (
+    METRICS,
+    PLANNER,
+    QUIET_S,
+    missed_decisions,
+    missed_time,
+    unheard,
+    unsettled,
+    wrong_sums,
+)
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
-from load.chaos.schedule import CONTROL_WEIGHTS, WEIGHTS, Fault, draw_schedule
 from load.chaos.stores import CLUSTER, Stores
 
 START_S = 3.0

@@ -7,32 +7,31 @@ over and over, how far they are from what it predicts by then, and from one anot
 object as the last line. Needs vLLM's environment (`make setup-vllm`).
 """
 
-import statistics
-from collections import defaultdict
-from dataclasses import dataclass
-from typing import Final
-import numpy as np
-from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
-from libs.engine.reports import StepReport
-from libs.perfmodel.learner import StepKind
-from libs.policy.step_time import StepTimeModel
-from libs.testing.engines.engine import EventReader
-from libs.worker.telemetry.step_times import work_of
 import argparse
 import asyncio
 import json
 import os
+import statistics
 import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+
 from libs.engine.config import EngineConfig
-from libs.engine.port import EngineIdentity
+from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import StepReport
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.phase_account import PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
+from libs.worker.telemetry.step_times import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, serve
 
 DECODING_TOKENS: Final = (24, 40, 56)

@@ -36,9 +36,7 @@ from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 from libs.runtime.paths import cache_dir
-from load.forecast.worth_dynamo import DynamoPlanner, installed
-from load.forecast.worth_minutes import MinuteRule
-from load.forecast.worth_world import MOST_WORKERS, START_MIN, Wanted, World
+from load.forecast.worth import MOST_WORKERS, START_MIN, DynamoPlanner, MinuteRule, Wanted, World, installed
 
 OBJECTIVE: Final = 0.99
 BIN_MIN: Final = 10

@@ -1,25 +1,29 @@
-"""The best rule we know from minutes alone: what a forecast of the minute in which a new worker serves is worth.
+"""The worth of a forecast over minutes of known demand: the world of workers, Dynamo's planner, and the best rule.
 
-Work `start_min` minutes on, in logarithms, is a ridge regression on levels of the last minutes at several memories, of
-both phases and of requests, and on the forecast of ten-minute bins; its errors are scaled by how large they were of
-late. Of that distribution the number of workers is taken that costs least: GPU-minutes, and late requests at a price.
-With `bins_known` the mean of the coming ten-minute bin is known and its minutes are not: a bound, and no planner.
+`World` holds the demand and what workers would serve of it. `DynamoPlanner` makes its predictions once, and can then be
+asked for any headroom; its predictors `constant` and `kalman` are `libs.lab.rivals`', `arima` and `prophet` need
+`pip install 'fulcrum[forecast]'`. ARIMA's order is chosen on the first day and its state run on from interval to
+interval. Prophet is fitted anew on the last 50 intervals, in the scored half only; before it, as-now is used.
+
+`MinuteRule` predicts work `start_min` minutes ahead, in logarithms, by a ridge regression. Its columns are levels of the
+last minutes at several memories, of both phases and of requests, and the forecast of ten-minute bins. Its errors are
+scaled by how large they were of late. It takes the number of workers that costs least: GPU-minutes, and late requests
+at a price. With `bins_known` it sees the mean of the coming ten-minute bin: a bound, not a planner.
 """
 
 from dataclasses import dataclass
-from typing import Final
-import numpy as np
-from libs.policy.capacity.plan import PHASES, Phase, Whole
-from libs.policy.forecast.history import Floats
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
 from libs.forecast.heavy import PROPHET_WINDOW, prophet_ahead
 from libs.lab.rivals.dynamo_planner import MAX_REPLICA_CHANGE
 from libs.lab.rivals.dynamo_predictors import Constant, Kalman, Predictor
-from libs.policy.capacity.plan import PHASES
-from numpy.typing import NDArray
-from libs.policy.capacity.plan import PHASES, Phase
+from libs.policy.capacity.plan import PHASES, Phase, Whole
+from libs.policy.forecast.history import Floats
 
 START_MIN: Final = 5
 MOST_WORKERS: Final = 2000

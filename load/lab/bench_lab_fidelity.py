@@ -27,19 +27,25 @@ from libs.lab.traces.request import Trace
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.lab.fidelity import (
+    LIVE,
+    SIM_CASES,
+    WARM_UP,
     Comparison,
     Constants,
+    Live,
     Replay,
     as_it_came,
     calibrate,
     compare,
     lab_replay,
+    live_trace,
     pooled,
     prompt_ids,
+    short,
     table,
+    traces_of,
     verdict,
 )
-from load.lab.fidelity_cases import LIVE, SIM_CASES, WARM_UP, Live, live_trace, short, traces_of
 from load.lab.fidelity_live import Kept, learned_steps, live_replay, settings, sim_settings
 from load.lab.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 

@@ -6,21 +6,20 @@ those of plain Python (tests/e2e/test_lab_compiled.py). A folder that is up to d
 brings mypyc, setuptools and a C compiler; a build takes minutes.
 """
 
-import ast
-from collections.abc import Iterable
-from typing import NamedTuple
 import argparse
+import ast
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
 from libs.lab.cluster.worker import LabWorker
-from load.lab import compile_records
+
 
 class _Field(NamedTuple):
     name: str
@@ -184,7 +183,7 @@ def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
     of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD}".encode())
     for path in sorted((ROOT / "libs").rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    of.update(Path(compile_records.__file__).read_bytes())
+    of.update(Path(__file__).read_bytes())
     return of.hexdigest()
 
 

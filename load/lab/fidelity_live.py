@@ -18,8 +18,7 @@ from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from load.lab.fidelity import Place, Replay, Served
-from load.lab.fidelity_cases import LIVE, live_trace
+from load.lab.fidelity import LIVE, Place, Replay, Served, live_trace
 
 LEAD_S = 1.0
 """Before the first request: everything to be sent is made."""

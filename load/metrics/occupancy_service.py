@@ -5,30 +5,24 @@ used as JSON. Values come serialised, so that decoding them is part of the cost;
 `--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by sockets.
 """
 
-from collections.abc import Sequence
-from typing import Final
-import numpy as np
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, StepBatch
-from libs.contracts.step_row import StepRow, step_columns
-from libs.telemetry.fleet import MAX_FLEET_STEPS
-from libs.telemetry.members import Member
-from libs.telemetry.windows.rollups import KeptWindow, Written
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.timeline import MAX_STEPS
-from services.metrics.requests.log import MAX_REQUESTS
-from services.metrics.state import MetricsState
 import argparse
 import asyncio
 import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 import uvloop
 from prometheus_client import CollectorRegistry
+
 from libs.bus.port import Record
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, SharedWindows, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS, WINDOWS, Topic
 from libs.keys.change_guard import ChangeGuard
 from libs.policy.metrics.shares import Shares
@@ -36,7 +30,12 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry.fleet import MAX_FLEET_STEPS
+from libs.telemetry.members import Member
+from libs.telemetry.windows.rollups import KeptWindow, Written
+from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.worker.timeline import MAX_STEPS
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus
 from load.metrics.synthetic_fleet import synthetic_fleet
@@ -45,8 +44,10 @@ from services.metrics.alerts.run import open_alerts
 from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests.log import MAX_REQUESTS
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.sharing import Sharing
+from services.metrics.state import MetricsState
 from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
 
@@ -109,7 +110,6 @@ def _busy(worker_id: str, steps: int, now_ns: int) -> StepBatch:
     )  # fmt: skip
 
 
-MS_NS: Final = 1_000_000
 LENGTH_BYTES: Final = 4
 PIECE_BYTES: Final = 2**15
 PEERS_S: Final = 10.0

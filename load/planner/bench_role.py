@@ -8,23 +8,25 @@ machine's. A share of the moves is asked for by two rivals at once, one of which
 line; exits with 1 where answers, moves or the load were not as they must be, and says why.
 """
 
-import statistics
-from collections.abc import Sequence
-from typing import Any
 import argparse
 import asyncio
 import gc
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
 from libs.launch.settings import LaunchSettings
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins

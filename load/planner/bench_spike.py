@@ -7,15 +7,6 @@ move is the first decision after it that changes workers towards the phase that 
 the worker's own time of its change, from when it was decided.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
-from libs.cli.planner.in_lab import standing_before
-from libs.contracts.errors import InvalidRequest
-from libs.contracts.roles import role_from_name
-from libs.lab.counterfactual import Standing, counterfactual
-from libs.lab.traces.request import Trace
-from libs.policy.roles import Role
-from load.planner.live_kinds import LiveKind
 import argparse
 import asyncio
 import gc
@@ -29,9 +20,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Final
+
 import httpx
+
+from libs.cli.planner.in_lab import standing_before
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.roles import role_from_name
+from libs.lab.counterfactual import Standing, counterfactual
 from libs.lab.rivals.port import RivalSetting, Slo
 from libs.lab.study import quiet
+from libs.lab.traces.request import Trace
+from libs.policy.roles import Role
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import Answer, play
@@ -76,6 +76,8 @@ def _standing(change: Mapping[str, Any]) -> Standing:
     return Standing(Role(number), budget)
 
 
+COLOURS: Final = {"prefill": "#1f77b4", "decode": "#2ca02c", "with prompts": "#bcbd22"}
+PANELS: Final = ("TTFT, s", "TPOT, ms", "prompts wait,\ns of one GPU", "workers")
 POLL_S: Final = 0.05
 """Between looks at workers: a change of theirs is seen before the next one."""
 TORCH_WORKERS: Final = 4
@@ -308,6 +310,41 @@ def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, 
     }
 
 
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write an SVG of one story: a column a policy; TTFT, TPOT, waiting prompts and roles over time, changes marked."""
+    import matplotlib  # noqa: PLC0415 (only where a picture is asked for)
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    figure, axes = pyplot.subplots(
+        len(PANELS), len(rows), figsize=(4.6 * len(rows), 7.5), sharex=True, sharey="row", squeeze=False
+    )
+    for column, row in enumerate(rows):
+        line = row["timeline"]
+        ttft, tpot, waits, workers = axes[:, column]
+        times = [each[0] for each in line["requests"]]
+        ttft.plot(times, [each[1] / 1e3 for each in line["requests"]], ".", markersize=3, color="#444444")
+        tpot.plot(times, [each[2] for each in line["requests"]], ".", markersize=3, color="#444444")
+        looks = [each for each in line["looks"] if 0 <= each[0] <= max(times) + 5]
+        at_s = [each[0] for each in looks]
+        waits.plot(at_s, [each[4] / 1e3 for each in looks], color="#d62728", linewidth=1)
+        counts = ([each[1] for each in looks], [each[2] - each[3] for each in looks], [each[3] for each in looks])
+        workers.stackplot(at_s, *counts, labels=list(COLOURS), colors=list(COLOURS.values()), step="post")
+        for changed_s, action, *_ in line["changes"]:
+            if action != "role_moved":
+                for panel in (ttft, tpot, waits, workers):
+                    panel.axvline(changed_s, color="#9467bd", linewidth=0.8, alpha=0.6)
+        ttft.set_title(f"{row['policy']}: {row['good']:.1%} good, TTFT p99 {row['ttft_ms']['p99'] / 1e3:.1f} s")
+        workers.set_xlabel("s")
+    for panel, title in zip(axes[:, 0], PANELS, strict=True):
+        panel.set_ylabel(title)
+    axes[-1, -1].legend(loc="lower right", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
 def print_row(found: dict[str, Any]) -> str:
     """A line of the table under `HEAD`."""
 
@@ -373,8 +410,6 @@ def main() -> None:
     if asked.out:
         asked.out.write_text(json.dumps(found))
     if asked.picture:
-        from load.planner.spike_picture import draw  # noqa: PLC0415 (matplotlib, only where asked for)
-
         asked.picture.mkdir(parents=True, exist_ok=True)
         for name, rows in found.items():
             draw(rows, asked.picture / f"spike-{name}.svg")

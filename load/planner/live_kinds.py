@@ -16,8 +16,7 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.testing.engines.real_model import random_model_folder
 from load.gpu.shapes import SHAPES, SMOLLM2_135M
-from load.lab.fidelity import Place
-from load.lab.fidelity_cases import MIB
+from load.lab.fidelity import MIB, Place
 from load.lab.fidelity_live import settings, sim_settings
 from load.planner.bench_role import tiny_model
 
