@@ -129,7 +129,7 @@ bench-role: setup-dev ## role moves on whole suites, idle and loaded, every toke
 	@$(BIN)/python -m load.planner.bench_role $(ARGS)
 
 soak-batch: setup-dev ## 100,000 batch lines with gateways, workers, broker and Redis killed; ARGS="--lines 1000000"
-	@$(BIN)/python -m load.batch.soak_batch $(ARGS)
+	@$(BIN)/python -m load.soak_batch $(ARGS)
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 
@@ -190,7 +190,7 @@ bench-forecast: setup-dev ## forecasts of a suite of series beside baselines: er
 bench-forecast-worth: setup-dev ## what a forecast is worth in GPU-hours: beside reactive, Dynamo's planner and a clairvoyant one
 	@$(BIN)/python -m load.forecast.bench_forecast_worth $(ARGS)
 bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as predicted
-	@$(BIN)/python -m load.models.bench_models_live $(ARGS)
+	@$(BIN)/python -m load.planner.bench_models_live $(ARGS)
 
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
 	$(BIN)/python -m load.lab.bench_lab_fidelity $(or $(ARGS),all)
@@ -204,7 +204,7 @@ screenshots: setup-dev ## write docs/images anew from a simulated suite under lo
 	@$(BIN)/python -m load.metrics.screenshots $(ARGS)
 
 peer-dynamo: setup-dev ## install the peer of bench-gateway into a venv of its own in the cache folder
-	@$(BIN)/python -m load.peers.dynamo.install
+	@$(BIN)/python -m load.peers.dynamo_suite
 
 format: setup-dev ## put the code in shape
 	$(BIN)/ruff check --fix

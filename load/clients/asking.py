@@ -17,9 +17,9 @@ from libs.testing.engines.real_model import REAL_MODEL_NAME, real_model_folder
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 HERE = Path(__file__).parent
-AGENTS = HERE / "agents"
 LOCK = HERE.parents[1] / "locks" / "clients.txt"
 NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
+NODE_AGENT = "openai, for Node"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 CLIENT_TIMEOUT_S = 600
 START_S = 300.0
@@ -99,14 +99,12 @@ def _environment(name: str, *what: str) -> Path:
     return python
 
 
-def _agent(script: str, gateway: str, model: str) -> Sequence[str]:
-    """A client that agents are written with."""
-    path = AGENTS / script
-    if path.suffix == ".mjs":
-        return (*_node(path), f"{gateway}/v1", model)
+def _agent(client: str, gateway: str, model: str) -> Sequence[str]:
+    if client == NODE_AGENT:
+        return (*_node(HERE / "agent.mjs"), f"{gateway}/v1", model)
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
     python = _environment(f"python-{digest}", "--require-hashes", "-r", str(LOCK))
-    return (str(python), str(path), f"{gateway}/v1", model)
+    return (str(python), str(HERE / "agent_clients.py"), client, f"{gateway}/v1", model)
 
 
 def guidellm(gateway: str, folder: Path) -> Sequence[str]:
@@ -133,16 +131,16 @@ CLIENTS: dict[str, Client] = {
 }
 """Any one of them asks the sim engine for text."""
 AGENT_CLIENTS: dict[str, str] = {
-    "openai-python, agent": "with_openai.py",
-    "openai-node, agent": "with_openai.mjs",
-    "LangChain": "with_langchain.py",
-    "LlamaIndex": "with_llama_index.py",
-    "LiteLLM": "with_litellm.py",
-    "pydantic-ai": "with_pydantic_ai.py",
-    "instructor": "with_instructor.py",
-    "openai-agents": "with_openai_agents.py",
+    "openai-python, agent": "openai",
+    "openai-node, agent": NODE_AGENT,
+    "LangChain": "langchain",
+    "LlamaIndex": "llama_index",
+    "LiteLLM": "litellm",
+    "pydantic-ai": "pydantic_ai",
+    "instructor": "instructor",
+    "openai-agents": "openai_agents",
 }
-"""Each streams, has a tool called and a schema filled, on either engine."""
+"""Key of `agent_clients.CLIENTS` by name. Each streams, has a tool called and a schema filled, on either engine."""
 
 
 def tool_model(home: Path) -> Path:

@@ -5,10 +5,10 @@ asked for any headroom; its predictors `constant` and `kalman` are `libs.lab.riv
 `pip install 'fulcrum[forecast]'`. ARIMA's order is chosen on the first day and its state run on from interval to
 interval. Prophet is fitted anew on the last 50 intervals, in the scored half only; before it, as-now is used.
 
-`MinuteRule` predicts work `start_min` minutes ahead, in logarithms, by a ridge regression. Its columns are levels of the
-last minutes at several memories, of both phases and of requests, and the forecast of ten-minute bins. Its errors are
-scaled by how large they were of late. It takes the number of workers that costs least: GPU-minutes, and late requests
-at a price. With `bins_known` it sees the mean of the coming ten-minute bin: a bound, not a planner.
+`MinuteRule` predicts work `start_min` minutes ahead, in logarithms, by a ridge regression. Its columns are levels of
+the last minutes at several memories, of both phases and of requests, and the forecast of ten-minute bins. Its errors
+are scaled by how large they were of late. It takes the number of workers that costs least: GPU-minutes, and late
+requests at a price. With `bins_known` it sees the mean of the coming ten-minute bin: a bound, not a planner.
 """
 
 from dataclasses import dataclass

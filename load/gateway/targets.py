@@ -17,7 +17,7 @@ from redis import Redis
 
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape
-from load.peers.dynamo.run import LOOPBACK, running_dynamo
+from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 from load.processes import OTHERS, Kinds, processes_below
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"

@@ -30,7 +30,7 @@ from libs.lab.study import quiet, scaled
 from libs.lab.traces.read import read_trace
 from libs.policy.step_time import StepTimeModel
 from load.lab.compile_lab import ROOT, build, missing
-from load.peers.dynamo.install import python as peer_python
+from load.peers.dynamo_suite import python as peer_python
 
 TRACE: Final = "mooncake_conversation.jsonl"
 BLOCK_TOKENS: Final = 512
@@ -149,7 +149,7 @@ def _dynosim(router: str, profile: Path | None, trace: Path | None = None) -> di
         "chunk_tokens": CHUNK_TOKENS, "max_sequences": MAX_SEQUENCES, "router": router, "ttft_ms": 2000, "itl_ms": 50,
         "profile": str(profile or ""),
     }  # fmt: skip
-    script = Path(__file__).parents[1] / "peers" / "dynamo" / "simulate.py"
+    script = Path(__file__).parents[1] / "peers" / "dynamo_simulate.py"
     found = _last_line([str(peer_python()), str(script), json.dumps(asked)], ROOT, os.environ | _ONE_THREAD)
     each = found["summary"]
 

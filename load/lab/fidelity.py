@@ -1,4 +1,4 @@
-"""Two runs of one trace side by side: the times of each request in both, how far they differ, and the cases compared."""
+"""Two runs of one trace side by side: each request's times in both, how far they differ, and the cases compared."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -26,7 +26,7 @@ from libs.lab.models.usage import UsageLog, use_by_window
 from libs.model.fetch import SIM_SIZE_BYTES
 from libs.perfmodel.profiles import profile
 from libs.testing.suites.suite import RunningSuite, running_suite
-from load.models.replay import Device, Replay
+from load.planner.model_replay import Device, Replay
 from services.planner.models.keeper import Knobs
 
 PROFILE: Final = "smollm2-135m-cpu"
