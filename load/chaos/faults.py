@@ -31,13 +31,13 @@ CONTROL_WEIGHTS: dict[Kind, int] = {
     "kill planner": 3, "kill metrics": 3, "stop planner": 1, "stop metrics": 1, "freeze planner": 3,
     "freeze metrics": 3, "freeze Redis": 2, "freeze broker": 3,
 }  # fmt: skip
-"""What happens to planner and metrics, and to what they hear by."""
+"""Faults of planner and metrics, and of the stores that they depend on."""
 ROLES = ("prefill", "decode", "mixed", "standby")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of them. `pick` chooses among what is there by then, 0..1."""
+    """One fault. `pick` in [0, 1) chooses among the targets that exist by then."""
 
     at_s: float
     kind: Kind
@@ -45,11 +45,11 @@ class Fault:
     lasts_s: float
     role: str
     rival: str
-    """The role that another one wants at the same moment."""
+    """The role that a rival requests at the same moment."""
 
 
 def draw_schedule(of: Mapping[Kind, int], random: Random, *, duration_s: float, every_s: float) -> list[Fault]:
-    """Faults of these kinds, by their weights, at random moments, one each `every_s` on average."""
+    """Draw faults of these kinds by their weights, at random moments, one each `every_s` on average."""
     kinds, weights = list(of), list(of.values())
     faults: list[Fault] = []
     at_s = random.expovariate(1 / every_s)
@@ -69,10 +69,10 @@ def draw_schedule(of: Mapping[Kind, int], random: Random, *, duration_s: float, 
 
 
 class Inflictor:
-    """What it has done is in `done`, by kind."""
+    """Inflicts a schedule on a cluster; counts what it has done by kind in `done`."""
 
     def __init__(self, cluster: Cluster, client: Node, first_name: int) -> None:
-        """`client`: who sets roles; `first_name`: the number of the first worker that comes new."""
+        """`client` is the node that sets roles; `first_name` is the number of the first new worker."""
         self.done = Counter[str]()
         self._cluster, self._client = cluster, client
         self._loop, self._net, self._stores, self._log = cluster.loop, cluster.net, cluster.stores, cluster.net.log
@@ -82,7 +82,7 @@ class Inflictor:
         self._net.spoil = self._spoil
 
     async def run(self, schedule: Sequence[Fault]) -> None:
-        """Each when it is due, from now on."""
+        """Inflict each fault when it is due, counted from now."""
         began_s = self._loop.time()
         for fault in schedule:
             await asyncio.sleep(max(began_s + fault.at_s - self._loop.time(), 0))
@@ -93,7 +93,9 @@ class Inflictor:
                 self._do(fault, target)
 
     def _target(self, fault: Fault) -> str | None:
-        """A process that is up, by the fault's own draw; empty for faults that have none."""
+        """Return a process that is up, chosen by the fault's own draw; empty if the fault has no target, None if none
+        is up.
+        """
         service = fault.kind.partition(" ")[2]
         if service in (PLANNER, METRICS):
             process = self._cluster.processes.get(service)
@@ -171,7 +173,7 @@ class Inflictor:
             (self._cluster.start_planner if name == PLANNER else self._cluster.start_metrics)(name)
 
     def _needed(self) -> str:
-        """The role that fewest workers have."""
+        """Return the role that fewest workers have."""
         roles = [each.worker.host.assignment.current.role for each in self._cluster.workers() if each.worker]
         return "prefill" if roles.count(Role.PREFILL) <= roles.count(Role.MIXED) else "decode"
 
@@ -180,7 +182,7 @@ class Inflictor:
             self._cluster.start_worker(name, self._needed())
 
     def _spoil(self, call: Call, data: bytes) -> bytes:
-        """Change what a frame says of a KV chunk, or cut the stream in the middle of its pulls."""
+        """Flip a bit in a frame's KV chunk, or cut the stream in the middle of its pulls."""
         if not call.method.endswith("/Pull"):
             return data
         frame = pb.KvFrame.FromString(data)

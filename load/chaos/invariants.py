@@ -20,7 +20,7 @@ from services.metrics.run import RunningMetrics
 
 
 def unsettled(cluster: Cluster) -> Iterator[str]:
-    """What is not zero, though nothing is asked any more."""
+    """Yield every counter that is not zero although nothing is running any more."""
     gateways, workers = cluster.gateways(), cluster.workers()
     for each in gateways:
         assert each.gateway is not None
@@ -32,7 +32,7 @@ def unsettled(cluster: Cluster) -> Iterator[str]:
 
 
 def _credits_left(gateways: list[Process], workers: list[Process]) -> Iterator[str]:
-    """What workers have granted is what gateways hold."""
+    """Yield workers whose granted credits differ from those that gateways hold."""
     links: dict[str, list[Any]] = {}
     for each in gateways:
         assert each.gateway is not None
@@ -69,18 +69,17 @@ def _worker_left(node: Node, worker: RunningWorker, gateways: int) -> Iterator[s
 
 
 PLANNER, METRICS = "planner", "metrics"
+# Longest gap between two published decisions while the planner runs: it repeats an unchanged plan once a second.
 DECIDED_S: Final = 1.5
-"""Longest gap between two published decisions while the planner runs: it publishes that all stays as it is once a
-second."""
+# Age of the window that is checked: by then its telemetry has arrived and is written.
 WRITTEN_S: Final = 1.2
-"""Age of the window that is checked: by then its telemetry has come and is written."""
 WINDOW_S: Final = 1.0
+# Time without faults before the final checks.
 QUIET_S: Final = WRITTEN_S + WINDOW_S + 0.3
-"""Time without faults before the end is checked."""
 
 
 def unheard(cluster: Cluster) -> Iterator[str]:
-    """What planner and metrics do not know yet; nothing, some time after everything is well."""
+    """Yield what planner and metrics still lack some time after everything has healed."""
     now_ns = cluster.clock.now_ns()
     registered = {(each.id, each.incarnation) for each in _registered(cluster.stores)}
     serving = {each.node.name for each in cluster.workers()}
@@ -109,7 +108,7 @@ def _registered(stores: Stores) -> Iterator[Worker]:
 
 
 def missed_decisions(cluster: Cluster) -> Iterator[str]:
-    """Every life of a planner decided all the time, numbered its decisions and sent them to the broker."""
+    """Yield lives of a planner that did not decide steadily, or whose numbered decisions did not all reach the broker."""
     published = {
         (each.incarnation, each.sequence) for each in cluster.stores.records(DECISIONS) if isinstance(each, Decision)
     }
@@ -150,7 +149,7 @@ def _silences(cluster: Cluster, process: Process, decisions: list[Decision]) -> 
 
 
 def wrong_sums(cluster: Cluster) -> Iterator[str]:
-    """Figures of the last window that do not add up."""
+    """Yield figures of the last window that do not add up."""
     for process in cluster.processes.values():
         if process.up and process.metrics is not None:
             for wrong in _wrong_sums(_occupancy(cluster, process.metrics, ago_s=0.0)):
@@ -175,7 +174,7 @@ def _parts(time: GpuTime) -> tuple[int, ...]:
 
 
 def missed_time(cluster: Cluster) -> Iterator[str]:
-    """Time of workers in a quiet window that metrics did not hear of."""
+    """Yield workers whose time in a quiet window is missing from metrics."""
     since_s = cluster.loop.time() - QUIET_S
     served = [each.node.name for each in cluster.workers() if each.served_s is not None and each.served_s <= since_s]
     for process in cluster.processes.values():

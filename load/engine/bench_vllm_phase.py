@@ -1,10 +1,10 @@
-"""`python -m load.engine.bench_vllm_phase`: are vLLM's steps, as its scheduler reports them, what its worker did?
+"""`python -m load.engine.bench_vllm_phase`: do vLLM's steps, as its scheduler reports them, match what its worker did?
 
-An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that computes.
-Reported: reported busy time against it, over the run and in windows of a second; how much of each call its step covers;
-and how far steps were from what the step-time model, learning as it went, had predicted; then, of steps that are done
-over and over, how far they are from what it predicts by then, and from one another. stdout: a table, then one JSON
-object as the last line. Needs vLLM's environment (`make setup-vllm`).
+An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that
+computes. Reported busy time is held against it, over the run and in windows of a second. The step-time model learns
+as it runs; its predictions are held against the steps. Then the same steps are repeated, and compared with the
+predictions and with one another. stdout: a table, then one JSON object as the last line. Needs vLLM's environment
+(`make setup-vllm`).
 """
 
 import argparse
@@ -34,30 +34,30 @@ from libs.testing.engines.real_model import real_model_folder
 from libs.worker.telemetry.step_times import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, serve
 
+# Prompt lengths of the sequences that decode.
 DECODING_TOKENS: Final = (24, 40, 56)
-"""Prompts of those that decode."""
 OUTPUT_TOKENS: Final = 12
+# Prompts that arrive while those decode, in turn.
 BESIDE_TOKENS: Final = (16, 32, 48)
-"""Prompts that come while they decode, in turn."""
 FIRST_KEY: Final = 1 << 20
 ROUND_KEYS: Final = len(DECODING_TOKENS) + len(BESIDE_TOKENS)
+# Equal steps that are needed to measure their scatter.
 MIN_ALIKE: Final = 4
-"""Equal steps that are needed to measure how far apart they lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Of steps of one kind: relative errors, medians."""
+    """Median relative errors of steps of one kind."""
 
     steps: int
     model_error: float
-    """Error of the model's predictions."""
+    """Relative error of the model's predictions."""
     noise: float
-    """Error of the median of equal steps: no model that knows only the work can do better."""
+    """Relative error of the median of equal steps: no model that sees only the work can do better."""
 
 
 async def repeat(engine: Engine, reader: EventReader, rounds: int) -> list[StepReport]:
-    """The steps of `rounds` equal rounds."""
+    """Return the steps of `rounds` equal rounds."""
     seen_before = len(reader.events)
     for number in range(rounds):
         await _round(engine, reader, FIRST_KEY + number * ROUND_KEYS)
@@ -65,7 +65,7 @@ async def repeat(engine: Engine, reader: EventReader, rounds: int) -> list[StepR
 
 
 async def _round(engine: Engine, reader: EventReader, key: int) -> None:
-    """Some decode, and while they do prompts come one after the other."""
+    """Run several decodes, and prompts one after the other beside them."""
     decoding = [_submit(engine, key + number, tokens, OUTPUT_TOKENS) for number, tokens in enumerate(DECODING_TOKENS)]
     key += len(decoding)
 
@@ -81,7 +81,7 @@ async def _round(engine: Engine, reader: EventReader, key: int) -> None:
 
 
 def floors(steps: list[StepReport], model: StepTimeModel) -> dict[StepKind, Floor]:
-    """By kind, of those steps that were done often enough."""
+    """Return the errors by kind, of steps that were repeated often enough."""
     alike = defaultdict(list)
     for step in steps:
         work = work_of(step)
@@ -118,18 +118,17 @@ Span = tuple[int, int]
 
 
 def overlap_ns(spans: list[Span], low_ns: int, high_ns: int) -> int:
-    """Nanoseconds of the spans inside [low, high)."""
+    """Return the nanoseconds of the spans inside [low, high)."""
     return sum(max(min(end, high_ns) - max(start, low_ns), 0) for start, end in spans)
 
 
 def calls_in(file: Path) -> list[Span]:
-    """(start, end) of each call."""
+    """Return (start, end) of each call."""
     data = memoryview(file.read_bytes()).cast("q")
     return list(zip(data[::2].tolist(), data[1::2].tolist(), strict=True))
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
     file, clock, shape = folder / "calls", SystemClock(), SHAPES["torch"]
     os.environ[FILE_VARIABLE] = str(file)
     config = EngineConfig(
@@ -194,7 +193,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
     parser.add_argument("--rounds", type=int, default=12, help="of steps that are done over and over")

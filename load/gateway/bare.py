@@ -1,4 +1,4 @@
-"""A bare FastAPI endpoint that answers recorded bytes, one part after the other: what the web stack alone costs.
+"""A bare FastAPI endpoint that answers recorded bytes part by part: the cost of the web stack alone.
 
     python -m load.gateway.bare FOLDER
 
@@ -34,7 +34,7 @@ class _Request(BaseModel):
 
 
 def make_app(folder: Path) -> FastAPI:
-    """The endpoint, with a checked body as FastAPI's users write it."""
+    """Build the endpoint, which checks bodies as FastAPI's users write it."""
     app = FastAPI()
     answers = {file.stem: [part.encode() for part in json.loads(file.read_text())] for file in folder.glob("*.json")}
 

@@ -1,5 +1,7 @@
-"""Attacks of who reaches a suite's inner ports, or knows of a prompt that kills workers: forged frames and KV handles,
-values in topics and in Redis that nobody of the suite wrote, and that prompt, again and again."""
+"""Attacks on a suite's inner ports, and by a prompt that kills workers.
+
+Forged frames and KV handles, foreign values in topics and in Redis, and that prompt again and again.
+"""
 
 import asyncio
 import random
@@ -18,18 +20,18 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.topics import ALL
 from libs.runtime.redis import make_redis
 
+# After each value and each call: filling a disk or a network needs no malformed values.
 PAUSE_S: Final = 0.005
-"""After each value and each call: whoever fills a disk or a network needs no nonsense for it."""
 CALL_S: Final = 1.0
+# Milliseconds for which a forged gateway report is valid.
 LASTS_MS: Final = 3000
-"""For which a forged report of a gateway's counts."""
 HANDLE_BYTES: Final = 16
 _SERVICES: Final = "fulcrum.worker.v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Where the inner ports of a suite are."""
+    """Addresses of a suite's inner ports."""
 
     kafka: str
     redis: str
@@ -37,16 +39,16 @@ class Inside:
 
 
 Saw = Callable[[object], None]
-"""Counts an answer, or what came in its place."""
+"""Counts an answer, or the error in its place."""
 
 
 def nonsense(chance: random.Random) -> bytes:
-    """Bytes that are no value, and now and then the beginning of one."""
+    """Return random bytes, and now and then the beginning of a valid value."""
     return chance.choice((b"", b"\x0a\x04", b'{"a": [', b"\x00")) + chance.randbytes(chance.randrange(400))
 
 
 async def forged_frames(inside: Inside, saw: Saw) -> None:
-    """Streams of a gateway's and of a worker's, with frames that are none and handles that nobody gave out."""
+    """Open streams of a gateway and of a worker, with malformed frames and handles that nobody issued."""
     chance = random.Random(1)
     redis: Any = make_redis(inside.redis, timeout_ms=1000)
     found = [await redis.hget(keys.worker(inside.cluster, bytes(each).decode()), "worker")
@@ -75,7 +77,7 @@ async def forged_frames(inside: Inside, saw: Saw) -> None:
 
 
 async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -> str:
-    """The status with which a call ends."""
+    """Return the status with which a call ends."""
     call: Any = channel.stream_stream(f"/{_SERVICES}.{method}")(timeout=CALL_S)
     try:
         for message in sent:
@@ -89,7 +91,7 @@ async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -
 
 
 async def topic_values(inside: Inside, saw: Saw) -> None:
-    """Values in every topic of the suite."""
+    """Publish malformed values in every topic of the suite."""
     chance = random.Random(2)
     async with open_producer(inside.kafka, "attacker") as producer:
         while True:
@@ -101,7 +103,7 @@ async def topic_values(inside: Inside, saw: Saw) -> None:
 
 
 async def redis_values(inside: Inside, saw: Saw) -> None:
-    """Workers that are none, and values under what gateways tell each other."""
+    """Write workers that do not exist, and malformed values under keys that gateways exchange."""
     chance, redis = random.Random(3), make_redis(inside.redis, timeout_ms=1000)
     cluster = inside.cluster
     while True:

@@ -28,20 +28,19 @@ from services.gateway.batch.run import BatchPorts
 
 POLL_S: Final = 0.1
 BEFORE_S: Final = 5.0
+# Of a light load of both phases, from which workers learn their step times.
 WARM_S: Final = 8.0
-"""Of a light load of both phases, in which workers learn how long their steps take."""
 REST_S: Final = 40.0
 PLAYED_S: Final = 60.0
+# When the pressure left by advised moves is measured, in seconds after them: sequences that were held decode once
+# their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
-"""After advised moves, between when the pressure that they left is measured: those that were held decode once their
-prompts are computed, which takes about a second."""
+# Prompt and output tokens of a batch line.
 LINE: Final = (210, 40)
-"""Tokens of a batch line."""
 LASTS_S: Final = {"busy": 600.0, "too_small": 120.0}
-"""By situation."""
 OK, TOO_MANY = 200, 429
+# A planted situation is named by then, or never.
 NAMED_WITHIN_S: Final = 20.0
-"""What is planted is named by then, or never."""
 ENDPOINT = "/v1/completions"
 SHARE_LINES = 256
 LANES = 8
@@ -49,7 +48,9 @@ WINDOW_NS = 24 * 3600 * 1_000_000_000
 
 
 class EndlessJob:
-    """Both the work bus and the file store of a gateway, as far as its runner asks them. Answers are counted."""
+    """A batch job without end: the work bus and the file store of a gateway, as far as its runner uses them. Counts
+    answers.
+    """
 
     def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -58,29 +59,26 @@ class EndlessJob:
         self.answered = 0
         self.failed = 0
 
-    async def send(self, topic: Topic, value: Message) -> None:
-        """Nothing is kept."""
+    async def send(self, topic: Topic, value: Message) -> None: ...
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
-        """Nothing was."""
         return []
 
     async def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:
-        """Nothing ever comes."""
         await asyncio.Event().wait()
         yield Record(topic, "", Share(), 0, 0)
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Lanes of shares; of other topics none."""
+        """Run lanes of shares; other topics have none."""
         async with asyncio.TaskGroup() as lanes:
             for number in range(LANES if topic is BATCH_SHARES else 0):
                 lanes.create_task(handle(_Lane(self, number)))
             await asyncio.Event().wait()
 
     def share(self) -> Share:
-        """Another one, in a file of its own."""
+        """Return another share, in a file of its own."""
         number = next(self._numbers)
         return Share(
             share_id=f"share-{number}", job_id="batch_endless", number=number, input_file_id=f"file-{number}",
@@ -89,14 +87,14 @@ class EndlessJob:
         )  # fmt: skip
 
     def count(self, produced: Sequence[Produced]) -> None:
-        """What a transaction holds."""
+        """Count the results in a transaction."""
         for one in produced:
             if isinstance(one, tuple) and isinstance(one[1], Result):
                 self.answered += one[1].ok
                 self.failed += not one[1].ok
 
     async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """The lines of a share, no two prompts alike."""
+        """Yield the lines of a share, no two prompts alike."""
         for place in range(SHARE_LINES):
             prompt = f"{file_id} {place} ".ljust(self._prompt_tokens, "y")
             body = {"model": "sim", "prompt": prompt, "max_tokens": self._output_tokens, "ignore_eos": True}
@@ -122,20 +120,19 @@ class _Lane:
 
 
 class WaitingJob(EndlessJob):
-    """A batch backlog that begins when it is let."""
+    """A batch backlog that starts when `begin` is set."""
 
     def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         super().__init__(prompt_tokens, output_tokens)
         self.begin = asyncio.Event()
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Nothing before."""
         await self.begin.wait()
         await super().work(topic, group, handle)
 
 
 def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = True) -> Outcome:
-    """From a cluster at rest; with `apply` the advice is followed at the end, where there is any."""
+    """Run one trial from a cluster at rest; with `apply` follow the advice at its end, if there is any."""
     with tempfile.TemporaryDirectory() as folder:
         faults = Path(folder) / "faults.json"
         faults.write_text("{}")
@@ -163,7 +160,7 @@ class _Trial:
         self._faults = faults
         self._job = job
         self._first = 0
-        """Requests that were asked before the trial."""
+        """Number of requests made before the trial."""
 
     async def run(self, seed: int, *, apply: bool) -> Outcome:
         suite, planted = self._suite, self._planted
@@ -190,7 +187,7 @@ class _Trial:
         return outcome
 
     async def _warm(self, seed: int) -> None:
-        """Workers learn their steps, then all is quiet."""
+        """Let workers learn their step times, then wait until all is quiet."""
         suite, load = self._suite, self._planted.load
         every_s = 2 * self._drawn.device.prompt_s(load.isl)
         many = range(int(WARM_S / every_s))
@@ -200,7 +197,7 @@ class _Trial:
             await asyncio.sleep(0.2)
 
     async def _apply(self, outcome: Outcome, reported: Reported) -> None:
-        """Follow the advice, and hold what it predicted against what it left."""
+        """Follow the advice, and record the pressure that it predicted and the one that it left."""
         action = self._suite.status()["verdict"]["action"]
         if action is None:
             return
@@ -233,29 +230,31 @@ class _Trial:
 
 @dataclass(slots=True)
 class Lasted:
-    """What was said over one load."""
+    """The verdicts reported over one long load."""
 
     name: str
     seed: int
     split: str
     said_s: dict[str, float] = field(default_factory=dict)
-    """How long each verdict stood, from when the planted one was first named; in balance, from the beginning."""
+    """Seconds that each verdict stood, counted from when the planted one was first named; in balance, from the
+    beginning.
+    """
     changes: list[tuple[float, str]] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
     answered: int = 0
     refused: int = 0
     sentence: str = ""
-    """The first that was wrong."""
+    """The first sentence that was wrong."""
 
     @property
     def right_s(self) -> float:
-        """How long it was right."""
+        """Return the seconds for which the verdict was right."""
         right = CALM if self.name == "busy" else frozenset({self.name})
         return sum(long_s for code, long_s in self.said_s.items() if code in right)
 
 
 def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> Lasted:
-    """A suite with a device drawn by the seed, under one load. `lasts_s`: in place of what is usual."""
+    """Play one load on a device drawn by the seed. `lasts_s` replaces the usual length if it is not 0."""
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000).of(name)
     spec = SuiteSpec(
