@@ -39,22 +39,21 @@ class ModelFacts:
     name: str
     parameters_billion: float
     layers: int
-    """That keep the KV of the whole context."""
+    """Layers that keep the KV of the whole context."""
     kv_heads: int
     head_dim: int = 128
     weight_bytes_per_parameter: float = 2.0
     kv_item_bytes: int = 2
     latent_items: int = 0
-    """Numbers that one layer keeps of a token in place of keys and values (MLA); 0: it keeps those."""
+    """Numbers that one layer keeps of a token in place of keys and values (MLA); 0 if it keeps those."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers."""
+        """Return the bytes of keys and values of all layers."""
         return self.layers * (self.latent_items or 2 * self.kv_heads * self.head_dim) * self.kv_item_bytes
 
     @property
     def weight_bytes(self) -> float:
-        """Of all parameters."""
         return self.parameters_billion * 1e9 * self.weight_bytes_per_parameter
 
 
@@ -103,10 +102,10 @@ _SYSTEMS: Final = {
     "l40s": "L40S",
     "rtx_pro_6000_server": "RTX-PRO-6000",
 }
+# (model, aiconfigurator's name of the system, device)
 AIC_PAIRS: Final = tuple(
     (model, system, device) for model in MODELS if "/" in model for system, device in _SYSTEMS.items()
 )
-"""(model, aiconfigurator's name of the system, device)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +119,19 @@ class Setup:
     options: Mapping[str, str | int]
     types: str
     least_tokens: int = 16
-    """Prompt tokens of a step from which on it counts for the fit: fewer read but some of a model's experts, and a
-    line through both would miss the large steps that prefill runs."""
+    """Least prompt tokens of a step that counts for the fit. Fewer read only some of a model's experts, and a line
+    through both would miss the large steps that prefill runs.
+    """
 
     @property
     def device(self) -> str:
-        """Of `GPU_MEMORY_GB`."""
         return _SYSTEMS[self.system]
 
 
 # A half of gpt-oss's 36 layers keeps 128 tokens alone, which is left out. MXFP4 is 4.25 bits an expert's weight.
 _GPT_OSS: Final = ModelFacts("gpt-oss-120b", 116.8, 18, 8, head_dim=64, weight_bytes_per_parameter=0.55)
+# Llama 3.3 has its shape.
 _LLAMA_70B: Final = "meta-llama/Meta-Llama-3.1-70B"
-"""Llama 3.3 has its shape."""
 _LLAMA_FP8: Final = ModelFacts("llama3.3-70b-fp8", 70.6, 80, 8, weight_bytes_per_parameter=1.03, kv_item_bytes=1)
 _LLAMA_NVFP4: Final = ModelFacts("llama3.3-70b-nvfp4", 70.6, 80, 8, weight_bytes_per_parameter=0.6, kv_item_bytes=1)
 _LLAMA_BF16: Final = ModelFacts("llama3.3-70b", 70.6, 80, 8)
@@ -149,6 +148,7 @@ def _experts(width: int) -> Mapping[str, int]:
     return {"moe_tp_size": width, "moe_ep_size": 1}
 
 
+# By name of the step-time profile.
 SETUPS: Final = {
     "gpt-oss-120b-h100-aic": Setup("openai/gpt-oss-120b", _GPT_OSS, "h100_sxm", 1, _experts(1), "MXFP4", _MANY),
     "gpt-oss-120b-h100-tp2-aic": Setup("openai/gpt-oss-120b", _GPT_OSS, "h100_sxm", 2, _experts(2), "MXFP4", _MANY),
@@ -163,31 +163,28 @@ SETUPS: Final = {
         "deepseek-ai/DeepSeek-V3", _DEEPSEEK, "h200_sxm", 8, _experts(8), "FP8 blocks", _MANY
     ),
 }
-"""By name of the step-time profile."""
 
 
 def gpu_count(facts: ModelFacts, device: str) -> int:
-    """The smallest power of two that leaves at least 45 % of the memory to KV."""
+    """Return the smallest power of two that leaves at least 45 % of the memory to KV."""
     gpus = 1
     while facts.weight_bytes > 0.55 * GPU_MEMORY_GB[device] * 1e9 * gpus:
         gpus *= 2
     return gpus
 
 
+# Most prompt tokens that the measured engine computed in a step: with more, a time is not one step's.
 CSV_STEP_TOKENS = 4096
-"""Most prompt tokens that the measured engine computed in a step: with more, a time is not one step's."""
+# Every fourth step is held out, for the error figures.
 HELD_OUT = 4
-"""Every fourth step is held out, for the error figures."""
+# Where no mixed step was measured.
 ASSUMED_INTERFERENCE = 0.3
-"""Where no mixed step was measured."""
 PRIOR = PROFILES["llama-8b-h100"].step_time
 Steps = list[tuple[StepWork, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One shipped profile."""
-
     name: str
     source: str
     engine: str
@@ -202,7 +199,6 @@ class Entry:
 
 
 def rows_of(steps: Steps) -> Rows:
-    """As columns."""
     table = [
         (work.prefill_tokens, work.squared, work.decode_sequences, work.decode_kv_tokens, ns, 1.0) for work, ns in steps
     ]
@@ -238,7 +234,7 @@ def fit_entry(*, name: str, source: str, engine: str, device: str, facts: ModelF
 
 
 def from_csv(file: Path) -> Iterator[Entry]:
-    """A profile for each model and GPU of the measured steps."""
+    """Yield a profile for each model and GPU of the measured steps."""
     found: dict[tuple[str, str], Steps] = defaultdict(list)
     with file.open() as lines:
         for row in csv.DictReader(lines):
@@ -259,7 +255,7 @@ def from_csv(file: Path) -> Iterator[Entry]:
 
 
 def from_aiconfigurator() -> Iterator[Entry]:
-    """A profile for each pair that its data covers, and for each setup."""
+    """Yield a profile for each pair that aiconfigurator's data covers, and for each setup."""
     wanted = {}
     for model, system, device in AIC_PAIRS:
         facts = MODELS[model]
@@ -280,7 +276,7 @@ def from_aiconfigurator() -> Iterator[Entry]:
 
 
 def predicted_steps(setup: Setup) -> Steps:
-    """Of prefill, of decode and of both, as aiconfigurator has them; raises what it raises."""
+    """Return steps of prefill, of decode and of both, as aiconfigurator predicts them. Its exceptions pass through."""
     from aiconfigurator_core.sdk.engine import EngineHandle  # type: ignore[import-not-found]  # noqa: PLC0415
 
     handle = EngineHandle.compile(setup.model, setup.system, "vllm", tp_size=setup.gpus, **setup.options)
@@ -310,7 +306,6 @@ def predicted_steps(setup: Setup) -> Steps:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Fit, print, write."""
     kept: dict[str, Any] = {}
     if SHIPPED_FILE.exists() and not options.anew:
         kept = {entry["name"]: entry for entry in json.loads(SHIPPED_FILE.read_text())["profiles"]}

@@ -33,8 +33,8 @@ GATEWAYS = ("gateway-1", "gateway-2")
 VICTIMS = (*GATEWAYS, "decode-1", "redis", "kafka")
 TOKENS = 4
 POLL_S = 0.25
+# A job of which no line is answered for so long is given up.
 STUCK_S = 180.0
-"""A job of which no line is answered for so long is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +49,23 @@ class Tenth:
 
 @dataclass(slots=True)
 class Soaked:
-    """One job."""
-
     lines: int
     status: str = ""
     kills: dict[str, int] = field(default_factory=dict)
-    """By what was killed."""
+    """Kills by what was killed."""
     seconds: float = 0.0
     lines_per_s: float = 0.0
     gateway_peak_mib: float = 0.0
     resume_median_s: float = 0.0
     resume_longest_s: float = 0.0
-    """From a kill until another line was answered."""
+    """Longest time from a kill until another line was answered."""
     wrong_on_topic: int = 0
     wrong_in_files: int = 0
     by_tenth: list[Tenth] = field(default_factory=list)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Soak; 1 when a line was not answered once."""
+    """Soak; return 1 if a line was not answered exactly once."""
     parser = argparse.ArgumentParser(prog="make soak-batch", description=__doc__)
     parser.add_argument("--lines", type=int, nargs="+", default=[100_000], help="one job each (default 100000)")
     parser.add_argument("--kill-every-s", type=float, default=20.0, help="0 kills nothing (default 20)")
@@ -168,7 +166,7 @@ async def _run(
 
 
 class Seen:
-    """What was seen of a job from outside."""
+    """The progress of a job, as seen from outside."""
 
     def __init__(self, lines: int, begun_s: float) -> None:
         self._lines = lines
@@ -181,11 +179,11 @@ class Seen:
         self._peaks_mib: dict[int, float] = {}
 
     def killed(self) -> None:
-        """Something was, just now."""
+        """Note that something was killed just now."""
         self._killed_s = self._killed_s or time.monotonic()
 
     def add(self, now_s: float, done: int, gateway_mib: float) -> None:
-        """Lines that are answered by now."""
+        """Note the lines that are answered by now."""
         tenth = self._tenth
         self._peaks_mib[tenth] = max(self._peaks_mib.get(tenth, 0.0), gateway_mib)
         if done <= self.done:
@@ -201,7 +199,7 @@ class Seen:
         return min(self.done * 10 // self._lines, 9)
 
     def by_tenth(self) -> list[Tenth]:
-        """Those that came to their end."""
+        """Return the tenths that were completed."""
         found = []
         for tenth, (begun_s, ended_s) in enumerate(pairwise(self._reached_s)):
             per_s = self._lines / 10 / max(ended_s - begun_s, POLL_S)
@@ -209,17 +207,17 @@ class Seen:
         return found
 
     def resume_s(self, tenth: int | None) -> tuple[float, float]:
-        """The median and the longest time to resume in it, or in all; 0 where nothing was killed."""
+        """Return the median and the longest time to resume in a tenth, or in all; 0 if nothing was killed."""
         found = [seconds for where, seconds in self._resumes_s if tenth in (None, where)]
         return (median(found), max(found)) if found else (0.0, 0.0)
 
     def peak_mib(self, tenth: int | None) -> float:
-        """Memory of the largest gateway in it, or in all."""
+        """Return the memory of the largest gateway in a tenth, or in all."""
         return max((mib for where, mib in self._peaks_mib.items() if tenth in (None, where)), default=0.0)
 
 
 def _victims(chance: random.Random) -> Iterator[str]:
-    """All of them in a random order, and again in another one."""
+    """Yield all of them in a random order, and again in another one."""
     while True:
         yield from chance.sample(VICTIMS, len(VICTIMS))
 

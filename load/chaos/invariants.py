@@ -108,7 +108,7 @@ def _registered(stores: Stores) -> Iterator[Worker]:
 
 
 def missed_decisions(cluster: Cluster) -> Iterator[str]:
-    """Yield lives of a planner that did not decide steadily, or whose numbered decisions did not all reach the broker."""
+    """Yield lives of a planner that did not decide steadily, or whose decisions did not all reach the broker."""
     published = {
         (each.incarnation, each.sequence) for each in cluster.stores.records(DECISIONS) if isinstance(each, Decision)
     }

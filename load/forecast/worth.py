@@ -26,11 +26,11 @@ from libs.policy.capacity.plan import PHASES, Phase, Whole
 from libs.policy.forecast.history import Floats
 
 START_MIN: Final = 5
+# Bound on the workers of a pool.
 MOST_WORKERS: Final = 2000
-"""Of a pool."""
 
+# Workers that are ordered or active, [minutes].
 Wanted = dict[Phase, Whole]
-"""Workers that are ordered or there, [minutes]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,27 @@ class World:
 
     work: dict[Phase, Floats]
     requests: Floats
-    """A second."""
+    """Requests a second, [minutes]."""
     tokens: dict[Phase, Floats]
-    """A second."""
+    """Tokens a second, [minutes], by phase."""
     seconds_each: dict[Phase, float]
-    """Of a worker, for a token."""
+    """Seconds of a worker for one token, by phase."""
     most: dict[Phase, Floats]
     """[workers - 1] The most work that a pool takes, by its table."""
     ahead: dict[Phase, Floats]
-    """[minutes, levels] Work that is forecast for the time at which a worker ordered now is there; nan: not known."""
+    """[minutes, levels] Work forecast for the time at which a worker ordered now is active; nan where unknown."""
     start_min: int = START_MIN
-    """That workers take to start."""
+    """Minutes that workers take to start."""
     moves: bool = False
     """Whether workers change roles within a minute while others start."""
 
     def needed(self, phase: Phase, work: Floats) -> Whole:
-        """Workers that take so much; at least one."""
+        """Return the workers that take so much work; at least one."""
         counts = np.searchsorted(self.most[phase], work - 1e-9) + 1
         return np.asarray(np.minimum(counts, MOST_WORKERS), np.int64)
 
     def in_time(self, active: Wanted) -> Floats:
-        """[minutes] Share of requests that these workers serve in time."""
+        """Return [minutes]: the share of requests that these workers serve in time."""
         shares = [
             np.minimum(self.most[phase][active[phase] - 1] / np.maximum(self.work[phase], 1e-9), 1.0)
             for phase in PHASES
@@ -67,8 +67,9 @@ class World:
         return np.asarray(np.minimum(*shares))
 
     def in_time_with_moves(self, active: Wanted, *, seeing: bool = False) -> Floats:
-        """[minutes] As `in_time`, where workers change roles between minutes: all are shared out by the work of the
-        minute before, or, `seeing`, of the minute itself."""
+        """Return the share as `in_time` does where workers change roles between minutes. All are shared out by the
+        work of the minute before, or with `seeing` of the minute itself.
+        """
         total = active["prefill"] + active["decode"]
         by = self.work if seeing else {p: np.concatenate([w[:1], w[:-1]]) for p, w in self.work.items()}
         least, prefill = np.full(len(total), -1.0), np.ones(len(total), np.int64)
@@ -90,7 +91,9 @@ _LIBRARIES: Final = {"arima": "pmdarima", "prophet": "prophet"}
 
 
 class DynamoPlanner:
-    """One step ahead by requests and mean lengths of intervals of three minutes, at most 8 replicas more or less."""
+    """Dynamo's planner: one step ahead by requests and mean lengths of intervals of three minutes, at most 8 replicas
+    more or less.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         minutes = len(world.requests)
@@ -105,7 +108,7 @@ class DynamoPlanner:
         self._work = {phase: count * each / (INTERVAL_MIN * 60) for phase, each in zip(PHASES, seconds, strict=True)}
 
     def __call__(self, world: World, headroom: float) -> Wanted:
-        """Workers that are wanted, by the minute."""
+        """Return the workers that are wanted, by the minute."""
         minutes = len(world.requests)
         wanted = {}
         for phase in PHASES:
@@ -119,12 +122,12 @@ class DynamoPlanner:
 
 
 def installed() -> list[str]:
-    """Predictors that can be had here."""
+    """Return the names of predictors that are installed here."""
     return [name for name in NAMES if name not in _LIBRARIES or find_spec(_LIBRARIES[name])]
 
 
 def _one_ahead(values: Floats, name: str) -> Floats:
-    """[intervals] What is predicted for the one after each."""
+    """Return [intervals]: the prediction of the interval after each."""
     if name == "arima":
         return _arima(values)
     if name == "prophet":
@@ -157,23 +160,23 @@ def _prophet(values: Floats) -> Floats:
 
 
 HALF_LIVES_MIN: Final = (1, 2, 4, 8, 15, 30, 60, 180)
+# Memories, in minutes, of the size of errors.
 SCALE_MIN: Final = (30, 240)
-"""Memories of how large errors were."""
+# Work that is added before logarithms are taken.
 SMALL: Final = 0.02
-"""Work that is added before logarithms are taken."""
 RIDGE: Final = 3.0
 QUANTILES: Final = 100
 LEAST_SCALE: Final = 0.08
+# Workers of a pool.
 MOST_TRIED: Final = 60
-"""Workers of a pool."""
+# Minutes that are computed at once.
 PART: Final = 1000
-"""Minutes that are weighed at once."""
 BIN_MIN: Final = 10
 WARM_MIN: Final = 10
 
 
 class MinuteRule:
-    """Fitted on the first `fitted` minutes."""
+    """The rule of minutes, fitted on the first `fitted` of them."""
 
     def __init__(self, world: World, fitted: int, *, bins_known: bool = False) -> None:
         self._fitted, self._bins_known = fitted, bins_known
@@ -181,7 +184,7 @@ class MinuteRule:
         self._late = {phase: [self._fit(world, phase, ahead) for ahead in horizons] for phase in PHASES}
 
     def __call__(self, world: World, late_price: float) -> Wanted:
-        """late_price: GPU-minutes that a mean minute's requests are worth, all of them in time or late."""
+        """`late_price` is the GPU-minutes that a mean minute's requests are worth, all of them in time or late."""
         rate = _level(_before(world.requests), 4) / float(world.requests.mean())
         counts = np.arange(1, MOST_TRIED + 1)
         return {
@@ -192,7 +195,7 @@ class MinuteRule:
         }
 
     def _fit(self, world: World, phase: Phase, ahead: int) -> Floats:
-        """[minutes, workers] As each minute begins: the share that will be late in the minute `ahead` later."""
+        """Return [minutes, workers]: as each minute begins, the share that will be late in the minute `ahead` later."""
         logs = {each: np.log(world.work[each] + SMALL) for each in PHASES}
         seen, requests = _before(logs[phase]), _before(np.log(world.requests + 1))
         (other,) = (each for each in PHASES if each != phase)
@@ -219,16 +222,16 @@ class MinuteRule:
 
 
 def _ridge(rows: Floats, outcome: Floats) -> NDArray[Any]:
-    """Weights; the last column is the constant, which is not drawn to zero."""
+    """Return weights; the last column is the constant, which is not drawn to zero."""
     drawn = RIDGE * np.eye(rows.shape[1])
     drawn[-1, -1] = 1e-6
     return np.asarray(np.linalg.solve(rows.T @ rows + drawn, rows.T @ outcome))
 
 
 def _late(most: Floats, mean: Floats, scale: Floats, errors: Floats) -> Floats:
-    """[minutes, workers] Share of work that is expected to be late, by how many serve.
+    """Return [minutes, workers]: the expected share of late work, by active workers.
 
-    mean, scale: of logarithms of work, [minutes]; errors: in scales, equally likely.
+    `mean` and `scale` are of logarithms of work, [minutes]; `errors` are in scales, equally likely.
     """
     takes = most[:MOST_TRIED]
     found = np.empty((len(mean), len(takes)))
@@ -241,7 +244,7 @@ def _late(most: Floats, mean: Floats, scale: Floats, errors: Floats) -> Floats:
 
 
 def _level(values: Floats, half_life_min: float) -> Floats:
-    """Exponentially weighted."""
+    """Return the exponentially weighted mean."""
     keep = 0.5 ** (1 / half_life_min)
     out, level = np.empty_like(values), float(values[0])
     for at, value in enumerate(values.tolist()):
@@ -255,5 +258,5 @@ def _before(values: Floats) -> Floats:
 
 
 def _later(values: Floats, minutes: int) -> Floats:
-    """[t] Of t + minutes; the last one for those beyond the end."""
+    """Return [t] the value of t + minutes; the last one for those beyond the end."""
     return np.concatenate([values[minutes:], np.repeat(values[-1:], minutes)])

@@ -34,8 +34,8 @@ from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DECODES: Final = ((1, 1024), (4, 1024), (16, 1024), (64, 1024), (128, 1024), (16, 4096), (32, 4096))
+# (prompt tokens, sequences, context of each)
 MIXED: Final = ((512, 64, 1024), (2048, 64, 1024), (2048, 16, 4096))
-"""(prompt tokens, sequences, context of each)"""
 OUTPUT_TOKENS: Final = 40
 REPEATS: Final = 4
 CHUNK_TOKENS: Final = 8192
@@ -45,7 +45,7 @@ VLLM_ARGUMENTS: Final = vllm_arguments(context_tokens=16_384, gpu_share=0.85, kv
 
 @dataclass
 class Led:
-    """An engine, what asks it, and the steps that it has reported."""
+    """An engine under measurement, and the steps that it has reported."""
 
     engine: Engine
     reader: EventReader
@@ -53,7 +53,7 @@ class Led:
     random: Any = field(default_factory=lambda: np.random.default_rng(3))
 
     def submit(self, prompt_tokens: int, output_tokens: int) -> int:
-        """A new prompt of random tokens; returns its id."""
+        """Submit a new prompt of random tokens; return its id."""
         key = next(self.ids)
         prompt = self.random.integers(100, 40_000, prompt_tokens, dtype=np.int32)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -69,7 +69,7 @@ class Led:
 
 
 async def lead(led: Led) -> None:
-    """Everything that is measured: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
+    """Run all measured work: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
     for _ in range(REPEATS):
         for tokens in PROMPTS:
             await led.drain([led.submit(tokens, 1)])
@@ -85,8 +85,9 @@ async def lead(led: Led) -> None:
 
 
 def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
-    """The median of steps that are alike: of one kind, with as many tokens, prompts, sequences and, within 512,
-    context."""
+    """Return the median of equal steps: of one kind, with equal tokens, prompts and sequences, and contexts within
+    512.
+    """
     alike: defaultdict[tuple[str, int, int, int, int, int, int], list[int]] = defaultdict(list)
     for work, ns in steps:
         kv = round(work.decode_kv_tokens / max(work.decode_sequences, 1) / 512) * 512
@@ -109,7 +110,7 @@ def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures of one engine."""
+    """Return all figures of one engine."""
     model = options.model or write_model(folder / options.shape, options.shape, options.device)
     config = EngineConfig(
         model, options.shape, device=options.device, kv_memory_mb=KV_MB, max_sequences=256,
@@ -150,7 +151,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure, print."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = asyncio.run(measure(options, Path(folder)))
     print(f"{'kind':<9}{'prompt':>7}{'batch':>7}{'context':>9}{'steps':>7}{'ms':>10}")
@@ -162,7 +162,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_model_options(made)
     made.add_argument("--device", default="cuda:0")

@@ -84,24 +84,24 @@ _OURS: Final = ("#0b6e4f", "#1f9d6f", "#6fd3a8")
 _THEIRS: Final = ("#334155", "#94a3b8", "#b45309", "#f59e0b", "#7c3aed", "#be123c", "#0ea5e9", "#475569", "#d97706")
 FULL_INTERFERENCES: Final = (0.0, 0.5, 1.0)
 WARM_UP: Final = 0.15
+# Shares of a trace that are served and not scored.
 TAIL: Final = 0.1
-"""Shares of a trace that are served and not scored."""
+# Share of the fluid bound at which a search begins.
 START: Final = 0.55
-"""Of the fluid bound: where a search begins."""
+# After the last arrival, beside the time that the longest answer may take.
 OVERTIME_S: Final = 60.0
-"""After the last arrival, beside the time that the longest answer may take."""
 HELD_OUT_SEED: Final = 101
+# A held-out stretch of a trace begins so much later. Azure's two minutes from 2,400 s on have requests in four
+# seconds alone, so it takes those before them.
 HELD_OUT_LATER_S: Final = {MOONCAKE: 1200.0, AZURE: 1080.0}
-"""By which a held-out stretch of a trace begins later. Azure's two minutes from 2,400 s on have requests in four
-seconds alone, so it takes those before them."""
+# Of an answer, as its client allows; its true length is known to nobody.
 ALLOWED_TOKENS: Final = 4096
-"""Of an answer, as its client allows; what it comes to is known to nobody."""
 MEASURES: Final[Sequence[Measure]] = ("both", "requests", "work")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One search."""
+    """One search for the highest rate."""
 
     workload: str
     policy: str
@@ -110,14 +110,13 @@ class Cell:
     """What the cluster is wrong about, as `fulcrum lab run --wrong` takes it."""
 
 
+# By what has to be good.
 Edges = dict[Measure, Found]
-"""By what has to be good."""
+# Fluid bound of a workload and an interference.
 Bounds = dict[tuple[str, float | None], dict[Measure, float]]
-"""Fluid bound of a workload and an interference."""
 
 
 def main() -> None:
-    """Search, show, print one JSON line."""
     asked = _arguments()
     if not asked.plain:
         run_compiled("load.lab.bench_lab")
@@ -163,7 +162,7 @@ def main() -> None:
 
 
 def _figures(base: "Base", found: dict[Cell, Edges], bounds: Bounds, wall_s: float) -> Any:
-    """What `--out` keeps, also of a bench that is ended before all is found."""
+    """Return what `--out` keeps, also of a bench that is ended early."""
     return {
         "bench": "lab", "workers": base.workers, "model": base.model, "device": base.device, "slo": base.slo,
         "seeds": base.seeds, "held_out": base.held_out, "wall_s": wall_s,
@@ -179,7 +178,7 @@ def _figures(base: "Base", found: dict[Cell, Edges], bounds: Bounds, wall_s: flo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What all cells share."""
+    """The settings that all cells share."""
 
     workers: int
     model: str
@@ -188,10 +187,10 @@ class Base:
     workloads: dict[str, str]
     seeds: int
     held_out: bool = False
-    """Whether seeds and stretches of traces are others than those that decisions were tuned on."""
+    """Whether seeds and stretches of traces differ from those that decisions were tuned on."""
 
     def experiment(self, cell: Cell) -> Experiment:
-        """At the workload's own rate."""
+        """Return the cell's experiment at the workload's own rate."""
         seed = HELD_OUT_SEED if self.held_out else 1
         trace = _trace(self.workloads[cell.workload], seed, held_out=self.held_out)
         seconds = trace.duration_ns / 1e9
@@ -246,7 +245,7 @@ def _there(text: str) -> bool:
 
 
 def _edge(found: dict[Cell, Edges], cell: Cell, measure: Measure) -> float:
-    """The highest rate there; 0 where it was not sought."""
+    """Return the highest rate; 0 where none was searched."""
     edges = found.get(cell, {})
     return edges[measure].rate_scale if measure in edges else 0.0
 
@@ -255,7 +254,7 @@ def _lost(
     found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
     wrongs: Sequence[str],
 ) -> Table:  # fmt: skip
-    """What is left of the highest rate where the cluster is wrong about itself."""
+    """Return the share of the highest rate that is left where the cluster is wrong about itself."""
     shown = Table(title="Highest rate, relative to that of a cluster that is wrong about nothing", title_justify="left",
                   box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
     for name in ("policy", "wrong", *workloads, "geomean"):
@@ -300,7 +299,7 @@ def _draw(
     path: Path, found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str],
     bounds: Bounds,
 ) -> None:  # fmt: skip
-    """Bars: of the fluid bound, what each policy reaches at the profile's own interference."""
+    """Draw bars: each policy's highest rate over the fluid bound, at the profile's own interference."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (only where a picture is asked for)
 
     figure = Figure(figsize=(9, 4.2), layout="constrained")

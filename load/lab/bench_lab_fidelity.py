@@ -57,12 +57,12 @@ EXAMPLES: Final = """examples:
   python -m load.lab.bench_lab_fidelity live --seconds 110 --seed 2 --out b1
   python -m load.lab.bench_lab_fidelity judge a1 a2 b1                 # calibrated on a1
 """
+# Where calibration begins.
 FIRST: Final = Constants(1.0, LOOKUP_MS)
-"""Where calibration begins."""
 
 
 def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
-    """Each case in the simulation of the real code and in the lab: with equal delays, then with drawn ones."""
+    """Compare each case in the simulation of the real code and in the lab: with equal delays, then with drawn ones."""
     even, drawn, itself = list[Comparison](), list[Comparison](), list[Comparison]()
     for name, case in SIM_CASES.items():
         traces = traces_of(case.trace, 1) if not only or name in only else []
@@ -97,7 +97,7 @@ def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
 
 
 def run_live(link: str, seconds: float, seed: int) -> Kept:
-    """A suite that nothing has run on but a warm-up."""
+    """Run a trace on a fresh suite, after a warm-up only."""
     live = LIVE[link]
     place, trace, before = live.case.place(), live_trace(live, seconds, seed), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="lab-fidelity-") as folder:
@@ -118,7 +118,7 @@ def run_live(link: str, seconds: float, seed: int) -> Kept:
 
 
 def judged(runs: Sequence[Kept]) -> dict[str, Any]:
-    """The lab against each run, calibrated on the first; and runs of one trace against each other."""
+    """Compare the lab with each run, calibrated on the first, and runs of one trace with each other."""
     first, live = runs[0], LIVE[runs[0].link]
     if {run.link for run in runs} != {first.link}:
         raise SystemExit(f"runs of different links: {sorted({run.link for run in runs})}")
@@ -176,7 +176,6 @@ def _count(run: Kept) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -197,7 +196,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def everything(seconds: float) -> dict[str, Any]:
-    """All links."""
     found: dict[str, Any] = {"sim": against_sim([], seeds=2)}
     for link in ("live", "torch"):
         found[link] = judged([run_live(link, seconds, seed) for seed in (1, 1, 2)])
@@ -205,7 +203,6 @@ def everything(seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a link."""
     asked = parser().parse_args()
     found: dict[str, Any]
     if asked.link == "sim":

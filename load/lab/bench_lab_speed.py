@@ -38,13 +38,13 @@ BLOCKS: Final = 860
 CHUNK_TOKENS: Final = 8192
 MAX_SEQUENCES: Final = 256
 SLO: Final = "ttft=max(2s,3x),tpot=50ms"
+# DynoSim's router with the knowledge of the lab's policy: cached prefixes, or nothing of them.
 ROUTERS: Final = {"fulcrum": "kv_router", "static": "round_robin"}
-"""DynoSim's router that knows as much as the lab's policy does: cached prefixes, or nothing of them."""
+# Straight lines, which DynoSim's tables hold exactly: prefill by tokens of a step, decode by tokens of KV.
 EQUAL: Final = StepTimeModel(
     prefill_fixed_ns=10e6, prefill_token_ns=25_000, prefill_token_squared_ns=0.0,
     decode_fixed_ns=6e6, decode_sequence_ns=0.0, decode_kv_token_ns=50.0, interference=1.0,
 )  # fmt: skip
-"""Straight lines, which DynoSim's tables hold exactly: prefill by tokens of a step, decode by tokens of KV."""
 AIM_PLAIN, AIM_COMPILED = 0.3, 1.5
 WORKERS: Final = (16, 32, 64, 128, 256)
 SECONDS: Final = (450, 900, 1800, 3600)
@@ -60,17 +60,15 @@ class Job:
     seconds: float = 3600.0
     rate: float = 1.0
     equal: bool = False
-    """With `EQUAL` step times, and neither hops nor time for KV on its way, as in DynoSim."""
+    """Whether step times are `EQUAL`, with neither hops nor KV transfer time, as in DynoSim."""
     chunk_tokens: int = CHUNK_TOKENS
 
     @property
     def workers(self) -> int:
-        """All of them."""
         return self.prefill + self.decode
 
 
 def main() -> None:
-    """Measure, show, print one JSON line."""
     asked = _arguments()
     if asked.child:
         print(json.dumps(_run(Job(**json.loads(asked.child)))))
@@ -100,7 +98,7 @@ def main() -> None:
 
 
 def _run(job: Job) -> dict[str, Any]:
-    """In this process: CPU time with the reading of the trace, and the figures."""
+    """Run in this process; return CPU time with the reading of the trace, and the figures."""
     quiet()
     cpu, wall = time.process_time(), time.perf_counter()
     trace = read_trace(_trace(), seed=1, seconds=job.seconds)
@@ -132,7 +130,7 @@ def _equal_hardware() -> Hardware:
 
 
 def _lab(folder: Path, job: Job) -> dict[str, Any]:
-    """A run with `libs` of that folder, on one core."""
+    """Run with the `libs` of a folder, on one core."""
     command = [sys.executable, "-m", "load.lab.bench_lab_speed", "--child", json.dumps(asdict(job))]
     paths = dict.fromkeys((str(folder), str(ROOT)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), **_ONE_THREAD}
@@ -140,7 +138,7 @@ def _lab(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def _dynosim(router: str, profile: Path | None, trace: Path | None = None) -> dict[str, Any] | None:
-    """The same trace there, or one that was written for it; None where it is not installed."""
+    """Replay the same trace in DynoSim, or one written for it; return None if DynoSim is not installed."""
     if not peer_python().is_file():
         print("no rows of DynoSim: `make peer-dynamo` installs it", file=sys.stderr)
         return None
@@ -181,7 +179,7 @@ def _last_line(command: Sequence[str], folder: Path, environment: dict[str, str]
 
 
 def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Rows of (who, policy, best CPU seconds), those to compare in turns."""
+    """Return rows of (who, policy, best CPU seconds); those to compare take turns."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in range(rounds):
         for policy, router in ROUTERS.items():
@@ -208,7 +206,7 @@ def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
 
 
 def _equal(folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
-    """Both simulators with `EQUAL` step times; plain and compiled have to agree to the last digit."""
+    """Run both simulators with `EQUAL` step times; plain and compiled have to agree to the last digit."""
     table, spread = scratch / "equal.npz", scratch / "spread.jsonl"
     _write_profile(table)
     _write_spread(spread)
@@ -228,7 +226,9 @@ def _equal(folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
 
 
 def _write_spread(path: Path) -> None:
-    """The trace as the lab has it come: within a tick of its clock of 3 s, where DynoSim lets all come at once."""
+    """Write the trace with arrivals as the lab draws them: spread within a tick of its clock of 3 s, where DynoSim
+    lets all arrive at once.
+    """
     with path.open("w") as file:
         for each in read_trace(_trace(), seed=1, seconds=Job().seconds).requests:
             row = {"timestamp": each.arrival_ns / 1e6, "input_length": each.input_tokens,
@@ -237,7 +237,7 @@ def _write_spread(path: Path) -> None:
 
 
 def _write_profile(path: Path) -> None:
-    """`EQUAL` as the tables that DynoSim interpolates between, in milliseconds."""
+    """Write `EQUAL` as the tables that DynoSim interpolates between, in milliseconds."""
     tokens, kv = np.array([0.0, 200_000.0]), np.array([0.0, float(BLOCKS * BLOCK_TOKENS)])
     prefill = (EQUAL.prefill_fixed_ns + EQUAL.prefill_token_ns * tokens) / 1e6
     decode = (EQUAL.decode_fixed_ns + EQUAL.decode_kv_token_ns * kv) / 1e6
@@ -248,7 +248,9 @@ def _write_profile(path: Path) -> None:
 
 
 def _slopes(folders: dict[str, Path]) -> list[dict[str, Any]]:
-    """CPU time by requests, and by workers with as many requests: the same load on each worker, for a shorter time."""
+    """Measure CPU time by requests, and by workers with as many requests: the same load on each worker, for a shorter
+    time.
+    """
     jobs = [("requests", Job(seconds=seconds)) for seconds in SECONDS]
     for workers in WORKERS:
         times, prefill = workers // 16, round(workers * 9 / 16)

@@ -25,13 +25,13 @@ class _Field(NamedTuple):
     name: str
     annotation: str
     default: str
-    """Empty: there is none."""
+    """Source of the default; empty if there is none."""
     factory: str
     init: bool
 
 
 def bases(sources: Iterable[str]) -> frozenset[str]:
-    """Names of all classes that others derive from: their fields go into constructors elsewhere."""
+    """Return the names of all base classes: their fields go into constructors elsewhere."""
     found: set[str] = set()
     for source in sources:
         for node in ast.walk(ast.parse(source)):
@@ -41,8 +41,9 @@ def bases(sources: Iterable[str]) -> frozenset[str]:
 
 
 def with_constructors(source: str, derived_from: frozenset[str] = frozenset()) -> str:
-    """The module with a written constructor in each dataclass that neither derives from another nor is derived from,
-    nor has one already."""
+    """Return the module with a written constructor in each dataclass that has none, derives from no other and is no
+    base.
+    """
     lines = source.splitlines()
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     for node in reversed(classes):
@@ -67,7 +68,7 @@ def _decorator(node: ast.ClassDef) -> ast.expr | None:
 
 
 def _plain(decorator: ast.expr) -> str:
-    """As it was, without a constructor; what was frozen keeps its hash."""
+    """Return the decorator without its constructor; frozen classes keep their hash."""
     keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
     options = {each.arg: ast.unparse(each.value) for each in keywords if each.arg is not None}
     frozen = options.pop("frozen", "False") == "True"
@@ -82,7 +83,7 @@ def _has_constructor(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> list[_Field] | None:
-    """None where it has some of a kind that is not known here."""
+    """Return the fields; None if one is of an unknown kind."""
     found = []
     for each in node.body:
         if not isinstance(each, ast.AnnAssign):
@@ -134,6 +135,8 @@ def _constructor(node: ast.ClassDef, fields: list[_Field]) -> list[str]:
 
 
 ROOT: Final = Path(__file__).parents[2]
+# Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run,
+# nor decisions about roles (libs/policy/planner, libs/policy/pressure), which are arithmetic on arrays.
 MODULES: Final = (
     "libs/policy/*.py",
     "libs/policy/estimates/*.py",
@@ -151,11 +154,10 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
-"""Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run, nor
-decisions about roles (libs/policy/planner, libs/policy/pressure), which are arithmetic on arrays."""
+# Decisions alone, compiled in a quarter of the time.
 DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
-"""Those that decide, and no more: compiled in a quarter of the time."""
 DIGEST: Final = "built-from"
+# Runs in a process of its own, since it works in the folder. `make check` checks types strictly.
 _BUILD: Final = """
 import sys
 from mypyc.build import mypycify
@@ -166,11 +168,10 @@ checks = ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=.m
 extensions = mypycify([*checks, *modules], opt_level=optimise, debug_level="0", multi_file=True)
 setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build_ext", "--inplace", "-j", jobs])
 """
-"""In a process of its own, since it works in the folder. Types were checked strictly by `make check`."""
 
 
 def missing() -> str:
-    """What this machine lacks to compile; empty where it has all."""
+    """Return what this machine lacks to compile; empty if nothing."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"no C compiler ({compiler})"
@@ -179,7 +180,7 @@ def missing() -> str:
 
 
 def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
-    """Of all that a build depends on."""
+    """Return a digest of everything that a build depends on."""
     of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD}".encode())
     for path in sorted((ROOT / "libs").rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -188,7 +189,7 @@ def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
 
 
 def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bool:
-    """Compile into `folder`; whether anything was to be done. Raises CalledProcessError where a module fails."""
+    """Compile into `folder`; return whether anything was to be done. Raise CalledProcessError if a module fails."""
     wanted, mark = digest(optimise, globs), folder / DIGEST
     if mark.exists() and mark.read_text() == wanted:
         return False
@@ -214,8 +215,9 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
 
 
 def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
-    """Have the program `python -m module …` that runs now go on with compiled modules, built first where they are not
-    up to date. Returns, with all as it was, where they are in use already or cannot be built."""
+    """Restart the running program `python -m module …` with compiled modules, built first if they are out of date.
+    Return without a change if they are in use already or cannot be built.
+    """
     in_use = sys.modules[LabWorker.__module__].__file__ or ""
     if not in_use.endswith(".py") or missing():
         return
@@ -227,7 +229,6 @@ def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     found = argparse.ArgumentParser(prog="python -m load.lab.compile_lab", description=__doc__)
     found.add_argument("folder", type=Path, nargs="?", default=Path("build/lab"), help="Where to.")
     found.add_argument("--optimise", type=int, default=3, choices=(0, 1, 2, 3), help="The C compiler's level.")
@@ -235,7 +236,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Build, and say how to use it."""
     options = parser().parse_args()
     if lacking := missing():
         raise SystemExit(f"cannot compile: {lacking}")

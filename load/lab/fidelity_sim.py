@@ -28,35 +28,33 @@ from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
 from load.lab.fidelity import Place, Replay, Served, prompt_ids
 
+# Before the first request, for processes to find one another.
 SETTLE_S: Final = 3.0
-"""Before the first request: everybody has found everybody."""
+# After the last answer, for events to be published.
 TELL_S: Final = 2.0
-"""After the last answer: events have been published."""
 KV_LEASE_MS: Final = 30_000
 CONTEXT_TOKENS: Final = 131_072
 TELEMETRY_MS: Final = 100
-"""As suites have it."""
 GATEWAY: Final = "g0"
+# There and back: the mean of `load.chaos.stores`.
 EVEN_STORE_MS: Final = 0.75
-"""There and back: the mean of `load.chaos.stores`."""
+# Of `load.chaos.net`: 0.1 ms, and 0.2 ms more in the mean.
 MEAN_HOP_MS: Final = 0.3
-"""Of `load.chaos.net`: 0.1 ms and 0.2 ms more in the mean."""
 
 
 class EvenNet(Net):
-    """Every message takes as long as every other, as in the lab."""
+    """A network on which every message takes equally long, as in the lab."""
 
     def __init__(self, loop: SimLoop, random: Random, log: Log, hop_ms: float) -> None:
         super().__init__(loop, random, log)
         self.hop_s = hop_ms / 1e3
 
     def delay_s(self, one: Node, other: Node) -> float:
-        """The same for all."""
         return self.hop_s
 
 
 class EvenStores(Stores):
-    """Every question to them takes as long as every other."""
+    """Stores on which every call takes equally long."""
 
     async def _travel(self) -> None:
         await self._pass(EVEN_STORE_MS / 2 / 1e3)
@@ -66,9 +64,9 @@ class EvenStores(Stores):
 
 
 def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | None = None) -> Replay:
-    """The trace on the simulated cluster; `seed` draws delays of the network and turns of processes.
+    """Replay the trace on the simulated cluster; `seed` draws delays of the network and turns of processes.
 
-    With `hop_ms` every message takes so long.
+    With `hop_ms` every message takes exactly that long.
     """
     global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
@@ -158,8 +156,9 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: Place, trace: 
 
 
 def _until_in_phase_s(cluster: Cluster, net: EvenNet, trace: Trace) -> float:
-    """Until a trace that begins then has its first request at the gateway as workers publish telemetry, as in the lab:
-    with it goes their load."""
+    """Return the delay after which the trace's first request reaches the gateway just as workers publish telemetry
+    with their load, as in the lab.
+    """
     arrives_s = cluster.loop.time() + trace.requests[0].arrival_ns / 1e9 + net.hop_s
     begun_s = min(each.served_s or 0.0 for each in cluster.workers())
     return (begun_s - arrives_s) % (TELEMETRY_MS / 1e3)

@@ -53,12 +53,14 @@ from services.metrics.stream.ticks import TickWriter
 
 STEP_NS: Final = 16_000_000
 MS_NS: Final = 1_000_000
+# The role's number in roll-ups.
 DECODE: Final = 2
-"""The role's number in roll-ups."""
 
 
 def fill(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -> None:
-    """Windows of all tiers, steps with what they computed, requests: of the time until `now_ns`."""
+    """Fill a state to all of its bounds up to `now_ns`, as two days with a fleet would: windows of all tiers, steps
+    with their work, requests.
+    """
     _fill_windows(state, worker_ids, now_ns)
     steps = min(MAX_STEPS, MAX_FLEET_STEPS // len(worker_ids))
     for worker_id in worker_ids:
@@ -96,7 +98,7 @@ def _fill_windows(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -
 
 
 def _busy(worker_id: str, steps: int, now_ns: int) -> StepBatch:
-    """A worker's batch with its model's shape, from an incarnation before the live one."""
+    """Return a worker's batch with its model's shape, from an incarnation before the live one."""
     began_ns = now_ns - steps * STEP_NS
     starts_ns = range(began_ns, now_ns, STEP_NS)
     return StepBatch(
@@ -116,14 +118,14 @@ PEERS_S: Final = 10.0
 
 
 class Intake:
-    """What comes, serialised, each message after its length."""
+    """The serialised messages that arrive, each after its length."""
 
     def __init__(self, state: MetricsState, clock: SystemClock) -> None:
         self._state = state
         self._clock = clock
 
     async def take_forever(self, source: asyncio.StreamReader, topic: Topic) -> None:
-        """Enter what comes, all that is there at a time as a consumer does, until cancelled or the source ends."""
+        """Enter messages, all that have arrived at a time as a consumer does, until cancelled or the source ends."""
         rest = b""
         while piece := await source.read(PIECE_BYTES):
             rest, at = rest + piece, 0
@@ -139,7 +141,7 @@ class Intake:
 
 
 class Peers:
-    """The other instances: reads from each of them, and writes to all."""
+    """Connections to the other instances: reads from each of them, and writes to all."""
 
     def __init__(self, folder: Path, number: int, instances: int) -> None:
         self._path = folder / str(number)
@@ -148,13 +150,12 @@ class Peers:
         self._server: asyncio.Server | None = None
 
     def send(self, message: SharedWindows) -> None:
-        """Write the message to every connected instance."""
         value = message.SerializeToString()
         for hearer in [each for each in self._hearers if not each.is_closing()]:
             hearer.write(len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
     async def connect(self, intake: Intake, tasks: TaskOwner) -> None:
-        """Until every other one is heard and hears."""
+        """Wait until both directions to every other instance are up."""
         self._server = await asyncio.start_unix_server(lambda _, writer: self._hearers.append(writer), self._path)
         for other in self._others:
             await until(other.exists, timeout_s=PEERS_S)
@@ -164,7 +165,6 @@ class Peers:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
     settings = MetricsSettings()
     clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
     sharing, peers = None, None

@@ -11,7 +11,7 @@ import time
 
 
 def main() -> None:
-    """Replay, and say how long it took with the reading of the trace, and what came of it."""
+    """Replay; print the time with the reading of the trace, and DynoSim's summary."""
     asked = json.loads(sys.argv[1])
     os.environ["DYN_LOG"] = "error"
     from dynamo.replay import run_trace_replay  # type: ignore[import-not-found]  # noqa: PLC0415

@@ -29,45 +29,43 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 from load.planner.model_replay import Device, Replay
 from services.planner.models.keeper import Knobs
 
+# Steps of some 50 ms, so that two cores carry all processes; weights are as large as `--size` says.
 PROFILE: Final = "smollm2-135m-cpu"
-"""Steps of some 50 ms, so that two cores carry all processes; weights are as large as `--size` says."""
 WAIT_HEADER: Final = "x-fulcrum-expected-wait-ms"
 MAX_TRIES: Final = 6
 REQUEST_TIMEOUT_S: Final = 180.0
+# Of a simulated worker, by its settings' defaults.
 SIM_LOAD_GB_PER_S, SIM_WAKE_GB_PER_S, SIM_OVERHEAD_S = 4.0, 25.0, 0.5
-"""Of a simulated worker, by its settings' defaults."""
 POLL_S: Final = 0.5
+# Of the planner's report.
 KEPT: Final = ("active_now", "switches", "cold_starts", "switched_s", "at_once", "reserve_gpus", "windows")
-"""Of what the planner says."""
 MINUTE_S: Final = 60.0
 NEAR_S: Final = 0.5
+# A wait is as predicted if it is off by no more than either of these.
 NEAR_SHARE: Final = 0.25
-"""A wait is as predicted where it is off by no more than either of these."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request."""
-
     model: str
     at_s: float
     statuses: list[int] = field(default_factory=list)
     expected_s: float = 0.0
-    """The wait that its answer named; 0: none."""
+    """Wait that the answer's header named; 0 if none."""
     first_s: float = 0.0
-    """From sending the try that was answered until its first token."""
+    """Seconds from sending the answered try until its first token."""
     tokens: int = 0
     wanted: int = 0
     error: str = ""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its tokens came."""
+        """Return whether all its tokens arrived."""
         return not self.error and self.tokens == self.wanted
 
 
 def spec_of(options: argparse.Namespace) -> str:
-    """Of the made log."""
+    """Return the specification of the made log."""
     return (
         f"{options.kind}:models={options.models},rate={options.rate},exec={options.exec_s},"
         f"seconds={options.minutes * MINUTE_S:g},zipf={options.zipf}"
@@ -75,7 +73,7 @@ def spec_of(options: argparse.Namespace) -> str:
 
 
 def settings(options: argparse.Namespace) -> dict[str, str]:
-    """Of the suite's processes: everything that takes time is as many times faster."""
+    """Return settings of the suite's processes, in which everything that takes time is compressed."""
     speed = options.compress
     return {
         "FULCRUM_PLANNER_MODE": "auto",
@@ -92,7 +90,7 @@ def settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 async def ask(client: httpx.AsyncClient, url: str, found: Outcome) -> None:
-    """One request, again after 503 or 429 as long as it is asked to come back."""
+    """Send one request, again after 503 or 429 as long as the answer asks to come back."""
     body = {"model": found.model, "prompt": "a b c d", "max_tokens": found.wanted, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
     for _ in range(MAX_TRIES):
@@ -128,7 +126,7 @@ async def _read(answer: httpx.Response, found: Outcome, began_s: float) -> None:
 
 
 async def play(url: str, log: UsageLog, speed: float) -> list[Outcome]:
-    """All requests of the log at their times."""
+    """Send all requests of the log at their times."""
     step_ns = profile(PROFILE).step_time.decode_fixed_ns + profile(PROFILE).step_time.decode_sequence_ns
     outcomes, tasks = [], []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -145,7 +143,7 @@ async def play(url: str, log: UsageLog, speed: float) -> list[Outcome]:
 
 
 async def watch(planner: str, seen: list[dict[str, Any]]) -> None:
-    """What the planner says of the pool, until cancelled."""
+    """Record the planner's report of the pool, until cancelled."""
     async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
         while True:
             try:
@@ -161,7 +159,6 @@ async def watch(planner: str, seen: list[dict[str, Any]]) -> None:
 def figures(
     outcomes: Sequence[Outcome], seen: Sequence[Mapping[str, Any]], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What is reported of a run."""
     statuses = Counter(str(status) for each in outcomes for status in each.statuses)
     warm = [each.first_s for each in outcomes if each.is_whole and not each.expected_s and len(each.statuses) == 1]
     warm_s = statistics.median(warm) if warm else 0.0
@@ -215,7 +212,7 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def foretell(log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
-    """What the same pool makes of the log in virtual time."""
+    """Replay the log on the same pool in virtual time."""
     speed = options.compress
     overhead_s = SIM_OVERHEAD_S / speed
     device = Device(
@@ -237,7 +234,6 @@ def foretell(log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def run(suite: RunningSuite, log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
-    """Play the log against a suite."""
     seen: list[dict[str, Any]] = []
     watching = asyncio.create_task(watch(str(suite.ready["planner"]), seen))
     outcomes = await play(suite.gateway, log, options.compress)
@@ -248,7 +244,7 @@ async def run(suite: RunningSuite, log: UsageLog, options: argparse.Namespace) -
 
 
 def main() -> int:
-    """Print figures; 1 where a request was lost or a model not found."""
+    """Print figures; return 1 if a request was lost or a model not found."""
     parser = argparse.ArgumentParser(prog="bench-models-live")
     parser.add_argument("--kind", default="gamma", help="of made logs, see `fulcrum models generate`")
     parser.add_argument("--models", type=int, default=40)

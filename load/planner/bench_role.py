@@ -34,12 +34,12 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 from load.processes import processes_below, waited_s
 
+# Of a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
 AIM_S = 0.1
-"""Of a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it."""
+# Share of moves that must find running sequences: others show nothing of a move's cost to them.
 MIN_CAUGHT = 0.5
-"""Share of moves that must find running sequences: others show nothing of what a move costs them."""
+# Requests under way as a share of the decode slots at the start.
 MIN_LOAD = 0.7
-"""Requests under way as a share of the decode slots at the start."""
 SPREADS = {
     "idle p50/p99 ms": "effect_idle_ms",
     "loaded p50/p99 ms": "effect_loaded_ms",
@@ -49,8 +49,9 @@ SPREADS = {
 
 
 def spread_ms(seconds: Sequence[float | None]) -> dict[str, float | None]:
-    """p50, p99 and the greatest, in ms; null where nothing was measured. A move without effect counts as endless,
-    which is null too."""
+    """Return p50, p99 and the greatest in ms; null where nothing was measured. A move without effect counts as
+    endless, which is null too.
+    """
     values = sorted(float("inf") if value is None else value for value in seconds)
     if not values:
         return {"p50": None, "p99": None, "max": None}
@@ -59,12 +60,12 @@ def spread_ms(seconds: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def aim_met(spread: dict[str, float | None]) -> bool:
-    """Whether a move's effect comes soon enough."""
+    """Return whether a move's effect comes within the aim."""
     return spread["p99"] is not None and spread["p99"] < AIM_S * 1e3
 
 
 def faults(figures: dict[str, Any]) -> list[str]:
-    """What of an engine's figures breaks a promise, or makes them say too little, in words."""
+    """Return the figures that break a promise or are worth too little, in words."""
     moves, behind = figures["moves"], figures["moves_with_gateways_behind"]
     found = [f"{figures[name]} requests {what}" for name, what in _ANSWERS.items() if figures[name]]
     if figures["caught_running"] < MIN_CAUGHT * moves:
@@ -88,7 +89,6 @@ _RIVALS = {"both_won": "both rivals", "none_won": "no rival"}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """The figures for people."""
     head = (
         f"{'engine':<14}{'moves':>6}{'caught':>7}{'moved':>6}{'answers':>8}{'failed':>7}{'wrong':>6}{'rivals':>7}  "
         + "".join(f"{title:>20}" for title in SPREADS)
@@ -111,21 +111,21 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+# Sequences that a worker decodes at once.
 SLOTS = 8
-"""Sequences a worker decodes at once."""
+# Requests under way as a share of all decode slots at the start.
 LOAD = 0.8
-"""Requests under way as a share of all decode slots at the start."""
+# Share of the moves under load that two rivals request at the same time, as rival planners would.
 RIVALS = 0.1
-"""Share of the moves under load for which two ask at the same time, as rival planners would."""
+# Of a suite: vLLM takes long to start.
 START_S = 400.0
-"""Of a suite: vLLM takes long."""
+# For answers, however busy the machine.
 WAIT_S = 300.0
-"""For answers, however busy the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine and how much is asked of it."""
+    """One engine and its load."""
 
     name: str
     engine: str
@@ -142,14 +142,14 @@ CASES = (
     Case("vllm-tiny", "vllm", idle_moves=10, moves=50, kinds=8, output_tokens=48, decode=2),
     Case("torch-smollm2", "torch", idle_moves=10, moves=200, kinds=4, output_tokens=24, decode=2),
 )
+# Those that need no environment of their own.
 DEFAULT_CASES = tuple(case.name for case in CASES if case.engine != "vllm")
-"""What needs no environment of its own."""
 
 
 def tiny_model(folder: Path) -> Path:
-    """Random weights so small that a step costs nothing beside what surrounds it, with a real tokenizer.
+    """Write random weights so small that a step costs nothing beside the rest, with a real tokenizer.
 
-    They are drawn wide: of nearly even logits the greatest would depend on the order of a sum.
+    They are drawn wide: with nearly even logits the greatest would depend on the order of a sum.
     """
     real = real_model_folder()
     real_config = json.loads((real / "config.json").read_text())
@@ -169,7 +169,6 @@ def tiny_model(folder: Path) -> Path:
 
 
 async def bench(case: Case, suite: RunningSuite, model: str, rivals: float, *, guided: bool) -> dict[str, Any]:
-    """All figures of one engine."""
     async with (
         httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http,
         suite_admins(suite) as (roles, admins),
@@ -229,7 +228,7 @@ def _gateways(suite: RunningSuite) -> list[int]:
 
 
 def _own_s(moved: HeldMove) -> float | None:
-    """A move's effect without waits for a core; those that overlap are taken off twice, so never below 0."""
+    # Without waits for a core; overlapping waits are taken off twice, so the result is bounded at 0.
     effect_s = moved.move.effect_s
     return None if effect_s is None else max(effect_s - moved.waited_s, 0.0)
 
@@ -239,7 +238,7 @@ def _has_answered(traffic: SteadyTraffic, count: int) -> bool:
 
 
 async def _tokens_s(traffic: SteadyTraffic, clients: int, answers: int) -> float:
-    """Output tokens a second while every slot is asked for and nothing moves."""
+    """Return output tokens a second while every slot is requested and nothing moves."""
     start_s, tokens, answered = time.perf_counter(), traffic.output_tokens, traffic.answered
     async with traffic.flowing(clients):
         await until(lambda: traffic.answered >= answered + answers, timeout_s=WAIT_S)
@@ -276,7 +275,6 @@ def run(case: Case, folder: Path, rivals: float, *, guided: bool = False) -> dic
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only", choices=[case.name for case in CASES], nargs="*", help="engines; by default all but vllm's"

@@ -39,10 +39,10 @@ from load.planner.dynamo_live import DynamoLive
 from load.planner.live_kinds import SIM, TORCH_TINY, TPOT_MS, TTFT_MS, LiveKind
 from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
 
+# The first decisions of a run are judged: each takes two runs of the lab.
 MOST_JUDGED: Final = 64
-"""Decisions of a run that are judged, the first ones: each takes two runs of the lab."""
+# Reasons of decisions that are to improve something; one that gives budgets back after a calm is not.
 PRESSED: Final = frozenset(("prompts_press", "decodes_press"))
-"""Reasons of decisions that are to make something better; one that gives budgets back after a calm is not."""
 
 
 def judged(
@@ -54,8 +54,9 @@ def judged(
     start_unix_ns: int,
     most: int = MOST_JUDGED,
 ) -> dict[str, bool]:
-    """By id, whether what the trace's requests met would have been worse without a decision, of those that answer
-    pressure. `workers`: as they stood after all `decisions`."""
+    """Return by id whether requests would have fared worse without a decision, of those that answer pressure.
+    `workers` are as they stood after all `decisions`.
+    """
     experiment = kind.experiment(trace, len(workers))
     found: dict[str, bool] = {}
     for decision in [each for each in decisions if each["reason_code"] in PRESSED][:most]:
@@ -78,18 +79,18 @@ def _standing(change: Mapping[str, Any]) -> Standing:
 
 COLOURS: Final = {"prefill": "#1f77b4", "decode": "#2ca02c", "with prompts": "#bcbd22"}
 PANELS: Final = ("TTFT, s", "TPOT, ms", "prompts wait,\ns of one GPU", "workers")
+# Between looks at workers: short enough to see each change before the next one.
 POLL_S: Final = 0.05
-"""Between looks at workers: a change of theirs is seen before the next one."""
 TORCH_WORKERS: Final = 4
+# Until a worker that Dynamo's policy restarts serves again: a third of the lab's time, which favours Dynamo.
 DYNAMO_START_S: Final = 10.0
-"""Until a worker that Dynamo's policy restarts serves again: a third of what the lab gives it, kind to it."""
+# A move later than this after a turn answers something else.
 TURN_S: Final = 3.0
-"""A move later than this after a turn answers something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a suite is started."""
+    """The roles and planner with which a suite is started."""
 
     name: str
     prefill: int
@@ -97,16 +98,15 @@ class Policy:
     mixed: int
     mode: str
     dynamo_start_s: float | None = None
-    """With Dynamo's load policy: until a worker whose role it changes serves again."""
+    """Seconds until a worker serves again whose role Dynamo's load policy changes; None without that policy."""
 
     @property
     def workers(self) -> int:
-        """Of all roles."""
         return self.prefill + self.decode + self.mixed
 
 
 def policies(workers: int) -> list[Policy]:
-    """Ours, and what stands still."""
+    """Return our policy and its rivals."""
     half = workers // 2
     return [
         Policy("auto", half, workers - half, 0, "auto"),
@@ -119,22 +119,22 @@ def policies(workers: int) -> list[Policy]:
 
 @dataclass(slots=True)
 class Seen:
-    """What a suite did while it served."""
+    """Observations of a suite while it served."""
 
     start_unix_ns: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By worker and epoch, when it took it by its own clock."""
+    """By worker and epoch, when the worker changed by its own clock."""
     workers: list[dict[str, Any]] = field(default_factory=list)
-    """At the last look."""
+    """Workers at the last look."""
     dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
-    """(Unix ns, worker, its role to be)"""
+    """(Unix ns, worker, its new role)"""
     looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
-    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
+    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of waiting prompts)"""
 
 
 async def watch(suite: RunningSuite, seen: Seen) -> None:
-    """Look at workers and decisions until cancelled."""
+    """Record workers and decisions until cancelled."""
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
         while True:
@@ -155,7 +155,7 @@ async def watch(suite: RunningSuite, seen: Seen) -> None:
 async def serve(
     suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], dynamo: DynamoLive | None = None
 ) -> tuple[dict[int, Answer], list[str], Seen]:
-    """The whole trace, and what was seen meanwhile."""
+    """Play the whole trace; return answers, failures and observations."""
     seen, failed = Seen(), list[str]()
     watching = [asyncio.create_task(watch(suite, seen))]
     watching += [asyncio.create_task(dynamo.run())] if dynamo else []
@@ -178,15 +178,16 @@ async def serve(
 
 
 def is_good(answer: Answer, trace: Trace, kind: LiveKind) -> bool:
-    """By the client's clock for TTFT."""
+    """Return whether an answer met the SLO, with TTFT by the client's clock."""
     tokens = trace.requests[answer.number].input_tokens
     limit_ns = kind.slo.ttft_limit_ns(kind.speed.prompt_ns(tokens, tokens**2))
     return answer.client_ttft_ns <= limit_ns and answer.served.tpot_ns <= kind.slo.tpot_ns
 
 
 def moves(story: Story, trace: Trace, seen: Seen, useful: Mapping[str, bool] | None) -> dict[str, Any]:
-    """How soon decisions came after turns, and changes after decisions. `useful`: by decision, as the lab says; None
-    where nothing is known of that, and each decision counts that its reason code fits."""
+    """Return how soon decisions followed turns, and changes followed decisions. `useful` is the lab's judgement by
+    decision; with None each decision counts whose reason code fits.
+    """
     changes = changing(seen)
     useful_ms, first_ms = [], []
     for at_s, phase in story.turns:
@@ -224,13 +225,13 @@ def _soonest_ms(decisions: Sequence[Mapping[str, Any]], turn_ns: int) -> float |
 
 
 def changing(seen: Seen) -> list[dict[str, Any]]:
-    """Decisions that changed workers, in their order."""
+    """Return decisions that changed workers, in their order."""
     found = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
     return sorted(found, key=lambda each: (each["decided_unix_ns"], each["sequence"]))
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50 and p99; None of nothing."""
+    """Return p50 and p99; None of no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -247,8 +248,9 @@ def run(
     cache: Path | None = None,
     most_judged: int = MOST_JUDGED,
 ) -> dict[str, Any]:
-    """One policy on one story. `ttft_ms`: what the gateway takes requests to want; they are scored by the kind's SLO.
-    `cache`: a folder in which what workers learn stays; with None they begin without knowing their step times."""
+    """Run one policy on one story. `ttft_ms` is the gateway's deadline; requests are scored by the kind's SLO. `cache`
+    is a folder for what workers learn; with None they begin without step times.
+    """
     trace = made(story, seed)
     prompts = prompt_ids(trace, seed=seed)
     cluster = RivalSetting(
@@ -293,7 +295,7 @@ def run(
 
 
 def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
-    """For a picture: each request's arrival and TTFT, and each change with its reason."""
+    """Return the data of a picture: each request's arrival and TTFT, and each change with its reason."""
     changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
     theirs = [[(at - seen.start_unix_ns) / 1e9, "dynamo", [who], to] for at, who, to in seen.dynamo_moves]
     return {
@@ -346,7 +348,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def print_row(found: dict[str, Any]) -> str:
-    """A line of the table under `HEAD`."""
+    """Return a line of the table under `HEAD`."""
 
     def two(name: str) -> str:
         each = found.get(name)
@@ -374,7 +376,6 @@ HEAD: Final = "\n".join(
 
 
 def main() -> None:
-    """Print a table a story, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
     parser.add_argument(

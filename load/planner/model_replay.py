@@ -1,8 +1,8 @@
-"""What a pool would make of a log, in virtual time: the planner's own keeper over workers that only take their time.
+"""A log replayed on a pool in virtual time, by the planner's own keeper over workers that only take their time.
 
-Beforehand, so that a live run can be held against it. A worker that is given another model lets its answers end, puts
-the old one away and brings the new one up, each as long as a simulated device states; requests wait for their model and
-then run side by side. Gateways tell use, and the planner decides, as often as live.
+It is the prediction that a live run is held against. A worker that gets another model lets its answers end, puts
+the old one away and brings the new one up, each as long as a simulated device states. Requests wait for their model
+and then run side by side. Gateways publish use, and the planner decides, as often as live.
 """
 
 from collections import deque
@@ -26,22 +26,22 @@ from services.planner.models.keeper import Call, Knobs, ModelKeeper
 STEP_S: Final = 0.05
 REPORT_S: Final = 0.2
 PERIOD_S: Final = 0.25
+# Closing one worker and opening the next, beside the bytes: measured on a suite, and not compressed.
 OPEN_S: Final = 0.2
-"""Closing one worker and opening the next, beside the bytes: measured on a suite, and not compressed."""
 BEGIN_S: Final = 1_700_000_000.0
 SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """As fast as it is played."""
+    """The speed and memory of a replayed worker."""
 
     size_bytes: int
     load_s: float
     wake_s: float
     sleep_s: float
     host_models: int
-    """That fit into a worker's host memory."""
+    """Models that fit into a worker's host memory."""
 
 
 @dataclass(slots=True)
@@ -51,33 +51,29 @@ class _Member:
     epoch: int = 1
     since_s: float = 0.0
     ready_s: float = 0.0
-    """While it brings a model up: when it serves; 0: it does not."""
+    """When it serves the model that it brings up; 0 if it brings none up."""
     drains: bool = False
     goal: str = ""
     from_host: bool = False
     began_s: float = 0.0
     asleep: deque[str] = field(default_factory=deque)
     running: list[float] = field(default_factory=list)
-    """When its answers end."""
+    """When its running answers end."""
     last: ModelMove | None = None
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of it."""
-
     requests: int = 0
     cold: int = 0
-    """Requests whose model no worker had when they came."""
+    """Requests whose model no worker had when they arrived."""
     waits_s: list[float] = field(default_factory=list)
-    """Of the cold ones."""
+    """Waits of the cold requests."""
     cold_starts: int = 0
     switches: int = 0
 
 
 class Replay:
-    """One log on one pool."""
-
     def __init__(self, log: UsageLog, gpus: int, device: Device, knobs: Knobs, *, speed: float) -> None:
         self._log, self._device, self._speed = log, device, speed
         self._members = [_Member(f"pool-{number}") for number in range(1, gpus + 1)]
@@ -90,7 +86,7 @@ class Replay:
         self._found = Replayed()
 
     def run(self) -> Replayed:
-        """To the end of the log's last request."""
+        """Replay to the end of the log's last request."""
         log, at, now_s = self._log, 0, 0.0
         reported_s = decided_s = -1.0
         while at < len(log.t_s) or any(self._waiting.values()):
@@ -144,7 +140,7 @@ class Replay:
             member.running.append(now_s + exec_s)
 
     def _leave(self, member: _Member, now_s: float) -> None:
-        """Put its model away and begin with the next."""
+        """Put the worker's model away and begin with the next."""
         device, put_away_s = self._device, 0.0
         if member.model:
             put_away_s = device.sleep_s

@@ -33,20 +33,20 @@ VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics"
 FREEZES: Final = ("prefill-1", "decode-1", "planner")
 FREEZE_S: Final = (0.3, 3.0)
 HOUR_S, CI_S = 3_600, 300
+# Every other prompt is long with a short answer, the others short with a long answer.
 PROMPTS: Final = 40
-"""Every other one is long with a short answer, and the others short with a long answer."""
+# Share of arrivals that are spikes, of long prompts alone or of long answers alone.
 SPIKE_SHARE: Final = 0.04
-"""Of arrivals, those that are spikes: of long prompts alone, or of long answers alone."""
+# Requests of a spike: long answers fill the slots of all decode workers several times.
 SPIKE: Final = (30, 80)
-"""Requests of a spike: long answers fill the places of all decode workers several times."""
 ANSWER_S: Final = 60.0
 AGAIN_S: Final = 0.25
+# Requests under way: a spike beyond waits in the client.
 MAX_OPEN: Final = 96
-"""Requests under way: a spike beyond waits in the client."""
 WATCH_S: Final = 0.5
 REPORT_INTERVAL_S: Final = 30.0
+# Of one life of a process, over at least a minute of it: more is a leak.
 GROWTH_MIB_PER_MIN: Final = 8.0
-"""Of one life of a process, over at least a minute of it: more is a leak."""
 LEAST_LIFE_S: Final = 60.0
 WARM_S: Final = 20.0
 ENV: Final = {
@@ -60,8 +60,6 @@ ENV: Final = {
 
 @dataclass(slots=True)
 class Soaked:
-    """What came of it."""
-
     answered: int = 0
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
@@ -75,8 +73,6 @@ class Soaked:
 
 
 class Soak:
-    """One run."""
-
     def __init__(self, suite: RunningSuite, seed: int) -> None:
         self.suite = suite
         self.chance = random.Random(seed)
@@ -87,7 +83,7 @@ class Soak:
         self.began_s = time.monotonic()
 
     async def run(self, seconds: float) -> Soaked:
-        """References first, then trouble until the time is over, then whatever still runs."""
+        """Collect references, then inflict faults until the time is over, then wait for what still runs."""
         async with httpx.AsyncClient(timeout=ANSWER_S) as http:
             for number in range(PROMPTS):
                 self.expected[number] = await self._ask(http, number)
@@ -110,7 +106,7 @@ class Soak:
         return self.found
 
     def _ask_some(self, http: httpx.AsyncClient, asking: set[asyncio.Task[None]]) -> None:
-        """One request, or a spike of them."""
+        """Start one request, or a spike of them."""
         numbers = [self.chance.randrange(PROMPTS)]
         if self.chance.random() < SPIKE_SHARE:
             first = self.chance.randrange(2)
@@ -134,7 +130,7 @@ class Soak:
             self.found.wrong.append(f"{number}: {text[:60]!r} in place of {self.expected[number][:60]!r}")
 
     async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
-        """As a client behind a load balancer: of another gateway where one is away or refuses."""
+        """Send a request as a client behind a load balancer: to another gateway where one is away or refuses."""
         long = number % 2 == 0
         tokens = 8 if long else 64
         body = {
@@ -206,7 +202,7 @@ class Soak:
 
 
 def restless(found: Soaked) -> list[str]:
-    """Moves of a worker that came sooner than its rest allows after its last one."""
+    """Return moves of a worker that came before its rest after the last one was over."""
     moved: dict[str, list[int]] = defaultdict(list)
     for each in found.decisions.values():
         if each["action"] == "set_role":
@@ -221,7 +217,7 @@ def restless(found: Soaked) -> list[str]:
 
 
 def growth(found: Soaked) -> dict[str, float]:
-    """MiB a minute, of the life of each kind of process that grew most, after it had warmed up."""
+    """Return MiB a minute of the fastest-growing life of each kind of process, after its warm-up."""
     most: dict[str, float] = {}
     for (name, _), samples in found.rss.items():
         warm = [each for each in samples if each[0] - samples[0][0] >= WARM_S]
@@ -232,7 +228,7 @@ def growth(found: Soaked) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print, and exit 1 where something was not as it has to be."""
+    """Run, print, and exit 1 if an invariant was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=CI_S)
     parser.add_argument("--hour", action="store_const", dest="seconds", const=HOUR_S)
