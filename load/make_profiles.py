@@ -1,4 +1,4 @@
-"""`python -m load.make_profiles`: the shipped device profiles from public timing data, and how well they fit.
+"""`python -m load.make_profiles`: fits the shipped device profiles to public timing data, and reports their errors.
 
 Two sources, either of which may be missing (its profiles then stay as they are):
 - `$FULCRUM_DATA/gpu_step_profiles.csv`: steps measured on real GPUs, derived from MachineLearningSystem/25SOSP-Aegaeon

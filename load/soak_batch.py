@@ -1,7 +1,7 @@
 """`make soak-batch`: a large batch job on the sim engine while its processes and stores are killed at random.
 
-Then each line's answers are counted, over the results topic by a client of its own and over the output files. Prints a
-table and, as its last line, one JSON object; exit code 1 when a line was not answered once.
+Afterwards each line's answers are counted, over the results topic by a client of its own and over the output files.
+Prints a table and, as its last line, one JSON object. Exits with 1 if a line was not answered exactly once.
 """
 
 import argparse

@@ -113,7 +113,6 @@ class Outcome:
 
     @property
     def kind(self) -> str:
-        """Return one word for the tally."""
         if self.left:
             return "left"
         if self.broken:

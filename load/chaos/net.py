@@ -26,16 +26,14 @@ EOF = grpc.aio.EOF
 
 
 class Connection(Protocol):
-    """An open connection between two nodes."""
-
     @property
     def client(self) -> Node:
-        """Return the node that opened it."""
+        """Return the node that opened the connection."""
         ...
 
     @property
     def server(self) -> Node:
-        """Return the node that serves it."""
+        """Return the node that accepted the connection."""
         ...
 
     def broken(self, why: str) -> None:
@@ -78,7 +76,7 @@ class Net:
         self.spoil: Callable[[Any, bytes], bytes] | None = None
 
     def delay_s(self, one: Node, other: Node) -> float:
-        """Draw the delay of one message."""
+        """Draw the delay in seconds of one message between two nodes."""
         extra_s = self.slow_s.get(one.name, 0.0) + self.slow_s.get(other.name, 0.0)
         return 100e-6 + self.random.expovariate(1 / 200e-6) + extra_s * self.random.random()
 

@@ -67,7 +67,6 @@ def curl_http2(gateway: str, _folder: Path) -> Sequence[str]:
 
 
 def curl_http10(gateway: str, _folder: Path) -> Sequence[str]:
-    """curl with a stream over HTTP/1.0."""
     return _curl(gateway, "--http1.0", json.dumps({**ASKED, "stream": True}))
 
 

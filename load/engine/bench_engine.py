@@ -102,7 +102,7 @@ class Bench:
         )
 
     def generate_batch(self, batch: int) -> None:
-        """Run transformers' own continuous batching."""
+        """Run the continuous batching that transformers itself has, on a batch."""
         rows = [row.tolist() for row in self.prompts(batch, self._options.prompt_tokens)]
         config = GenerationConfig(do_sample=False, max_new_tokens=self._options.output_tokens, eos_token_id=-1)
         found = self._model.generate_batch(rows, generation_config=config, progress_bar=False)

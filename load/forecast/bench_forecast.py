@@ -1,9 +1,9 @@
-"""Forecasts of a suite of series beside baselines, and how much of a core they take. The last line is JSON.
+"""Forecasts of a suite of series beside baselines, and their CPU time. The last line is JSON.
 
     make bench-forecast ARGS="--half reporting"
 
-Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90 %
-band held, ten minutes to 24 hours ahead. Then geometric means, coverage after a change, and CPU time.
+Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90
+% band held, ten minutes to 24 hours ahead. Then follow geometric means, coverage after a change, and CPU time.
 Speed is measured on drawn series (days, weeks, bursts, level shifts, seeded): it depends on their length alone.
 """
 

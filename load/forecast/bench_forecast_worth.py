@@ -1,13 +1,13 @@
-"""What a forecast is worth: GPU-hours at which 99 % of requests are in time, over days that are known, by who plans.
+"""The worth of a forecast: GPU-hours at which 99 % of requests are in time, over known days, by planner.
 
     make bench-forecast-worth ARGS="--out worth.json"
 
-Each minute of the last days is served by the workers that are active then; those ordered take `--starts-s` to start and
-cost from the order on. A pool takes what its capacity table says, which the lab made; what is beyond it is late, and
-late work waits behind work in time. Minutes inside a bin of ten move as bins inside 50 minutes do (measured
-before the scored days), or as those of a public log of a small service.
-Knobs of each planner (headroom, hold, quantile) are the cheapest that keep the objective, on the scored days
-(`hindsight`) and on as many days before them (`before`). Dynamo's throughput planner is `libs.lab.rivals`'.
+Each minute of the last days is served by the workers that are active then. Ordered workers take `--starts-s` to
+start and cost from the order on. A pool takes the work that its capacity table states, which the lab made; the rest
+is late, and late work waits behind work in time. Minutes inside a bin of ten vary as bins inside 50 minutes do
+(measured before the scored days), or as those of a public log of a small service. Knobs of each planner (headroom,
+hold, quantile) are the cheapest that keep the objective, on the scored days (`hindsight`) and on as many days
+before them (`before`). Dynamo's throughput planner is `libs.lab.rivals`'.
 """
 
 import argparse

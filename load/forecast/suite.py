@@ -1,7 +1,7 @@
-"""Series that forecasts are tuned on, and series that they are reported on: real logs, and made ones with a character.
+"""The suite of series that forecasts are tuned and reported on: real logs, and made ones with a character.
 
-Each half has real services and made series. Choices in `libs.policy.forecast` are made on the tuning half alone; the
-reporting half is for figures. Real ones come from the folder in `FULCRUM_DATA`; those that are not there are left out.
+Each half has real services and made series. Choices in `libs.policy.forecast` are made on the tuning half alone;
+the reporting half is for figures. Real ones come from the folder in `FULCRUM_DATA`; missing files are left out.
 """
 
 import csv

@@ -1,9 +1,9 @@
-"""`python -m load.gpu.bench_gpu`: everything that wants a GPU, in one command, without a network.
+"""`python -m load.gpu.bench_gpu`: everything that needs a GPU, in one command, without a network.
 
-Contract suites of the engines in float32; steps of a plain Llama-8B and of the engines; phase time against CUDA events;
-KV hand-off, role moves; with vLLM installed its suite, steps and a whole suite on one GPU. Each part is a
-process of its own, ends within its limit, and a failure of one does not stop the others. What is known is written after
-each part. Steps are held against the shipped profile of this GPU, where there is one.
+Contract suites of the engines in float32; steps of a plain Llama-8B and of the engines; phase time against CUDA
+events; KV hand-off and role moves; with vLLM installed its contract suite, steps and a whole suite on one GPU. Each
+part is a process of its own with a time limit, and the failure of one does not stop the others. Figures are written
+after each part. Steps are held against the shipped profile of this GPU, if there is one.
 
     python -m load.gpu.bench_gpu --parts plain_steps phase        # two of them
     python -m load.gpu.bench_gpu --list                           # their names

@@ -1,8 +1,8 @@
 """`python -m load.gpu.engine_steps --engine vllm`: an engine's own steps on a GPU, as its telemetry reports them.
 
-The engine gets a model of Llama-8B's shape and is led through whole prompts of many sizes, decodes by batch and
-context, and prompts that arrive among decodes; every step that it reports is kept with its work. Beside it, the model
-that a worker learns of them. stdout: a table, then one JSON object as the last line.
+The engine gets a model of Llama-8B's shape and runs whole prompts of many sizes, decodes by batch and context, and
+prompts that arrive among decodes. Every step that it reports is kept with its work, beside the model that a worker
+learns from them. stdout: a table, then one JSON object as the last line.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""`python -m load.gpu.kv_path`: how fast NIXL reads KV out of another process's memory on the same GPU, and which of
-UCX's transports carries it.
+"""`python -m load.gpu.kv_path`: the speed at which NIXL reads KV from another process on the same GPU, and UCX's
+transport.
 
-Two processes stand for a prefill and a decode worker: one holds the KV of a prompt, the other reads it block by block,
-in a random order, as vLLM's connector does: for several settings of UCX and sizes of block, with the holder at rest
-and while it computes. Beside it: CUDA IPC by torch alone, which UCX's cuda_ipc rests on. stdout: a table, then one JSON
-object as the last line.
+Two processes stand for a prefill and a decode worker: one holds the KV of a prompt, the other reads it block by
+block in a random order, as vLLM's connector does. Several settings of UCX and sizes of block are measured, with the
+holder at rest and while it computes. Beside them stands CUDA IPC by torch alone, on which UCX's cuda_ipc rests.
+stdout: a table, then one JSON object as the last line.
 """
 
 import argparse

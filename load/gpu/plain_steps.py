@@ -1,10 +1,10 @@
-"""`python -m load.gpu.plain_steps`: steps of a plain Llama on one GPU, by CUDA events: what engines and profiles are
-held against.
+"""`python -m load.gpu.plain_steps`: steps of a plain Llama on one GPU by CUDA events, the yardstick of engines and
+profiles.
 
-A decoder of matrix products, torch's SDPA and a replayed CUDA graph; no engine, no scheduler, no sampling. Cells: whole
-prompts, decodes by batch and context, and mixed steps of both, whose attention runs one after the other. Each cell is
-the median of some replays; it is saved as soon as it is measured. stdout: a table, then one JSON object as the last
-line.
+A decoder of matrix products, torch's SDPA and a replayed CUDA graph; no engine, no scheduler, no sampling. Cells
+are whole prompts, decodes by batch and context, and mixed steps of both, whose attention runs one after the other.
+Each cell is the median of several replays and is saved as soon as it is measured. stdout: a table, then one JSON
+object as the last line.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """`python -m load.gpu.serve --engine vllm`: a whole suite on one GPU, prefill and decode as two workers that share it.
 
-`fulcrum up` with a model of Llama-8B's shape; requests arrive at random for a while, and every answer is counted. With
-`--moves N` they arrive for as long again while workers change their roles N times.
-Reported: TTFT and TPOT as clients see them, failures, what the metrics service exposes of KV, occupancy by Fulcrum
-beside the GPU's own utilisation, how soon moves hold. stdout: a few lines, then one JSON object as the last line.
+`fulcrum up` with a model of Llama-8B's shape. Requests arrive at random for a while, and every answer is counted.
+With `--moves N` they arrive for as long again while workers change their roles N times. Reported are TTFT and TPOT
+as clients see them, failures, KV figures of the metrics service, occupancy by Fulcrum beside the GPU's own
+utilisation, and the time until moves hold. stdout: a few lines, then one JSON object as the last line.
 """
 
 import argparse

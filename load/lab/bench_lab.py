@@ -1,10 +1,10 @@
-"""What each policy is worth in the lab: the highest rate at which it keeps the SLO, by workload and interference.
+"""The worth of each policy in the lab: the highest rate at which it keeps the SLO, by workload and interference.
 
-8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. A row a policy, a column a workload; a figure is
-relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests, 90 % of work,
-and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the live planner. At the
-end one JSON line. Quick by default: four workloads; `--eight` has all, as short; `--full` 16 workers, whole stretches,
-all interferences and several seeds, and takes hours.
+8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. Rows are policies, columns workloads. A
+figure is relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests,
+90 % of work, and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the
+live planner. The last line is JSON. Four short workloads by default; `--eight` has all of them, as short. `--full`
+takes hours: 16 workers, whole stretches, all interferences and several seeds.
 
 What is in libs/policy was tuned on seeds 1 to 3 and on stretches of traces that begin before 1,500 s. `--held-out`
 draws other seeds, and takes traces from 1,680 s on.

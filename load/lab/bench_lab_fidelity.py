@@ -1,11 +1,11 @@
-"""How near the lab is to what it stands for: the same trace in the lab and in the system, request by request.
+"""The lab against the system that it simulates: the same trace in both, request by request.
 
-`sim`: against gateway, workers and engine as they are, in virtual time on a network without faults: with equal delays
-of all messages, where the lab is to decide and to time all alike, and with drawn ones, beside what the simulation
-differs by from itself. `live`: against `fulcrum up` with simulated GPUs, over HTTP in real time. `torch`: against an
-engine that computes, on this machine's CPU. Of those two each run is kept in a file, and `judge` compares: what the lab
-cannot know (the hop, step times, the workers' CPU time) is calibrated on the first run and judged on the others, beside
-what runs of one trace differ by themselves. At the end one JSON line.
+`sim` compares with gateway, workers and engine as they are, in virtual time on a network without faults. With equal
+delays of all messages the lab must decide and time alike; with drawn delays it is held against the difference
+between two simulations. `live` compares with `fulcrum up` with simulated GPUs, over HTTP in real time; `torch` with
+an engine that computes, on this machine's CPU. Each run of those two is kept in a file, and `judge` compares them.
+Unknown constants (the hop, step times, the workers' CPU time) are calibrated on the first run and judged on the
+others, beside the difference between runs of one trace. The last line is JSON.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""How fast the lab is: plain and compiled, on one core, beside DynoSim over the same trace in the same run.
+"""The speed of the lab, plain and compiled, on one core, beside DynoSim over the same trace in the same run.
 
-An hour of mooncake_conversation on 16 workers, chunks of 8,192 prompt tokens in all of them. Times are CPU seconds of
-one pinned process with the reading of the trace and without the start of Python; the best of the rounds counts. Then
-both simulators with equal step times, and what the lab takes by requests and by workers. At the end one JSON line.
-Needs FULCRUM_DATA; `make peer-dynamo` for DynoSim, and a C compiler for the compiled rows: else they are left out.
+An hour of mooncake_conversation on 16 workers, in chunks of 8,192 prompt tokens. Times are CPU seconds of one
+pinned process, with the reading of the trace and without the start of Python; the best of the rounds counts. Then
+follow both simulators with equal step times, and the lab's time by requests and by workers. The last line is JSON.
+Needs FULCRUM_DATA. `make peer-dynamo` adds DynoSim, and a C compiler the compiled rows.
 """
 
 import argparse

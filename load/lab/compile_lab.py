@@ -1,9 +1,14 @@
-"""`python -m load.lab.compile_lab build/lab`: what the lab runs on, compiled with mypyc: the same code, no second one.
+"""`python -m load.lab.compile_lab build/lab`: compiles the modules that the lab runs on with mypyc, from the same
+sources.
 
-The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the `.py`
-of that name. It is used where it is asked for, and nowhere else: `PYTHONPATH=build/lab fulcrum lab run …`. Figures are
-those of plain Python (tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which
-brings mypyc, setuptools and a C compiler; a build takes minutes.
+The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the
+`.py` of that name. Only `PYTHONPATH=build/lab fulcrum lab run …` uses it. Figures are those of plain Python
+(tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which brings mypyc,
+setuptools and a C compiler; a build takes minutes.
+
+mypyc leaves the `__init__` that `@dataclass` generates to the interpreter, which took a third of the compiled lab's
+time. The copies therefore get written constructors. Their records lose `frozen`, which the sources were checked
+for, and keep fields, defaults, equality and hash.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""What a person sees in a suite's first hour, and whether it wears out: CPU, memory, coverage, age of data, alerts.
+"""A suite's first hour, and whether it wears out: CPU, memory, coverage, age of data, alerts.
 
-`fulcrum up` on the sim engine, in several shapes; each first idle, then under a steady load of streams. A reader holds
-the live stream open all the while, as a page does. Every minute: CPU and memory of each process, the coverage of that
-minute, the age of the newest data shown, alerts that began. A line a minute goes to stderr; at the end come tables with
-the fitted growth of CPU by process, aims met or not, and one JSON line. Exits with 1 where an aim is not met.
+`fulcrum up` on the sim engine, in several shapes; each first idle, then under a steady load of streams. A reader
+holds the live stream open all the while, as a page does. Every minute are read: CPU and memory of each process, the
+coverage of that minute, the age of the newest data shown, and alerts that began. A line a minute goes to stderr. At
+the end come tables with the fitted growth of CPU by process, the verdict on each aim, and one JSON line. Exits with
+1 if an aim is not met.
 """
 
 import argparse

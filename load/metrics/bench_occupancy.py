@@ -1,10 +1,10 @@
-"""Live occupancy of fleets of GPUs that send ten times a second: what it costs, how fresh it is, how the page holds.
+"""Live occupancy of fleets of GPUs that send ten times a second: its cost, its freshness, and the page over it.
 
-Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own, with
-one reader here. Freshness: from the end of each step until the message that shows it has been read. Memory: the
-process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by instances that
-share it too, and for the page a real Chromium is open over 1,000 GPUs. Prints a table, then one JSON line; exits 1
-where one service over 1,000 GPUs or the page misses what is aimed at.
+Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own,
+with one reader here. Freshness is from the end of each step until the message that shows it has been read. Memory
+is the process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by
+instances that share it too, and a real Chromium shows the page over 1,000 GPUs. Prints a table, then one JSON line.
+Exits with 1 if one service over 1,000 GPUs or the page misses its aim.
 """
 
 import argparse

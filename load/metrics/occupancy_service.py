@@ -1,8 +1,9 @@
 """The metrics service's own parts in a process of their own, fed with records as its bus client hands them over.
 
-`python -m load.metrics.occupancy_service GPUS`: prints its address, serves until its stdin ends, then prints what it
-used as JSON. Values come serialised, so that decoding them is part of the cost; fetching from the broker is not. With
-`--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by sockets.
+`python -m load.metrics.occupancy_service GPUS` prints its address, serves until its stdin ends, then prints its
+usage as JSON. Values arrive serialised, so that decoding them is part of the cost; fetching from the broker is not.
+With `--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by
+sockets.
 """
 
 import argparse

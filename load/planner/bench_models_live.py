@@ -1,9 +1,10 @@
 """`make bench-models-live`: many models on few simulated GPUs, under generated requests, on a whole suite.
 
-Made minutes are compressed: arrivals, step times and load times alike are `--compress` times as fast, and so are the
-planner's turn and window. Network, processes and the planner's own periods are not. A client that is answered 503 comes
-back after Retry-After. Held against what was said beforehand: the wait that each answer's header names against the time
-until its first token, less what the model's answers take that had no wait; and Retry-After against the second try.
+Made minutes are compressed: arrivals, step times and load times alike are `--compress` times as fast, and so are
+the planner's turn and window. Network, processes and the planner's other periods are not. A client that gets 503
+comes back after Retry-After. Two predictions are checked. The wait in each answer's header is compared with the
+time until its first token, less the time of the model's answers that had no wait. Retry-After is compared with the
+second try.
 """
 
 import argparse

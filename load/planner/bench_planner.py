@@ -1,9 +1,9 @@
-"""`make bench-planner`: what deciding about many workers costs: CPU time a second, and how long a decision takes.
+"""`make bench-planner`: the cost of deciding about many workers: CPU time a second, and the time of a decision.
 
-The planner's state is fed with serialised messages as a metrics service and two gateways send them: loads ten times a
-second, queues five times. Demand turns from decodes to prompts and back every five seconds, so that there is something
-to decide; what is decided is carried out at once. Parsing, entering, deciding and serialising what is published count;
-the broker's client does not.
+The planner's state is fed with serialised messages as a metrics service and two gateways send them: loads ten times
+a second, queues five times. Demand turns from decodes to prompts and back every five seconds, so that there is
+something to decide; decisions are carried out at once. Parsing, entering, deciding and serialising count; the
+broker's client does not.
 """
 
 import argparse

@@ -1,13 +1,14 @@
 """`make bench-policy-live`: the policy of before against ours, on live suites of sixteen simulated GPUs, in turns.
 
 Before: first come, first served, and roles stand still. Ours: late requests last, and the planner moves roles and
-budgets. Each load is asked at growing rates, of either policy in turns, and of the lab's cluster of the same GPUs. A
-policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did not;
-the gain is ours over before, and the lab's gain stands beside it. `--near` asks the lab at all rates first, and each
-policy live only at the two between which the lab has its edge. The lab is calibrated on one live run, of the policy of
-before at the lowest rate of the first load: each step takes as much longer as TPOT did at p50. `--torch`: on one
-prefill, one decode and one mixed worker that compute; the lab begins with the step times that they measured in that
-run. At the end one JSON line.
+budgets. Each load runs at growing rates, under either policy in turns, and on the lab's cluster of the same GPUs. A
+policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did
+not. The gain is ours over before, and the lab's gain stands beside it.
+
+With `--near` the lab runs all rates first, and each policy runs live only at the two between which the lab has its
+edge. The lab is calibrated on one live run, of the policy of before at the lowest rate of the first load: each step
+takes as much longer as TPOT did at p50. `--torch` runs on one prefill, one decode and one mixed worker that
+compute; the lab begins with the step times that they measured in that run. The last line is JSON.
 """
 
 import argparse

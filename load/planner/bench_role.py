@@ -1,11 +1,11 @@
-"""Role moves on a suite of real processes: how soon each is in effect, and that no token is lost, doubled or another.
+"""Role moves on a suite of real processes: how soon each is in effect, and that no token is lost, doubled or changed.
 
-For each engine a suite with one prefill and three decode workers is started. Every request is asked once while nothing
-moves; then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer is
-held to the undisturbed one. Beside each effect stands what is left of it without the time for which the event loops
-that it goes through, this one, the worker's and the gateway's, were runnable and had no core: that part is the
-machine's. A share of the moves is asked for by two rivals at once, one of which must win. Prints a table, then one JSON
-line; exits with 1 where answers, moves or the load were not as they must be, and says why.
+For each engine a suite with one prefill and three decode workers is started. Every request runs once while nothing
+moves. Then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer
+is compared with the undisturbed one. Each effect is also given without the time for which the event loops on its
+way (this one, the worker's and the gateway's) were runnable without a core: that part is the machine's. Two rivals
+request a share of the moves at once, and one of them must win. Prints a table, then one JSON line. Exits with 1 if
+answers, moves or the load were not as they must be, and says why.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """`make bench-spike`: stories in which the mix of work turns, on live suites of simulated GPUs, policy by policy.
 
-Each policy serves the same requests, at the same times, on a whole suite of its own: gateway, sixteen workers in a few
-processes, broker, Redis, planner and metrics. It prints how many requests were good, TTFT and TPOT, what failed, and
-when the planner moved. A turn is the arrival of the first request after the mix has changed; its first useful
-move is the first decision after it that changes workers towards the phase that the new mix presses on. An effect is
-the worker's own time of its change, from when it was decided.
+Each policy serves the same requests, at the same times, on a whole suite of its own: gateway, sixteen workers in a
+few processes, broker, Redis, planner and metrics. It prints the share of good requests, TTFT and TPOT, failures,
+and the planner's moves. A turn is the arrival of the first request after the mix has changed. Its first useful move
+is the first decision after it that changes workers towards the phase that the new mix presses on. An effect is the
+time from a decision until the worker's own time of its change.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Dynamo's load policy on a live suite: its decisions, from the telemetry of our workers, as restarts or as moves.
 
-A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. What ran there
+A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. Work on it
 moves with its KV or ends in place, where Dynamo's own restart aborts it: the suite does better by this policy than
-Dynamo would. Without a time to start it changes roles as ours does, which tells its policy from its mechanism. Prompts
-that wait in our gateways count as queued at prefill workers, evenly.
+Dynamo would. Without a start time it changes roles as ours does, which separates its policy from its mechanism.
+Prompts that wait in our gateways count as queued at prefill workers, evenly.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`make soak-planner`: random spikes on a whole suite whose processes and stores are killed and frozen at random.
 
-Every answer is compared with that of the same request while nothing went wrong. Lost is a request that nobody answers
-within a minute, however often its client asks again; doubled one with other tokens than it asked for; wrong one with
-another text. Prints a table and, as its last line, one JSON object; exit code 1 where anything was lost, doubled or
-wrong, a worker moved more often than its rest allows, or memory grew.
+Every answer is compared with the undisturbed one. A request is lost if nobody answers it within a minute, however
+often its client repeats it; doubled if it gets another number of tokens; wrong if it gets another text. Prints a
+table and, as its last line, one JSON object. Exits with 1 if anything was lost, doubled or wrong, if a worker moved
+more often than its rest allows, or if memory grew.
 """
 
 import argparse
