@@ -21,6 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from libs.cli.console import plain_table
 from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, make_plan, run, score
 from libs.forecast.baselines import light_baselines
 from libs.forecast.heavy import heavy_baselines
@@ -157,11 +158,8 @@ def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
 
 
 def _table(records: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("series", "half", "phase"):
-        table.add_column(title, no_wrap=True)
-    for title in ("10 min", "1 h", "3 h", "24 h", "best baselines"):
-        table.add_column(title, no_wrap=True)
+    titles = ("series", "half", "phase", "10 min", "1 h", "3 h", "24 h", "best baselines")
+    table = plain_table(*titles, left=titles)
     rows: dict[tuple[str, str, str], dict[float, dict[str, Any]]] = {}
     for each in records:
         rows.setdefault((each["file"], each["half"], each["series"]), {})[each["horizon_s"]] = each
@@ -176,9 +174,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def _speeds(rows: Sequence[dict[str, float]], series: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("days", "bins", "refit of a series", f"of {series}", "forecast p50", "p99"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("days", "bins", "refit of a series", f"of {series}", "forecast p50", "p99")
     for row in rows:
         table.add_row(
             f"{row['days']:g}", f"{row['bins']:g}", f"{row['refit_ms']:.1f} ms", f"{row['refit_all_s']:.1f} s",

@@ -5,9 +5,9 @@
 FOLDER has one JSON list of texts for each shape, <tokens>-<stream|whole>.json: the parts of one answer's body.
 """
 
+import argparse
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -61,4 +61,6 @@ async def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    uvloop.run(_main(parser.parse_args().folder))

@@ -3,10 +3,10 @@
 `python -m load.gpu.against_profile FILE.json` compares figures that `load.gpu.bench_gpu` has kept.
 """
 
+import argparse
 import json
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -104,4 +104,6 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="figures in JSON, as load.gpu.bench_gpu writes them")
+    main(parser.parse_args().file)

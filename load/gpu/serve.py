@@ -25,7 +25,7 @@ from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import play
 from load.planner.bench_role import spread_ms
-from load.planner.bench_spike import percentiles
+from load.report import percentiles
 
 START_S: Final = 240.0
 LOOK_S: Final = 0.25

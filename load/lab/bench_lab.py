@@ -24,7 +24,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from libs.cli.lab.asked import parse_wrong
@@ -39,6 +38,7 @@ from libs.lab.traces.generate import generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from load.lab.compile_lab import run_compiled
+from load.report import show, titled_table
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 EIGHT: Final = {
@@ -122,7 +122,6 @@ def main() -> None:
         run_compiled("load.lab.bench_lab")
     asked.workers = asked.workers or (16 if asked.full else 8)
     quiet()
-    console = Console(file=sys.stdout, highlight=False, width=160)
     started = time.monotonic()
     all_of = FULL if asked.full else EIGHT
     asked_for = asked.workloads.split(",") if asked.workloads else list(all_of if asked.full or asked.eight else QUICK)
@@ -152,9 +151,9 @@ def main() -> None:
             asked.out.write_text(json.dumps(figures, indent=1) + "\n")
     for interference in interferences:
         for measure in MEASURES:
-            console.print(_table(found, workloads, policies, interference, bounds, measure=measure))
+            show(_table(found, workloads, policies, interference, bounds, measure=measure))
         if asked.wrong:
-            console.print(_lost(found, workloads, policies, interference, asked.wrong))
+            show(_lost(found, workloads, policies, interference, asked.wrong))
     figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
     if asked.picture and None in interferences:
         _draw(asked.picture, found, workloads, policies, bounds)
@@ -255,10 +254,8 @@ def _lost(
     wrongs: Sequence[str],
 ) -> Table:  # fmt: skip
     """Return the share of the highest rate that is left where the cluster is wrong about itself."""
-    shown = Table(title="Highest rate, relative to that of a cluster that is wrong about nothing", title_justify="left",
-                  box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
-    for name in ("policy", "wrong", *workloads, "geomean"):
-        shown.add_column(name, justify="left" if name in ("policy", "wrong") else "right")
+    title = "Highest rate, relative to that of a cluster that is wrong about nothing"
+    shown = titled_table(title, "policy", "wrong", *workloads, "geomean", left=("wrong",))
     for policy in policies:
         for wrong in wrongs:
             right = [_edge(found, Cell(w, policy, interference), "both") for w in workloads]
@@ -274,11 +271,7 @@ def _table(
     words = "as the profile has it" if interference is None else f"{interference:g}"
     good = "requests and work" if measure == "both" else measure
     title = f"Highest rate by {good}, relative to the best static split; interference {words}"
-    shown = Table(title=title, title_justify="left",
-                  box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
-    shown.add_column("policy")
-    for name in (*workloads, "geomean"):
-        shown.add_column(name, justify="right")
+    shown = titled_table(title, "policy", *workloads, "geomean")
 
     def relative(workload: str, rate: float) -> float | None:
         knee = _edge(found, Cell(workload, "static", interference), measure)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from libs.lab.experiment import Experiment, run
@@ -31,6 +30,7 @@ from libs.lab.traces.read import read_trace
 from libs.policy.step_time import StepTimeModel
 from load.lab.compile_lab import ROOT, build, missing
 from load.peers.dynamo_suite import python as peer_python
+from load.report import show, titled_table
 
 TRACE: Final = "mooncake_conversation.jsonl"
 BLOCK_TOKENS: Final = 512
@@ -82,15 +82,12 @@ def main() -> None:
         build(asked.compiled)
         folders["compiled"] = asked.compiled.resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        console = Console(file=sys.stdout, highlight=False, width=140)
         speed = _speed(folders, asked.rounds) if "speed" in asked.parts else []
         equal = _equal(folders, Path(scratch)) if "equal" in asked.parts else []
         slopes = _slopes(folders) if "slopes" in asked.parts else []
         shown = [_speed_table(speed)] if speed else []
         shown += [_equal_table(equal)] if equal else []
-        for table in (*shown, *_slope_tables(slopes)):
-            console.print(table)
-            console.print()
+        show(*shown, *_slope_tables(slopes))
     print(json.dumps({"bench": "lab-speed", "cores": os.cpu_count(), "speed": speed, "equal": equal, "slopes": slopes}))
 
 
@@ -271,16 +268,8 @@ def _slopes(folders: dict[str, Path]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- shown
 
 
-def _table(title: str, *columns: str) -> Table:
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0),
-                  header_style="bold")  # fmt: skip
-    for place, name in enumerate(columns):
-        shown.add_column(name, justify="right" if place else "left", no_wrap=True)
-    return shown
-
-
 def _speed_table(rows: list[dict[str, Any]]) -> Table:
-    shown = _table(
+    shown = titled_table(
         f"An hour on 16 workers, one core; aims: plain {AIM_PLAIN}x of DynoSim, compiled {AIM_COMPILED}x",
         "simulator", "policy", "CPU s", "wall s", "times real time", "of DynoSim", "aim",
     )  # fmt: skip
@@ -295,7 +284,7 @@ def _speed_table(rows: list[dict[str, Any]]) -> Table:
 
 def _equal_table(rows: list[dict[str, Any]]) -> Table:
     quantiles = ("mean", "p50", "p90", "p99")
-    shown = _table("Equal step times; ms", "simulator", *(f"TTFT {q}" for q in quantiles),
+    shown = titled_table("Equal step times; ms", "simulator", *(f"TTFT {q}" for q in quantiles),
                    *(f"TPOT {q}" for q in quantiles), "reused")  # fmt: skip
     for row in rows:
         times = [f"{1e3 * row['ttft_s'][q]:,.1f}" for q in quantiles] + [
@@ -308,7 +297,7 @@ def _equal_table(rows: list[dict[str, Any]]) -> Table:
 def _slope_tables(rows: list[dict[str, Any]]) -> list[Table]:
     tables = []
     for what in dict.fromkeys(row["by"] for row in rows):
-        shown = _table(f"By {what}", "lab", "workers", "requests", "CPU s", "µs a request", "events a request")
+        shown = titled_table(f"By {what}", "lab", "workers", "requests", "CPU s", "µs a request", "events a request")
         for row in (row for row in rows if row["by"] == what):
             shown.add_row(row["who"], str(row["workers"]), f"{row['requests']:,}", f"{row['cpu_s']:.2f}",
                           f"{row['us_per_request']:.0f}", f"{row['events_per_request']:.1f}")  # fmt: skip

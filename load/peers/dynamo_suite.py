@@ -3,6 +3,7 @@
 `python -m load.peers.dynamo_suite` (`make peer-dynamo`) installs them into a venv of their own in the cache folder.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -75,4 +76,5 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     install()

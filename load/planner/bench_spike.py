@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import gc
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ from load.lab.fidelity_live import Answer, play
 from load.planner.dynamo_live import DynamoLive
 from load.planner.live_kinds import SIM, TORCH_TINY, TPOT_MS, TTFT_MS, LiveKind
 from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
+from load.report import percentiles
 
 # The first decisions of a run are judged: each takes two runs of the lab.
 MOST_JUDGED: Final = 64
@@ -228,14 +228,6 @@ def changing(seen: Seen) -> list[dict[str, Any]]:
     """Return decisions that changed workers, in their order."""
     found = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
     return sorted(found, key=lambda each: (each["decided_unix_ns"], each["sequence"]))
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Return p50 and p99; None of no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
 
 
 def run(
