@@ -265,7 +265,7 @@ def from_aiconfigurator() -> Iterator[Entry]:
     for name, setup in (wanted | SETUPS).items():
         try:
             steps = predicted_steps(setup)
-        except Exception as error:  # whatever its data lacks, the others are still good
+        except Exception as error:  # its data may lack anything; the other profiles are still good
             print(f"left out: {name}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
             continue
         shuffled = [steps[index] for index in np.random.default_rng(0).permutation(len(steps))]

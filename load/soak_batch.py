@@ -48,7 +48,7 @@ class Tenth:
 
 
 @dataclass(slots=True)
-class Soaked:
+class JobResult:
     lines: int
     status: str = ""
     kills: dict[str, int] = field(default_factory=dict)
@@ -112,8 +112,8 @@ def _staged(folder: Path) -> Iterator[_Stage]:
         yield _Stage(folder, suite, kafka)
 
 
-async def _soak(lines: int, kill_every_s: float, chance: random.Random) -> Soaked:
-    soaked = Soaked(lines)
+async def _soak(lines: int, kill_every_s: float, chance: random.Random) -> JobResult:
+    soaked = JobResult(lines)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_lines(folder / "lines.jsonl", lines, max_tokens=TOKENS)
@@ -134,11 +134,11 @@ async def _soak(lines: int, kill_every_s: float, chance: random.Random) -> Soake
 
 
 async def _run(
-    http: httpx.AsyncClient, stage: _Stage, soaked: Soaked, kill_every_s: float, chance: random.Random
+    http: httpx.AsyncClient, stage: _Stage, soaked: JobResult, kill_every_s: float, chance: random.Random
 ) -> dict[str, Any]:
     suite, kafka = stage.suite, stage.kafka
     batch_id = await submit(http, suite.gateway, stage.folder / "lines.jsonl")
-    seen = Seen(soaked.lines, time.monotonic())
+    seen = JobProgress(soaked.lines, time.monotonic())
     due_s, victims = seen.begun_s + kill_every_s, _victims(chance)
     while True:
         batch = await retrieve(http, suite.gateway, batch_id)
@@ -165,7 +165,7 @@ async def _run(
         await asyncio.sleep(POLL_S)
 
 
-class Seen:
+class JobProgress:
     """The progress of a job, as seen from outside."""
 
     def __init__(self, lines: int, begun_s: float) -> None:

@@ -48,7 +48,7 @@ T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
 TOKEN = "simulated"
 _METADATA = bearer(TOKEN)
-# For each call of the client that sets roles.
+# Deadline of each call that sets roles.
 ADMIN_S = 2.0
 PORT = 50051
 DRAIN_S = 3
@@ -211,7 +211,7 @@ class Cluster:
             incarnation=worker.incarnation,
             role=number,
             budget_tokens=budget_tokens,
-            force=True,  # a fault asks for whatever may happen
+            force=True,  # a fault may request any change
         )
         try:
             answer = await stub.SetRole(request, metadata=_METADATA, timeout=ADMIN_S)

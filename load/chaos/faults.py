@@ -68,7 +68,7 @@ def draw_schedule(of: Mapping[Kind, int], random: Random, *, duration_s: float, 
     return faults
 
 
-class Inflictor:
+class FaultInjector:
     """Inflicts a schedule on a cluster; counts what it has done by kind in `done`."""
 
     def __init__(self, cluster: Cluster, client: Node, first_name: int) -> None:

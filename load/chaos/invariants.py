@@ -120,7 +120,7 @@ def missed_decisions(cluster: Cluster) -> Iterator[str]:
         if numbers != list(range(1, len(numbers) + 1)):
             yield f"{process.node} numbers its decisions {numbers}"
         yield from _silences(cluster, process, decisions)
-        if not process.node.dead:  # whoever was killed may have taken its last ones along
+        if not process.node.dead:  # a killed planner may have lost its last decisions
             unsent = {Decision.FromString(each.value).sequence for each in process.bus.unsent()}
             missing = [
                 each.sequence

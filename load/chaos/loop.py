@@ -116,7 +116,7 @@ class SimLoop(asyncio.BaseEventLoop):
         future: asyncio.Future[_Result] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # whatever the work raises is the caller's
+        except Exception as error:  # raised in the caller, whatever it is
             future.set_exception(error)
         return future
 

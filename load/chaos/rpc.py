@@ -36,7 +36,7 @@ class Call:
         self._status: _Status | None = None
         self._half_closed = False
         net.calls[self] = None
-        # By address, not by server: whoever listens there when the connection arrives.
+        # By address, not by server: the server may have changed when the connection arrives.
         net.loop.after(net.delay_s(client, self.server), self._connect, address)
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class Call:
     def _abandon(self) -> None:
         self.up.end(EOF)
         if self.handler is not None and not self.server.dead:
-            # Cancelled in the server's own turn: a frozen one hears of it when it thaws.
+            # Cancelled in the server's own turn: a frozen one is cancelled when it thaws.
             self.net.loop.call_soon(self.handler.cancel, context=self.server.context.copy())
 
     def _finish(self, status: _Status) -> None:
@@ -245,7 +245,7 @@ class SimServer:
         async def find(details: Any) -> Any:
             return next((found for each in self._generic if (found := each.service(details))), None)
 
-        # Its types are those of gRPC's threaded server; what it finds here are coroutines.
+        # Its types are those of gRPC's threaded server; the handlers here are coroutines.
         handler: Any = await self._interceptor.intercept_service(find, _Details(call.method, call.metadata))  # type: ignore[arg-type]
         if handler is None:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, call.method)

@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.topics import DECISIONS, REQUESTS
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
-from load.chaos.faults import CONTROL_WEIGHTS, WEIGHTS, Fault, Inflictor, draw_schedule
+from load.chaos.faults import CONTROL_WEIGHTS, WEIGHTS, Fault, FaultInjector, draw_schedule
 from load.chaos.invariants import (
     METRICS,
     PLANNER,
@@ -86,7 +86,7 @@ def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None
     result = Result(seed)
     global_random.seed(seed)
     _log_to(on_line, loop)
-    gc.disable()  # finalizers would run at moments of their own
+    gc.disable()  # finalizers would run at random moments
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             world = _World(loop, seed, plan, result, on_line)
@@ -116,7 +116,7 @@ class _World:
         self.client = Node("client")
         self.asks = Random(f"{seed} requests")
         self.schedule = _draw(seed, plan)
-        self.faults = Inflictor(self.cluster, self.client, len(FIRST_ROLES))
+        self.faults = FaultInjector(self.cluster, self.client, len(FIRST_ROLES))
         self.outcomes: list[Outcome] = []
         loop.add(self.client)
 
@@ -220,7 +220,7 @@ class _World:
         for value in self.stores.records(REQUESTS):
             assert isinstance(value, RequestEvent)
             found = events.setdefault(value.request_id, [])
-            if value not in found:  # what was not confirmed was sent again
+            if value not in found:  # an unconfirmed value was sent again
                 found.append(value)
                 self.result.reroutes += value.reroutes
         for outcome in self.outcomes:

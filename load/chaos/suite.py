@@ -56,7 +56,7 @@ class SuiteSpec:
 
 
 @dataclass(slots=True)
-class Asked:
+class ClientRequest:
     """One request and what its client has received so far. Times are the loop's."""
 
     isl: int
@@ -87,7 +87,7 @@ class VirtualSuite:
         self.spec = spec
         self.cluster = cluster
         self.client = Node("client")
-        self.asked: list[Asked] = []
+        self.asked: list[ClientRequest] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._chance = Random(f"{seed} prompts")
         cluster.loop.add(self.client)
@@ -126,9 +126,9 @@ class VirtualSuite:
         self._tasks.append(task)
         return task
 
-    async def ask(self, isl: int, osl: int) -> Asked:
+    async def ask(self, isl: int, osl: int) -> ClientRequest:
         """Run one streamed request to its end."""
-        asked = Asked(isl, osl, self.now_s)
+        asked = ClientRequest(isl, osl, self.now_s)
         self.asked.append(asked)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
         ask = Ask(
@@ -177,7 +177,7 @@ def run_virtual(spec: SuiteSpec, seed: int, play: Callable[[VirtualSuite], Corou
     global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
-    gc.disable()  # finalizers would run at moments of their own
+    gc.disable()  # finalizers would run at random moments
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             net = Net(loop, Random(f"{seed} network"), Log(loop, None))

@@ -24,7 +24,7 @@ NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
 NODE_AGENT = "openai, for Node"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 CLIENT_TIMEOUT_S = 600
-# Of a suite: beside other work two workers import torch for minutes.
+# Bound on a suite's start: beside other work two workers import torch for minutes.
 START_S = 300.0
 TOKENS = 8
 ASKED = {"model": "sim", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": TOKENS}

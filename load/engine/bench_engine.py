@@ -201,7 +201,7 @@ async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
             await case.engine()
             await case.plain()
             good.append(case)
-        except Exception as error:  # a library's optional path may fail in any way; the bench says so and goes on
+        except Exception as error:  # a library's optional path may fail in any way; the bench reports it and goes on
             print(f"left out: {case.name} ({type(error).__name__}: {error})", file=sys.stderr)
     for turn in range(rounds):
         for case in good:

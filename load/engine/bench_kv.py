@@ -243,7 +243,7 @@ def slice_ms() -> float:
 
 
 @dataclass(slots=True)
-class Way:
+class Transport:
     """One of the transports of blocks, and its measurements."""
 
     name: str
@@ -282,7 +282,7 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
             for name, shared in (("shared", folder), ("grpc", None)):
                 settings = overrides | {"kv_shared_dir": shared}
                 worker = await enter(local_worker(f"decode-{name}", "decode", model_path=str(model_path), **settings))
-                ways.append(Way(name, worker, await enter(gateway_probe(worker))))
+                ways.append(Transport(name, worker, await enter(gateway_probe(worker))))
             await _measure(ways, prefill, tokens, rounds)
             engine = ways[0].worker.host.engine
             where = f"{engine.name} on {engine.device}"
@@ -309,7 +309,7 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
     }
 
 
-async def _measure(ways: list[Way], prefill: GatewayProbe, tokens: int, rounds: int) -> None:
+async def _measure(ways: list[Transport], prefill: GatewayProbe, tokens: int, rounds: int) -> None:
     """Hand over prompts of `tokens` tokens, a new one each time, each transport and mode in turn. The first ones warm
     up.
     """

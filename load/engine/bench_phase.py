@@ -57,7 +57,7 @@ SHAPES = {
 }
 
 
-# Of the torch engine on a GPU: less would leave it idle nearly always, and no error could be seen.
+# Load of the torch engine on a GPU: less would leave it idle nearly always, and no error could be seen.
 GPU_SHAPE = Shape(2.0, (256, 4096), (16, 128), 2048)
 GPU_KV_MEMORY_MB = 8192
 

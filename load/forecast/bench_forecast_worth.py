@@ -41,7 +41,7 @@ from load.forecast.worth import MOST_WORKERS, START_MIN, DynamoPlanner, MinuteRu
 OBJECTIVE: Final = 0.99
 BIN_MIN: Final = 10
 DAY_MIN: Final = 1440
-# Of ten minutes, from which those of bins are drawn.
+# Stretches of ten minutes, from which those of bins are drawn.
 STRETCHES: Final = 2000
 # Headroom of planners that know the demand.
 NEAR_FULL: Final = (0.85, 0.88, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 1.0)
@@ -117,7 +117,7 @@ def outcome(world: World, wanted: Wanted, knobs: tuple[float, ...], span: slice,
     """
     hours = sum(float(wanted[phase][span].sum()) for phase in PHASES) / 60
     if world.moves:
-        # Workers of either role are the same ones: only their number has to have been wanted all the time.
+        # Workers of either role are interchangeable: only their number has to have been wanted all the time.
         total = past(wanted["prefill"] + wanted["decode"], world.start_min + 1, np.min)
         half = total // 2
         served = world.in_time_with_moves({"prefill": half, "decode": total - half}, seeing=seeing)
@@ -228,7 +228,7 @@ def _ahead(by_bin: Floats, start_min: int) -> Floats:
     """Return [minutes, levels]: the forecast of the work that a worker ordered now will serve."""
     minutes = np.repeat(by_bin, BIN_MIN, axis=0)
     later = np.arange(len(minutes)) % BIN_MIN >= BIN_MIN - start_min
-    # Those that serve the present bin are needed until it ends, whatever the next one wants.
+    # Workers that serve the present bin are needed until it ends, whatever the next one needs.
     return np.where(later[:, None], minutes.max(axis=1), minutes[:, 0])
 
 

@@ -102,7 +102,7 @@ def _wander(rng: np.random.Generator, bins: int, size: float, half_life: float) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _MadeSeries:
     """The base of a made series: logarithms of arrivals and lengths."""
 
     rng: np.random.Generator
@@ -124,7 +124,7 @@ class _Made:
         return history_from_rates(np.arange(len(count)) * STEP_S, rates, STEP_S)
 
 
-def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _Made:
+def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _MadeSeries:
     """Draw a day with its own shape, noise of minutes and of hours, and bursts of one client."""
     rng = np.random.default_rng(seed)
     at_day = np.arange(bins) / DAY
@@ -135,12 +135,12 @@ def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12
     for start in np.flatnonzero(rng.random(bins) < 0.008).tolist():
         burst[start : start + int(rng.integers(1, 9))] += rng.exponential(0.4)
     prompts, outputs = _wander(rng, bins, 0.1, 30), _wander(rng, bins, 0.1, 60)
-    return _Made(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
+    return _MadeSeries(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
 
 
-def _shifted(made: _Made, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
-             outputs: Floats | float = 0.0) -> _Made:  # fmt: skip
-    return _Made(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
+def _shifted(made: _MadeSeries, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
+             outputs: Floats | float = 0.0) -> _MadeSeries:  # fmt: skip
+    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
 
 
 def _trend(_: Path) -> DemandHistory:
@@ -187,7 +187,7 @@ def _regime(_: Path) -> DemandHistory:
     """Another client: arrivals double, outputs triple, and the daily pattern weakens, from one bin to the next."""
     made, other = _base(26), _base(27, day=0.2, noise=0.25, hours=1)
     after = made.at_day >= CHANGED_DAY
-    mixed = _Made(
+    mixed = _MadeSeries(
         made.rng,
         made.at_day,
         np.where(after, other.arrivals + 0.7, made.arrivals),

@@ -214,7 +214,7 @@ class MinuteRule:
         outcome, learned = _later(logs[phase], ahead), slice(WARM_MIN, self._fitted - ahead)
         mean = rows @ _ridge(rows[learned], outcome[learned])
         errors = outcome - mean
-        late = np.abs(np.concatenate([np.full(ahead + 1, 0.3), errors[: -(ahead + 1)]]))  # those that are known by then
+        late = np.abs(np.concatenate([np.full(ahead + 1, 0.3), errors[: -(ahead + 1)]]))  # errors known by then
         sizes = np.stack([*(_level(late, each) for each in SCALE_MIN), mean, np.ones(len(mean))], axis=1)
         scale = np.maximum(sizes @ _ridge(sizes[learned], np.abs(errors[learned])), LEAST_SCALE)
         levels = (np.arange(QUANTILES) + 0.5) / QUANTILES

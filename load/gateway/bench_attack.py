@@ -26,7 +26,7 @@ import msgspec
 from libs.filestore.port import FileInfo
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
-from load.gateway.inside_attacks import Inside, Saw, forged_frames, redis_values, topic_values
+from load.gateway.inside_attacks import CountAnswer, Inside, forged_frames, redis_values, topic_values
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
 # Requests a second of the modest tenant.
@@ -36,7 +36,7 @@ IN_TIME_S: Final = 2.0
 TOKENS: Final = 16
 # Limits of the attacker, as an operator would set them for anybody.
 LIMITS: Final = ("--requests", "600", "--tokens", "60000", "--concurrent", "16")
-# For which an attacker waits for an answer.
+# Time for which an attacker waits for an answer.
 ANSWER_S: Final = 10.0
 CONNECTIONS: Final = 10_000
 # Requests of one attack.
@@ -145,7 +145,7 @@ async def huge(target: Target) -> None:
         ):
             reader, writer = await target.connect()
             writer.write(sent)
-            async with asyncio.timeout(ANSWER_S):  # which `wait_for` may let a cancellation pass by
+            async with asyncio.timeout(ANSWER_S):  # `wait_for` may swallow a cancellation
                 target.saw((await reader.readline()).split(b" ")[1:2])
             writer.transport.abort()
 
@@ -220,7 +220,7 @@ async def guesses(target: Target) -> None:
         await many(16, one)
 
 
-def from_inside(attack: Callable[[Inside, Saw], Awaitable[None]]) -> Attack:
+def from_inside(attack: Callable[[Inside, CountAnswer], Awaitable[None]]) -> Attack:
     """Return an attack on the suite's inner ports."""
 
     async def attacks(target: Target) -> None:
@@ -306,7 +306,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
 
 OF_FILES: Final = {"16 slow uploads", "10,000 files", "lists beside 9,990 files"}
 """Attacks on files, beside which the modest tenant uploads, lists and deletes some of its own."""
-# Within which a gateway has recovered from a burst.
+# Time in which a gateway recovers from a burst.
 SETTLE_S: Final = 12.0
 
 
@@ -368,7 +368,7 @@ def _attack(name: str, target: Target, news: Connection) -> None:
 
 
 @dataclass
-class Served:
+class TenantOutcome:
     """The outcome of the modest tenant's requests."""
 
     goodput: float = 0.0
@@ -390,9 +390,11 @@ async def work_on_file(http: httpx.AsyncClient) -> bool:
     return (listed.status_code, gone.status_code) == (200, 200)
 
 
-async def serve(suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False) -> Served:
+async def serve(
+    suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False
+) -> TenantOutcome:
     """Send requests as the modest tenant does; `files` puts work on a file before every completion."""
-    served, good, asked, first_s = Served(), 0, round(RATE_RPS * seconds), time.perf_counter()
+    served, good, asked, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
         nonlocal good
@@ -484,7 +486,7 @@ def main() -> None:
                     ]
                 if not arguments.no_limits:
                     suite.fulcrum("keys", "limits", "attacker", *LIMITS)
-                time.sleep(2.5)  # within which services notice the first key
+                time.sleep(2.5)  # services notice the first key within this time
             found = asyncio.run(attacked(suite, keys, arguments.seconds, arguments.only, Path(folder) / "up.log"))
     print(json.dumps({"open": arguments.open, "limits": not (arguments.open or arguments.no_limits), **found}))
 

@@ -38,7 +38,7 @@ class Inside:
     cluster: str
 
 
-Saw = Callable[[object], None]
+CountAnswer = Callable[[object], None]
 """Counts an answer, or the error in its place."""
 
 
@@ -47,7 +47,7 @@ def nonsense(chance: random.Random) -> bytes:
     return chance.choice((b"", b"\x0a\x04", b'{"a": [', b"\x00")) + chance.randbytes(chance.randrange(400))
 
 
-async def forged_frames(inside: Inside, saw: Saw) -> None:
+async def forged_frames(inside: Inside, saw: CountAnswer) -> None:
     """Open streams of a gateway and of a worker, with malformed frames and handles that nobody issued."""
     chance = random.Random(1)
     redis: Any = make_redis(inside.redis, timeout_ms=1000)
@@ -90,7 +90,7 @@ async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -
     return str((await call.code()).name)
 
 
-async def topic_values(inside: Inside, saw: Saw) -> None:
+async def topic_values(inside: Inside, saw: CountAnswer) -> None:
     """Publish malformed values in every topic of the suite."""
     chance = random.Random(2)
     async with open_producer(inside.kafka, "attacker") as producer:
@@ -102,7 +102,7 @@ async def topic_values(inside: Inside, saw: Saw) -> None:
                 await asyncio.sleep(PAUSE_S)
 
 
-async def redis_values(inside: Inside, saw: Saw) -> None:
+async def redis_values(inside: Inside, saw: CountAnswer) -> None:
     """Write workers that do not exist, and malformed values under keys that gateways exchange."""
     chance, redis = random.Random(3), make_redis(inside.redis, timeout_ms=1000)
     cluster = inside.cluster

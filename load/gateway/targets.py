@@ -78,7 +78,7 @@ async def fulcrum(
 
 
 def _redis_counters(redis: "Redis") -> dict[str, float]:
-    # Of the whole suite: each read that Redis counts is a round trip of some process.
+    # Counts are of the whole suite: each read that Redis counts is a round trip of some process.
     stats = redis.info("stats")
     moved = stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
     return {"redis_trips": stats["total_reads_processed"], "redis_bytes": moved}

@@ -26,7 +26,7 @@ from load.gpu.against_profile import against_profile, print_table
 
 ROOT: Final = Path(__file__).parents[2]
 TAIL_LINES: Final = 20
-# Of a part: less than the ten minutes that some places give a command.
+# Default limit of a part: less than the ten minutes that some places give a command.
 LIMIT_S: Final = 560.0
 # A part that watches the time itself ends so much sooner, to report what it has.
 SPARE_S: Final = 30.0
@@ -63,7 +63,7 @@ PARTS: Final = {
     "phase": Part("load.engine.bench_phase", ("--engines", "torch")),
     "engine": Part("load.engine.bench_engine", ("--continuous", "--long")),
     "kv": Part("load.engine.bench_kv", ()),
-    # Exact answers take float32: bfloat16 rounds so coarsely that company changes near ties.
+    # Exact answers need float32: bfloat16 rounds so coarsely that the batch decides near ties.
     "role": Part(
         "load.planner.bench_role",
         ("--only", "torch-tiny"),

@@ -44,7 +44,7 @@ VLLM_ARGUMENTS: Final = vllm_arguments(context_tokens=16_384, gpu_share=0.85, kv
 
 
 @dataclass
-class Led:
+class MeasuredEngine:
     """An engine under measurement, and the steps that it has reported."""
 
     engine: Engine
@@ -68,7 +68,7 @@ class Led:
             await self.reader.ended(key)
 
 
-async def lead(led: Led) -> None:
+async def lead(led: MeasuredEngine) -> None:
     """Run all measured work: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
     for _ in range(REPEATS):
         for tokens in PROMPTS:
@@ -129,7 +129,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     reader = EventReader(engine, keep)
     try:
         async with asyncio.timeout(options.limit_s):
-            await lead(Led(engine, reader))
+            await lead(MeasuredEngine(engine, reader))
     except TimeoutError:
         print("out of time")
     finally:

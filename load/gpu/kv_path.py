@@ -27,11 +27,11 @@ SETTINGS: Final = (("", "on", 4), ("", "on", 0), ("", "", 4), ("tcp,cuda_copy", 
 # K or V of a layer of Llama-8B takes 32 KiB for a block of 16 tokens.
 BLOCK_KIB: Final = (32, 256, 2048)
 REPEATS: Final = 6
-# A cell is not repeated after so long.
+# A cell is repeated for no longer than this.
 MOST_S: Final = 3.0
-# For one setting.
+# Limit of one setting.
 LIMIT_S: Final = 60.0
-# For a process to end by itself: UCX writes the rest of its log then.
+# Time for a process to end by itself: UCX writes the rest of its log then.
 END_S: Final = 10.0
 FILL: Final = 7
 

@@ -32,7 +32,7 @@ MIXED_DECODES: Final = ((16, 1024), (64, 1024), (128, 1024), (64, 4096))
 MAX_KV_TOKENS: Final = 270_000
 WARM_UPS, REPLAYS = 3, 9
 BACKENDS: Final = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
-# Llama-8B's.
+# Head dimension of Llama-8B.
 HEAD_DIM: Final = 128
 
 
@@ -74,7 +74,7 @@ class PlainLlama:
 
     def hold(self, cell: Cell) -> None:
         """Allocate the KV of the cell's decodes: [layers, 2, batch, kv_heads, context, head_dim]."""
-        self.kv = torch.zeros(0, device=self.device)  # the last cell's goes first: both may not fit
+        self.kv = torch.zeros(0, device=self.device)  # frees the last cell's first: both may not fit
         size = (self.layers, 2, cell.batch, self.kv_heads, max(cell.context, 1), HEAD_DIM)
         self.kv = torch.randn(size, dtype=torch.bfloat16, device=self.device)
 

@@ -31,7 +31,7 @@ START_S: Final = 240.0
 LOOK_S: Final = 0.25
 # Characters of a command's or log's end that are kept.
 TAIL: Final = 4000
-# Of the metrics exposition.
+# Lines of the metrics exposition that are kept.
 MOST_LINES: Final = 400
 SHOWN: Final = ("requests", "answered", "failures", "ttft_ms", "tpot_ms", "gpu_utilisation")
 

@@ -94,7 +94,7 @@ HELD_OUT_SEED: Final = 101
 # A held-out stretch of a trace begins so much later. Azure's two minutes from 2,400 s on have requests in four
 # seconds alone, so it takes those before them.
 HELD_OUT_LATER_S: Final = {MOONCAKE: 1200.0, AZURE: 1080.0}
-# Of an answer, as its client allows; its true length is known to nobody.
+# max_tokens of an answer, as its client sets it; policies do not see its true length.
 ALLOWED_TOKENS: Final = 4096
 MEASURES: Final[Sequence[Measure]] = ("both", "requests", "work")
 
@@ -110,7 +110,7 @@ class Cell:
     """What the cluster is wrong about, as `fulcrum lab run --wrong` takes it."""
 
 
-# By what has to be good.
+# The highest rate, by what has to be good.
 Edges = dict[Measure, Found]
 # Fluid bound of a workload and an interference.
 Bounds = dict[tuple[str, float | None], dict[Measure, float]]
@@ -194,7 +194,7 @@ class Base:
         trace = _trace(self.workloads[cell.workload], seed, held_out=self.held_out)
         seconds = trace.duration_ns / 1e9
         slo = parse_slo(self.slo)
-        # The longest answer ends at its pace: whoever uses the pace that the SLO allows would seem not to finish.
+        # The longest answer at the pace that the SLO allows: a policy that uses it would seem not to finish.
         pace_s = max(each.output_tokens for each in trace.requests) * slo.tpot_ns / 1e9
         return Experiment(
             trace,

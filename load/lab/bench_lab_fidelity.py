@@ -46,7 +46,7 @@ from load.lab.fidelity import (
     traces_of,
     verdict,
 )
-from load.lab.fidelity_live import Kept, learned_steps, live_replay, settings, sim_settings
+from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings, sim_settings
 from load.lab.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 
 EXAMPLES: Final = """examples:
@@ -96,7 +96,7 @@ def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
     }
 
 
-def run_live(link: str, seconds: float, seed: int) -> Kept:
+def run_live(link: str, seconds: float, seed: int) -> LiveRun:
     """Run a trace on a fresh suite, after a warm-up only."""
     live = LIVE[link]
     place, trace, before = live.case.place(), live_trace(live, seconds, seed), os.getloadavg()[0]
@@ -109,7 +109,7 @@ def run_live(link: str, seconds: float, seed: int) -> Kept:
             for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
                 replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
         replay = replace(replay, learned=learned_steps(cache, place.profile.step_time))
-    kept = Kept(link, seconds, seed, replay, before, os.getloadavg()[0])
+    kept = LiveRun(link, seconds, seed, replay, before, os.getloadavg()[0])
     print(
         f"{link}, seed {seed}: {len(replay.served)} of {len(trace.requests)} requests, sent at most"
         f" {replay.latest_ns / 1e6:.1f} ms late; load average {before:.2f} before, {kept.load_after:.2f} after"
@@ -117,7 +117,7 @@ def run_live(link: str, seconds: float, seed: int) -> Kept:
     return kept
 
 
-def judged(runs: Sequence[Kept]) -> dict[str, Any]:
+def judged(runs: Sequence[LiveRun]) -> dict[str, Any]:
     """Compare the lab with each run, calibrated on the first, and runs of one trace with each other."""
     first, live = runs[0], LIVE[runs[0].link]
     if {run.link for run in runs} != {first.link}:
@@ -164,14 +164,14 @@ def judged(runs: Sequence[Kept]) -> dict[str, Any]:
     }
 
 
-def _learned(live: Live, first: Kept) -> Any:
+def _learned(live: Live, first: LiveRun) -> Any:
     place = live.case.place()
     if live.real and first.replay.learned is not None:
         place = replace(place, profile=replace(place.profile, step_time=first.replay.learned))
     return place
 
 
-def _count(run: Kept) -> int:
+def _count(run: LiveRun) -> int:
     return len(run.trace.requests)
 
 

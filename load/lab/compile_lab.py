@@ -202,7 +202,7 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
         raise SystemExit(f"{folder} holds something else: name a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    mark.write_text("")  # ours from now on, and not whole yet
+    mark.write_text("")  # ours from now on, and not complete yet
     shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in globs for path in sorted(ROOT.glob(glob))]
     modules = [path for path in modules if not path.endswith("__init__.py")]

@@ -23,9 +23,9 @@ from libs.policy.step_time import StepTimeModel
 
 # A gateway's own defaults, so that requests need name none.
 SLO: Final = "ttft=5s,tpot=100ms"
-# Of a first token: to the prefill worker and back.
+# Hops of a first token: to the prefill worker and back.
 HOPS: Final = 2
-# Between the first token and the second: to the decode worker and back.
+# Hops between the first token and the second: to the decode worker and back.
 HAND_OVER_HOPS: Final = 2
 LEAST_HOP_MS: Final = 0.05
 CALIBRATIONS: Final = 6
@@ -70,7 +70,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterShape:
     """The composition of a cluster."""
 
     profile: Profile
@@ -94,7 +94,7 @@ class Constants:
     """The gateway's share of a first token's time, beside its look-up."""
 
 
-def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
+def lab_replay(place: ClusterShape, trace: Trace, constants: Constants) -> Replay:
     hop_ms, more_ns = constants.hop_ms, constants.step_ms * 1e6
     steps = place.profile.step_time
     steps = replace(
@@ -107,7 +107,7 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
         slo=parse_slo(SLO),
         hop_ms=hop_ms,
         lookup_ms=constants.lookup_ms,
-        link_gbps=place.link_gbps / place.profile.gpus,  # which is of one GPU there, of the worker here
+        link_gbps=place.link_gbps / place.profile.gpus,  # of one GPU in the lab, of the whole worker here
         chunk_tokens=place.chunk_tokens,
         max_sequences=place.max_sequences,
     )
@@ -128,7 +128,7 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
     return Replay(served, sum(worker.load().preemptions for worker in result.workers))
 
 
-def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -> Constants:
+def calibrate(place: ClusterShape, trace: Trace, truth: Replay, constants: Constants) -> Constants:
     """Return constants with which a typical request takes as long in the lab as it did.
 
     Uses medians of the differences of each request's own times: a mean depends on queues, and queues on the order
@@ -343,7 +343,7 @@ MIB: Final = 2**20
 PREFILL, DECODE = (Role.PREFILL, 0), (Role.MIXED, 0)
 LLAMA_70B, LLAMA_8B, SMOLLM2 = "llama-70b-tp4-h100", "llama-8b-h100", "smollm2-135m-cpu"
 TWO_AND_TWO: Final = (PREFILL, PREFILL, DECODE, DECODE)
-# Of the built-in model's context.
+# The share of the built-in model's context that prompts may take.
 MOST_PROMPT: Final = 7_000
 WARM_UP: Final = "poisson:rate=4,isl=500,osl=20,seconds=8"
 
@@ -359,11 +359,11 @@ class Case:
     kv_mib: int = 0
     """KV memory of a worker; 0 takes the profile's."""
 
-    def place(self) -> Place:
+    def place(self) -> ClusterShape:
         """Return the cluster with KV memory in whole MiB, as the sim engine's setting has it."""
         found: Profile = profile(self.profile)
         memory = (self.kv_mib or found.kv_memory_bytes // MIB) * MIB
-        return Place(
+        return ClusterShape(
             replace(found, kv_memory_bytes=memory), self.roles, self.chunk_tokens, self.max_sequences, self.link_gbps
         )
 

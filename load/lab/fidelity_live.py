@@ -18,14 +18,14 @@ from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from load.lab.fidelity import LIVE, Place, Replay, Served, live_trace
+from load.lab.fidelity import LIVE, ClusterShape, Replay, Served, live_trace
 
 # Before the first request, to build everything that is sent.
 LEAD_S = 1.0
 ANSWER_S = 120.0
 READ_BYTES = 65_536
 REFUSED = b" 429 "
-# Of an answer: its status line begins in them.
+# The status line of an answer begins in so many bytes.
 HEAD_BYTES = 32
 
 
@@ -47,7 +47,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LiveRun:
     """One run of a suite."""
 
     link: str
@@ -63,7 +63,7 @@ class Kept:
         return live_trace(LIVE[self.link], self.seconds, self.seed)
 
 
-def settings(place: Place, trace: Trace) -> dict[str, str]:
+def settings(place: ClusterShape, trace: Trace) -> dict[str, str]:
     """Return settings of a suite of this composition, its engine aside."""
     return {
         "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": str(place.chunk_tokens),
@@ -75,7 +75,7 @@ def settings(place: Place, trace: Trace) -> dict[str, str]:
     }
 
 
-def sim_settings(place: Place) -> dict[str, str]:
+def sim_settings(place: ClusterShape) -> dict[str, str]:
     return {
         "FULCRUM_WORKER_SIM_PROFILE": place.profile.name,
         "FULCRUM_WORKER_SIM_LINK_GBPS": str(place.link_gbps),
@@ -93,10 +93,10 @@ def learned_steps(folder: Path, prior: StepTimeModel) -> StepTimeModel:
     return combine(prior, {kind: fit for kind, fit in found.items() if fit is not None})
 
 
-def live_replay(url: str, model: str, place: Place, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
+def live_replay(url: str, model: str, place: ClusterShape, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
     """Send each request at its time; those refused for lack of room are left out. Raise WrongAnswer on others."""
     gc.collect()
-    gc.disable()  # a pause of the client's would be taken for the server's
+    gc.disable()  # a pause of the client would be measured as the server's
     try:
         answers = asyncio.run(play(url, model, trace, prompts))
     finally:
@@ -117,7 +117,7 @@ def live_replay(url: str, model: str, place: Place, trace: Trace, prompts: Seque
     return Replay(served, 0, {number: each.client_ttft_ns for number, each in answers.items()}, late_ns)
 
 
-def _names(place: Place, served: Sequence[Served]) -> Mapping[str, str]:
+def _names(place: ClusterShape, served: Sequence[Served]) -> Mapping[str, str]:
     """Map workers' own names to the lab's, in alphabetical order within a role."""
     prefill = sum(role is Role.PREFILL for role, _ in place.roles)
     first = sorted({each.prefill_worker for each in served})

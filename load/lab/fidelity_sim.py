@@ -26,7 +26,7 @@ from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
-from load.lab.fidelity import Place, Replay, Served, prompt_ids
+from load.lab.fidelity import ClusterShape, Replay, Served, prompt_ids
 
 # Before the first request, for processes to find one another.
 SETTLE_S: Final = 3.0
@@ -36,9 +36,9 @@ KV_LEASE_MS: Final = 30_000
 CONTEXT_TOKENS: Final = 131_072
 TELEMETRY_MS: Final = 100
 GATEWAY: Final = "g0"
-# There and back: the mean of `load.chaos.stores`.
+# Round trip: the mean of `load.chaos.stores`.
 EVEN_STORE_MS: Final = 0.75
-# Of `load.chaos.net`: 0.1 ms, and 0.2 ms more in the mean.
+# The mean of `load.chaos.net`: 0.1 ms, and 0.2 ms more in the mean.
 MEAN_HOP_MS: Final = 0.3
 
 
@@ -63,7 +63,7 @@ class EvenStores(Stores):
         await self._travel()
 
 
-def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | None = None) -> Replay:
+def sim_replay(place: ClusterShape, trace: Trace, *, seed: int = 0, hop_ms: float | None = None) -> Replay:
     """Replay the trace on the simulated cluster; `seed` draws delays of the network and turns of processes.
 
     With `hop_ms` every message takes exactly that long.
@@ -71,7 +71,7 @@ def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | Non
     global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop])
-    gc.disable()  # finalizers would run at moments of their own
+    gc.disable()  # finalizers would run at random moments
     try:
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
             model = write_model(Path(folder) / "sim")
@@ -101,7 +101,7 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
     raise structlog.DropEvent
 
 
-def _engine(place: Place, trace: Trace, model: Path) -> dict[str, Any]:
+def _engine(place: ClusterShape, trace: Trace, model: Path) -> dict[str, Any]:
     budgets = {budget for role, budget in place.roles if budget}
     return {
         "engine": "sim",
@@ -117,7 +117,7 @@ def _engine(place: Place, trace: Trace, model: Path) -> dict[str, Any]:
     } | ({"budget_tokens": budgets.pop()} if budgets else {})
 
 
-async def _run(net: Net, stores: Stores, cluster: Cluster, place: Place, trace: Trace) -> Replay:
+async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, trace: Trace) -> Replay:
     cluster.start_gateway(GATEWAY)
     for index, (role, budget) in enumerate(place.roles):
         cluster.start_worker(f"w{index}", "prefill" if role is Role.PREFILL else "mixed" if budget else "decode")

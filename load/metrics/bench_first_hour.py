@@ -295,7 +295,7 @@ def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
     arguments += ["--kafka", options.kafka] if options.kafka else []
     with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
-        # A cluster of its own: on a real Kafka nothing of an earlier suite is read.
+        # A cluster name of its own keeps records of earlier suites on a real Kafka out.
         env = {"FULCRUM_CLUSTER": f"first-hour-{secrets.token_hex(4)}", "FULCRUM_CACHE": str(Path(folder) / "cache")}
         with running_suite(Path(folder), *arguments, env=env) as suite:
             return uvloop.run(observe(shape, suite, beside, options))

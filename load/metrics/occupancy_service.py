@@ -67,7 +67,7 @@ def fill(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -> None:
     for worker_id in worker_ids:
         busy = _busy(worker_id, steps, now_ns - MS_NS)
         state.fleet.add(busy, now_ns)
-        # What is known of a worker holds its newest batch, and none that is sent is as large as that.
+        # The state of a worker holds its newest batch, and no real batch is as large as this one.
         newest = StepBatch(worker_id=worker_id, sequence=2, node=busy.node, gpus=busy.gpus, engine=busy.engine)
         newest.covered_from_unix_ns, newest.covered_to_unix_ns = busy.covered_to_unix_ns, now_ns
         state.fleet.add(newest, now_ns)
@@ -138,7 +138,7 @@ class Intake:
                 self._state.take(Record(topic, "", value, 0, 0), self._clock.now_ns())
                 at = end
             rest = rest[at:]
-            await asyncio.sleep(0)  # a stream that has more gives nobody else a turn
+            await asyncio.sleep(0)  # a stream with more data would starve the other tasks
 
 
 class Peers:

@@ -178,7 +178,7 @@ def main() -> None:
 
 def views(folder: Path) -> None:
     """Take pictures of the views beside the live one."""
-    with TemporaryDirectory() as place, held_port() as port:  # the page wants a planner whose port is known
+    with TemporaryDirectory() as place, held_port() as port:  # the page needs a planner whose port is known
         env = {"FULCRUM_CACHE": place, "FULCRUM_PLANNER_MODE": "auto"}
         with running_suite(Path(place), *POOL, "--gateway-port", str(port), env=env) as suite:
             asyncio.run(run_views(suite, folder))

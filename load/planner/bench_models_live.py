@@ -35,10 +35,10 @@ PROFILE: Final = "smollm2-135m-cpu"
 WAIT_HEADER: Final = "x-fulcrum-expected-wait-ms"
 MAX_TRIES: Final = 6
 REQUEST_TIMEOUT_S: Final = 180.0
-# Of a simulated worker, by its settings' defaults.
+# A simulated worker's speeds, by its settings' defaults.
 SIM_LOAD_GB_PER_S, SIM_WAKE_GB_PER_S, SIM_OVERHEAD_S = 4.0, 25.0, 0.5
 POLL_S: Final = 0.5
-# Of the planner's report.
+# Fields of the planner's report that are kept.
 KEPT: Final = ("active_now", "switches", "cold_starts", "switched_s", "at_once", "reserve_gpus", "windows")
 MINUTE_S: Final = 60.0
 NEAR_S: Final = 0.5
@@ -271,7 +271,7 @@ def main() -> int:
         f" {options.compress:g} times as fast on {options.gpus} simulated GPUs; {use.mean_models.mean():.1f} models in"
         f" use on average, {use.peak_models.max()} at most", file=sys.stderr,
     )  # fmt: skip
-    # Beforehand each worker has a GPU of its own.
+    # In the prediction each worker has a GPU of its own.
     beforehand = foretell(log, options) if options.workers_per_gpu == 1 else None
     print(f"in virtual time: {json.dumps(beforehand)}", file=sys.stderr)
     names = [word for name in log.models for word in ("--model", name)]

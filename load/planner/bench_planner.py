@@ -184,7 +184,7 @@ def main() -> None:
     found = []
     print(f"{'workers':>8} {'CPU':>7} {'tick p50':>9} {'p99':>7} {'most':>7}  ms   by part")
     for workers in asked.workers:
-        run(workers, 3)  # whatever happens once
+        run(workers, 3)  # warms up
         collect_seldom()  # as services do
         row = run(workers, asked.seconds)
         found.append(row)

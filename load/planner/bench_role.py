@@ -34,7 +34,7 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 from load.processes import processes_below, waited_s
 
-# Of a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
+# Aim for a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
 AIM_S = 0.1
 # Share of moves that must find running sequences: others show nothing of a move's cost to them.
 MIN_CAUGHT = 0.5
@@ -117,9 +117,9 @@ SLOTS = 8
 LOAD = 0.8
 # Share of the moves under load that two rivals request at the same time, as rival planners would.
 RIVALS = 0.1
-# Of a suite: vLLM takes long to start.
+# Bound on a suite's start: vLLM takes long.
 START_S = 400.0
-# For answers, however busy the machine.
+# Bound on an answer, however busy the machine is.
 WAIT_S = 300.0
 
 
@@ -194,7 +194,7 @@ async def bench(case: Case, suite: RunningSuite, model: str, rivals: float, *, g
                 under_way.append(traffic.under_way)
                 if int((turn + 1) * rivals) > int(turn * rivals):
                     await mover.move_against_rival(rival_admins)
-                else:  # it takes its time where there is no work for the new role, so not after each move
+                else:  # slow where the new role has no work, so not after each move
                     await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
             while_s = time.perf_counter() - start_s
         moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)

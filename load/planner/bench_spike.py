@@ -118,7 +118,7 @@ def policies(workers: int) -> list[Policy]:
 
 
 @dataclass(slots=True)
-class Seen:
+class Observations:
     """Observations of a suite while it served."""
 
     start_unix_ns: int = 0
@@ -133,7 +133,7 @@ class Seen:
     """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of waiting prompts)"""
 
 
-async def watch(suite: RunningSuite, seen: Seen) -> None:
+async def watch(suite: RunningSuite, seen: Observations) -> None:
     """Record workers and decisions until cancelled."""
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
@@ -154,9 +154,9 @@ async def watch(suite: RunningSuite, seen: Seen) -> None:
 
 async def serve(
     suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], dynamo: DynamoLive | None = None
-) -> tuple[dict[int, Answer], list[str], Seen]:
+) -> tuple[dict[int, Answer], list[str], Observations]:
     """Play the whole trace; return answers, failures and observations."""
-    seen, failed = Seen(), list[str]()
+    seen, failed = Observations(), list[str]()
     watching = [asyncio.create_task(watch(suite, seen))]
     watching += [asyncio.create_task(dynamo.run())] if dynamo else []
     seen.start_unix_ns = time.time_ns()
@@ -184,7 +184,7 @@ def is_good(answer: Answer, trace: Trace, kind: LiveKind) -> bool:
     return answer.client_ttft_ns <= limit_ns and answer.served.tpot_ns <= kind.slo.tpot_ns
 
 
-def moves(story: Story, trace: Trace, seen: Seen, useful: Mapping[str, bool] | None) -> dict[str, Any]:
+def moves(story: Story, trace: Trace, seen: Observations, useful: Mapping[str, bool] | None) -> dict[str, Any]:
     """Return how soon decisions followed turns, and changes followed decisions. `useful` is the lab's judgement by
     decision; with None each decision counts whose reason code fits.
     """
@@ -224,7 +224,7 @@ def _soonest_ms(decisions: Sequence[Mapping[str, Any]], turn_ns: int) -> float |
     return None if soonest is None else soonest / 1e6
 
 
-def changing(seen: Seen) -> list[dict[str, Any]]:
+def changing(seen: Observations) -> list[dict[str, Any]]:
     """Return decisions that changed workers, in their order."""
     found = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
     return sorted(found, key=lambda each: (each["decided_unix_ns"], each["sequence"]))
@@ -286,7 +286,7 @@ def run(
     }
 
 
-def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
+def timeline(seen: Observations, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
     """Return the data of a picture: each request's arrival and TTFT, and each change with its reason."""
     changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
     theirs = [[(at - seen.start_unix_ns) / 1e9, "dynamo", [who], to] for at, who, to in seen.dynamo_moves]

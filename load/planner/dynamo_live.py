@@ -32,7 +32,7 @@ MAX_STEPS: Final = 256
 
 
 @dataclass(slots=True)
-class Heard:
+class WorkerTelemetry:
     """The telemetry of one worker since the last look."""
 
     batch: StepBatch
@@ -52,7 +52,7 @@ class DynamoLive:
         self._cluster = cluster
         self._start_s = start_s
         self._mover = DynamoMover(cluster, "load", "kalman")
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, WorkerTelemetry] = {}
         self._starting: set[str] = set()
         self.moves: list[tuple[int, str, str]] = []
         """(Unix ns, worker, its new role)"""
@@ -131,7 +131,7 @@ class DynamoLive:
             async with aclosing(cast(Any, bus.subscribe([STEPS]))) as records:
                 async for record in records:
                     batch = cast(StepBatch, record.value)
-                    self._heard.setdefault(batch.worker_id, Heard(batch)).take(batch)
+                    self._heard.setdefault(batch.worker_id, WorkerTelemetry(batch)).take(batch)
         finally:
             await bus.close()
 

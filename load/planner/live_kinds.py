@@ -16,7 +16,7 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.testing.engines.real_model import random_model_folder
 from load.gpu.shapes import SHAPES, SMOLLM2_135M
-from load.lab.fidelity import MIB, Place
+from load.lab.fidelity import MIB, ClusterShape
 from load.lab.fidelity_live import settings, sim_settings
 from load.planner.bench_role import tiny_model
 
@@ -30,7 +30,7 @@ CORES_BESIDE: Final = 4
 class LiveKind:
     """Workers of one kind, and the SLO of their clients."""
 
-    place: Place
+    place: ClusterShape
     """One worker of the kind; its step times are a guess where an engine computes."""
     slo: SloSpec
     speedup: float = 1.0
@@ -85,15 +85,15 @@ class LiveKind:
         return env | {"FULCRUM_WORKER_THREADS": str(self.threads)}
 
 
-def _place(name: str, *, chunk_tokens: int, max_sequences: int, link_gbps: float, kv_mib: int = 0) -> Place:
+def _place(name: str, *, chunk_tokens: int, max_sequences: int, link_gbps: float, kv_mib: int = 0) -> ClusterShape:
     found = profile(name)
     if kv_mib:
         found = replace(found, kv_memory_bytes=kv_mib * MIB)
-    return Place(found, [(Role.PREFILL, 0)], chunk_tokens, max_sequences, link_gbps)
+    return ClusterShape(found, [(Role.PREFILL, 0)], chunk_tokens, max_sequences, link_gbps)
 
 
+# Limits of all kinds.
 TTFT_MS: Final = 5_000
-# Of all kinds.
 TPOT_MS: Final = 120
 # Slow GPUs: fewer requests a second fill sixteen of them, so that two cores carry all processes.
 SIM: Final = LiveKind(

@@ -45,7 +45,7 @@ AGAIN_S: Final = 0.25
 MAX_OPEN: Final = 96
 WATCH_S: Final = 0.5
 REPORT_INTERVAL_S: Final = 30.0
-# Of one life of a process, over at least a minute of it: more is a leak.
+# Growth of one life of a process, over at least a minute of it: more is a leak.
 GROWTH_MIB_PER_MIN: Final = 8.0
 LEAST_LIFE_S: Final = 60.0
 WARM_S: Final = 20.0
@@ -59,7 +59,7 @@ ENV: Final = {
 
 
 @dataclass(slots=True)
-class Soaked:
+class SoakResult:
     answered: int = 0
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
@@ -77,17 +77,17 @@ class Soak:
         self.suite = suite
         self.chance = random.Random(seed)
         self.gateways: list[str] = list(suite.ready["gateways"])
-        self.found = Soaked()
+        self.found = SoakResult()
         self.expected: dict[int, str] = {}
         self.open = asyncio.Semaphore(MAX_OPEN)
         self.began_s = time.monotonic()
 
-    async def run(self, seconds: float) -> Soaked:
+    async def run(self, seconds: float) -> SoakResult:
         """Collect references, then inflict faults until the time is over, then wait for what still runs."""
         async with httpx.AsyncClient(timeout=ANSWER_S) as http:
             for number in range(PROMPTS):
                 self.expected[number] = await self._ask(http, number)
-            self.found = Soaked()
+            self.found = SoakResult()
             self.began_s = time.monotonic()
             trouble = TaskOwner()
             trouble.spawn("faults", self._fault_forever())
@@ -192,7 +192,7 @@ class Soak:
                 answer = await http.get(f"{self.suite.ready['planner']}/v1/decisions?limit=200", timeout=2)
                 self.found.decisions |= {each["id"]: each for each in answer.json()} if answer.is_success else {}
             except (httpx.TransportError, ValueError):
-                pass  # it was killed, or is frozen
+                pass  # the process was killed or is frozen
             for name in ("planner", "metrics", "gateway-1"):
                 pid = pid_of(self.suite, name)
                 if pid is not None and psutil.pid_exists(pid):
@@ -201,7 +201,7 @@ class Soak:
             await asyncio.sleep(WATCH_S)
 
 
-def restless(found: Soaked) -> list[str]:
+def restless(found: SoakResult) -> list[str]:
     """Return moves of a worker that came before its rest after the last one was over."""
     moved: dict[str, list[int]] = defaultdict(list)
     for each in found.decisions.values():
@@ -216,7 +216,7 @@ def restless(found: Soaked) -> list[str]:
     ]
 
 
-def growth(found: Soaked) -> dict[str, float]:
+def growth(found: SoakResult) -> dict[str, float]:
     """Return MiB a minute of the fastest-growing life of each kind of process, after its warm-up."""
     most: dict[str, float] = {}
     for (name, _), samples in found.rss.items():
@@ -259,7 +259,7 @@ def main() -> None:
     sys.exit(bool(found.lost or found.doubled or found.wrong or hasty or leaks))
 
 
-async def _soak(suite: RunningSuite, seed: int, seconds: float) -> Soaked:
+async def _soak(suite: RunningSuite, seed: int, seconds: float) -> SoakResult:
     return await Soak(suite, seed).run(seconds)
 
 

@@ -28,7 +28,7 @@ from services.gateway.batch.run import BatchPorts
 
 POLL_S: Final = 0.1
 BEFORE_S: Final = 5.0
-# Of a light load of both phases, from which workers learn their step times.
+# Length of a light load of both phases, from which workers learn their step times.
 WARM_S: Final = 8.0
 REST_S: Final = 40.0
 PLAYED_S: Final = 60.0
@@ -229,7 +229,7 @@ class _Trial:
 
 
 @dataclass(slots=True)
-class Lasted:
+class LastingResult:
     """The verdicts reported over one long load."""
 
     name: str
@@ -253,7 +253,7 @@ class Lasted:
         return sum(long_s for code, long_s in self.said_s.items() if code in right)
 
 
-def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> Lasted:
+def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> LastingResult:
     """Play one load on a device drawn by the seed. `lasts_s` replaces the usual length if it is not 0."""
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000).of(name)
@@ -262,14 +262,14 @@ def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> Lasted:
         worker=drawn.worker(), gateway=drawn.targets(), planner=drawn.planner(), metrics=drawn.targets(),
     )  # fmt: skip
 
-    async def play(suite: VirtualSuite) -> Lasted:
+    async def play(suite: VirtualSuite) -> LastingResult:
         return await _play_lasting(suite, planted, seed, lasts_s or LASTS_S[name])
 
     return run_virtual(spec, seed, play)
 
 
-async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_s: float) -> Lasted:
-    found = Lasted(planted.name, seed, f"{planted.prefill}P+{WORKERS - planted.prefill}D")
+async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_s: float) -> LastingResult:
+    found = LastingResult(planted.name, seed, f"{planted.prefill}P+{WORKERS - planted.prefill}D")
     right = CALM if planted.name == "busy" else planted.wanted
     suite.play(list(arrivals(planted.load, seed, lasts_s)))
     fired, began_s, named = suite.alerts(), suite.now_s, planted.name == "busy"
