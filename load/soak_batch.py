@@ -39,8 +39,6 @@ STUCK_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Tenth:
-    """One tenth of a job's lines."""
-
     lines_per_s: float
     resume_median_s: float
     resume_longest_s: float
@@ -52,7 +50,6 @@ class JobResult:
     lines: int
     status: str = ""
     kills: dict[str, int] = field(default_factory=dict)
-    """Kills by what was killed."""
     seconds: float = 0.0
     lines_per_s: float = 0.0
     gateway_peak_mib: float = 0.0
@@ -174,7 +171,6 @@ class JobProgress:
         self.done = 0
         self._killed_s = 0.0
         self._reached_s = [begun_s]
-        """When each tenth was begun."""
         self._resumes_s: list[tuple[int, float]] = []
         self._peaks_mib: dict[int, float] = {}
 
@@ -199,7 +195,6 @@ class JobProgress:
         return min(self.done * 10 // self._lines, 9)
 
     def by_tenth(self) -> list[Tenth]:
-        """Return the tenths that were completed."""
         found = []
         for tenth, (begun_s, ended_s) in enumerate(pairwise(self._reached_s)):
             per_s = self._lines / 10 / max(ended_s - begun_s, POLL_S)

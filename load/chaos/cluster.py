@@ -126,7 +126,6 @@ class Cluster:
     actuator: Actuator | None = None
     """The actuator of every planner; None if it scales nothing."""
     processes: dict[str, Process] = field(default_factory=dict)
-    """The current life of each name."""
     past: list[Process] = field(default_factory=list)
     lost: list[Outgoing] = field(default_factory=list)
     """Records that processes held when they were killed, and that the broker may not have."""

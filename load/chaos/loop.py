@@ -24,8 +24,6 @@ _Args = TypeVarTuple("_Args")
 
 
 class Node:
-    """One simulated process on the loop."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.frozen = False
@@ -99,7 +97,6 @@ class SimLoop(asyncio.BaseEventLoop):
             tasks = sorted(left, key=hash)
 
     def time(self) -> float:
-        """Return virtual seconds since the start."""
         return self._now_s
 
     def spawn(self, node: Node, work: Any) -> "asyncio.Task[Any]":

@@ -36,9 +36,7 @@ class Connection(Protocol):
         """Return the node that accepted the connection."""
         ...
 
-    def broken(self, why: str) -> None:
-        """Close the connection at both ends."""
-        ...
+    def broken(self, why: str) -> None: ...
 
 
 class Log:

@@ -112,7 +112,6 @@ class Call:
     # ------------------------------------------------------------ what the world does to it
 
     def broken(self, why: str) -> None:
-        """Close the connection at both ends."""
         self.net.calls.pop(self, None)
         self.net.log.add(f"{self.client}>{self.server} {self.method} broken: {why}")
         self._abandon()
@@ -191,8 +190,6 @@ class _Details(NamedTuple):
 
 
 class SimServer:
-    """The grpc.aio.Server of one node."""
-
     def __init__(self, net: Net, node: Node, address: str, token: str) -> None:
         self.net, self.node, self.address = net, node, address
         self._interceptor = TokenInterceptor(token, needs_token=lambda _method: True)

@@ -61,8 +61,6 @@ class Plan:
 
 @dataclass
 class Result:
-    """The outcome of one seed."""
-
     seed: int
     digest: int = 0
     events: int = 0
@@ -71,7 +69,6 @@ class Result:
     faults: Counter[str] = field(default_factory=Counter)
     reroutes: int = 0
     decisions: int = 0
-    """Decision records that planners published."""
     wrong: list[str] = field(default_factory=list)
 
     @property

@@ -107,7 +107,6 @@ class VirtualSuite:
         await asyncio.sleep(SETTLE_S)
 
     def status(self) -> dict[str, Any]:
-        """Return what `/v1/status` answers now."""
         metrics = self.cluster.processes[METRICS].metrics
         assert metrics is not None
         now_ns = self.cluster.clock.now_ns()
@@ -115,7 +114,6 @@ class VirtualSuite:
         return dict(msgspec.to_builtins(report))
 
     def alerts(self) -> set[str]:
-        """Return the names of firing alerts."""
         metrics = self.cluster.processes[METRICS].metrics
         assert metrics is not None
         return {each.name for each in metrics.desk.book.firing()}

@@ -235,7 +235,6 @@ def report(done: list[Case], device: str, options: argparse.Namespace) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Start both sides, measure, report."""
     folder = real_model_folder()
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -55,7 +55,7 @@ class HandOff:
     gap_s: float
     """Seconds between the first and the second token."""
     step_s: float
-    """Seconds between later tokens."""
+    """Seconds between tokens after the second one."""
     transfer_s: float
     data_bytes: int
 
@@ -269,7 +269,6 @@ class Transport:
 
 
 async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict[str, Any]:
-    """Return all figures by name."""
     with TemporaryDirectory(dir=SHARED_DIR) as folder:
         overrides: dict[str, Any] = {
             "engine": "torch", "device": device, "kv_memory_mb": POOL_MB, "sim_speedup": 1.0, "kv_shared_dir": folder,

@@ -155,7 +155,6 @@ async def split_errors(runner: ClockedTorch | ClockedSim, log: CallLog, account:
 
 
 async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one engine's figures by name."""
     clock, log, shape = SystemClock(), CallLog(), shape_of(name, options.device)
     torch = name == "torch"
     config = EngineConfig(

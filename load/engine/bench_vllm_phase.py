@@ -123,7 +123,7 @@ def overlap_ns(spans: list[Span], low_ns: int, high_ns: int) -> int:
 
 
 def calls_in(file: Path) -> list[Span]:
-    """Return (start, end) of each call."""
+    """Return (start, end) of each call in Unix nanoseconds."""
     data = memoryview(file.read_bytes()).cast("q")
     return list(zip(data[::2].tolist(), data[1::2].tolist(), strict=True))
 

@@ -19,7 +19,7 @@ MAX_KEPT_BATCHES: Final = 64
 class Call:
     work: StepWork
     start_ns: int
-    """Start by `time.perf_counter_ns`, which is monotonic."""
+    """Start by `time.perf_counter_ns`, not in Unix time."""
     end_ns: int
     device_ns: int | None = None
     """Duration by the GPU's own clock; None without a GPU."""

@@ -30,8 +30,6 @@ Half = Literal["tuning", "reporting"]
 
 @dataclass(frozen=True, slots=True)
 class SuiteSeries:
-    """One demand series of the suite."""
-
     name: str
     half: Half
     read: Callable[[Path], DemandHistory]

@@ -35,7 +35,7 @@ Wanted = dict[Phase, Whole]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Minutes of demand, in workers' time."""
+    """Minutes of known demand, converted to the time that workers need for it."""
 
     work: dict[Phase, Floats]
     requests: Floats
@@ -244,7 +244,6 @@ def _late(most: Floats, mean: Floats, scale: Floats, errors: Floats) -> Floats:
 
 
 def _level(values: Floats, half_life_min: float) -> Floats:
-    """Return the exponentially weighted mean."""
     keep = 0.5 ** (1 / half_life_min)
     out, level = np.empty_like(values), float(values[0])
     for at, value in enumerate(values.tolist()):

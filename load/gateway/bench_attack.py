@@ -62,7 +62,6 @@ class Target:
         self.statuses[name] = self.statuses.get(name, 0) + 1
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect from the attacker's own address."""
         return await asyncio.open_connection(self.host, self.port, local_addr=(ATTACKER_ADDRESS, 0))
 
     def head(self, path: str = "/v1/completions", **more: str) -> bytes:
@@ -123,8 +122,6 @@ async def slow_writers(target: Target) -> None:
 
 
 async def slow_readers(target: Target) -> None:
-    """Open streams and never read them."""
-
     async def one() -> None:
         sent = json.dumps(body(stream=True, max_tokens=4000)).encode()
         reader, writer = await target.connect()
@@ -209,7 +206,6 @@ async def others_things(target: Target) -> None:
 
 
 async def guesses(target: Target) -> None:
-    """Send keys that do not exist."""
     async with target.client() as http:
         tried = iter(range(10**9))
 
@@ -249,7 +245,6 @@ async def slow_uploads(target: Target) -> None:
 
 
 async def many_files(target: Target) -> None:
-    """Upload many files of two bytes."""
     async with target.client() as http:
 
         async def one() -> None:

@@ -35,8 +35,6 @@ _NUMBERS = count(0, 1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case on one target."""
-
     target: str
     connections: int
     shape: str

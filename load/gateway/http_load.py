@@ -70,14 +70,11 @@ class Requests:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and latencies of answers."""
-
     shape: Shape
     latencies_s: list[float] = field(default_factory=list)
     error: WrongAnswer | None = None
 
     def take(self, answer: bytes | bytearray, latency_s: float) -> None:
-        """Check and count one whole answer."""
         if not self.shape.is_answered_by(answer) and self.error is None:
             self.error = WrongAnswer(f"not {self.shape.name}: {bytes(answer[:2000])!r}")
         self.latencies_s.append(latency_s)
@@ -181,7 +178,6 @@ class PacedLoad:
         """Times at which a client still awaited its last answer."""
 
     async def run_forever(self) -> None:
-        """Send requests until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for place in range(self._clients):
                 tasks.create_task(self._client(place), name=f"client-{place}")

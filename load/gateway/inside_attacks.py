@@ -31,8 +31,6 @@ _SERVICES: Final = "fulcrum.worker.v1"
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Addresses of a suite's inner ports."""
-
     kafka: str
     redis: str
     cluster: str

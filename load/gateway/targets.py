@@ -37,8 +37,6 @@ Counters = Callable[[], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that answers chat completions."""
-
     name: str
     model: str
     addresses: Sequence[tuple[str, int]]

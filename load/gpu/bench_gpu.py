@@ -45,7 +45,6 @@ class Part:
     arguments: tuple[str, ...]
     takes_device: bool = True
     watches_time: bool = False
-    """Whether the part takes --limit-s."""
     vllm: bool = False
     env: dict[str, str] = field(default_factory=dict)
 

@@ -63,7 +63,6 @@ class MeasuredEngine:
         return key
 
     async def drain(self, keys: list[int]) -> None:
-        """Wait for the ends of `keys`."""
         for key in keys:
             await self.reader.ended(key)
 
@@ -110,7 +109,6 @@ def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return all figures of one engine."""
     model = options.model or write_model(folder / options.shape, options.shape, options.device)
     config = EngineConfig(
         model, options.shape, device=options.device, kv_memory_mb=KV_MB, max_sequences=256,

@@ -101,8 +101,6 @@ MEASURES: Final[Sequence[Measure]] = ("both", "requests", "work")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One search for the highest rate."""
-
     workload: str
     policy: str
     interference: float | None
@@ -177,8 +175,6 @@ def _figures(base: "Base", found: dict[Cell, Edges], bounds: Bounds, wall_s: flo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The settings that all cells share."""
-
     workers: int
     model: str
     device: str

@@ -71,8 +71,6 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """The composition of a cluster."""
-
     profile: Profile
     roles: Sequence[tuple[Role, int]]
     """(role, prompt budget) of each worker, w0 first."""

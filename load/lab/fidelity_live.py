@@ -48,8 +48,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """One run of a suite."""
-
     link: str
     seconds: float
     seed: int

@@ -235,8 +235,6 @@ async def until_unix_s(end_s: float) -> None:
 
 
 class SuiteObserver:
-    """Measures one suite, phase by phase."""
-
     def __init__(
         self, shape: str, suite: RunningSuite, reports: MinuteReports, watcher: Watcher, beside: Beside
     ) -> None:

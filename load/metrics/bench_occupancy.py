@@ -58,9 +58,9 @@ class Measured:
     full: bool
     """Whether it began with all the history that is ever kept."""
     cpu_share: float
-    """Cores, of all instances together."""
+    """Cores in use, of all instances together."""
     rss_mb: float
-    """Peak of the largest instance."""
+    """Peak memory of the largest instance in MB."""
     fresh_p50_ms: float
     fresh_p99_ms: float
     tick_kb: float
@@ -155,7 +155,6 @@ def slopes(fleets: Sequence[Measured]) -> list[dict[str, float]]:
 
 
 def misses(fleets: Sequence[Measured], page: dict[str, float] | None) -> list[str]:
-    """Return the missed aims, in words."""
     aimed = [each for each in fleets if each.gpus == AIMED_GPUS and each.instances == 1]
     bounds = [
         (f"{each.gpus} GPUs{', all history kept' * each.full}: {name}", value, most)

@@ -23,8 +23,6 @@ ORDER: Final = ("kafka", "redis", "gateway", "prefill", "decode", "planner", "me
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A straight line by least squares."""
-
     slope: float | None
     """None if no line is determined."""
     error: float | None
@@ -47,7 +45,7 @@ class Minute:
     """The figures of one minute of a phase. CPU is in points: hundredths of a core."""
 
     ended_s: float
-    """Seconds since the phase began."""
+    """Seconds from the beginning of the phase."""
     cpu_points: Mapping[str, float]
     rss_mb: Mapping[str, float]
     restarted: Sequence[str]
@@ -81,8 +79,6 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One shape, idle or under load."""
-
     shape: str
     name: str
     minutes: Sequence[Minute]
@@ -127,8 +123,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One aim, held to one phase."""
-
     shape: str
     phase: str
     aim: str
@@ -136,7 +130,6 @@ class Verdict:
     value: float | None
     error: float | None
     met: bool | None
-    """None if it was not measured."""
 
     @property
     def text(self) -> str:

@@ -26,7 +26,7 @@ class Reader:
         self._step_ends_ns: NDArray[np.int64] = np.zeros((0, 0), np.int64)
         """[workers, steps], by place in the stream: when steps end in each window; 0 where a worker has fewer."""
         self._covered: dict[int, NDArray[np.int64]] = {}
-        """By the start of a window."""
+        """Nanoseconds covered of each worker, by the start of a window."""
         self.freshness_ms: list[float] = []
         self.sizes: list[int] = []
 

@@ -95,7 +95,6 @@ async def take(running: Browser, url: str, folder: Path, pictures: Sequence[Pict
 
 
 def keep(taken: bytes, file: Path) -> None:
-    """Write a picture with few colours."""
     Image.open(io.BytesIO(taken)).convert("RGB").quantize(COLORS).save(file, optimize=True)
     print(f"{file} {file.stat().st_size / 1024:.0f} kB")
 

@@ -61,7 +61,6 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all its tokens arrived."""
         return not self.error and self.tokens == self.wanted
 
 

@@ -143,7 +143,6 @@ class PolicyComparison:
     sides: Sequence[Side]
     kind: LiveKind
     lab_kind: LiveKind
-    """The kind that the lab simulates."""
     seconds: int
     seed: int
     near: bool

@@ -125,8 +125,6 @@ WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine and its load."""
-
     name: str
     engine: str
     idle_moves: int

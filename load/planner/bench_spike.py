@@ -106,7 +106,6 @@ class Policy:
 
 
 def policies(workers: int) -> list[Policy]:
-    """Return our policy and its rivals."""
     half = workers // 2
     return [
         Policy("auto", half, workers - half, 0, "auto"),
@@ -126,7 +125,6 @@ class Observations:
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     """By worker and epoch, when the worker changed by its own clock."""
     workers: list[dict[str, Any]] = field(default_factory=list)
-    """Workers at the last look."""
     dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
     """(Unix ns, worker, its new role)"""
     looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
@@ -134,7 +132,6 @@ class Observations:
 
 
 async def watch(suite: RunningSuite, seen: Observations) -> None:
-    """Record workers and decisions until cancelled."""
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
         while True:

@@ -38,7 +38,6 @@ class LiveKind:
     write_model: Callable[[Path], Path] | None = None
     """Writes a model for the engine `torch` into a folder that it makes; None for simulated GPUs."""
     threads: int = 1
-    """Threads of an engine that computes."""
 
     @property
     def simulated(self) -> bool:

@@ -58,7 +58,6 @@ class _Member:
     began_s: float = 0.0
     asleep: deque[str] = field(default_factory=deque)
     running: list[float] = field(default_factory=list)
-    """When its running answers end."""
     last: ModelMove | None = None
 
 
@@ -68,7 +67,6 @@ class Replayed:
     cold: int = 0
     """Requests whose model no worker had when they arrived."""
     waits_s: list[float] = field(default_factory=list)
-    """Waits of the cold requests."""
     cold_starts: int = 0
     switches: int = 0
 

@@ -20,7 +20,6 @@ class Story:
 
 
 def flipflop(rate: float, seconds: int, period: int) -> Story:
-    """Alternate prefill-heavy and decode-heavy work."""
     spec = f"flipflop:rate={rate},isl=1200,osl=150,spread=0.3,seconds={seconds},period={period},swing=4"
     halves = [(each, "decode" if number % 2 else "prefill") for number, each in enumerate(_range(period / 2, seconds))]
     return Story(spec, [turn for turn in halves if turn[0]])

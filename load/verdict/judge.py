@@ -107,7 +107,7 @@ async def until_caused(
 
 @dataclass(slots=True)
 class Reported:
-    """Every change of what `/v1/status` reported."""
+    """What `/v1/status` reported, change by change."""
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
     pressures: list[tuple[float, ...]] = field(default_factory=list)

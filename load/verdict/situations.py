@@ -27,8 +27,6 @@ MOST_PROMPTS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The true properties of each worker."""
-
     step_time: StepTimeModel
     kv_tokens: int
     tpot_ns: int
@@ -299,7 +297,6 @@ class DrawnSuite:
     memory_mb: int
 
     def worker(self) -> dict[str, Any]:
-        """Return settings of workers by field."""
         return {
             "prefill_chunk_tokens": CHUNK_TOKENS,
             "max_sequences": MAX_SEQUENCES,

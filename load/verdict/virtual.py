@@ -87,7 +87,6 @@ class EndlessJob:
         )  # fmt: skip
 
     def count(self, produced: Sequence[Produced]) -> None:
-        """Count the results in a transaction."""
         for one in produced:
             if isinstance(one, tuple) and isinstance(one[1], Result):
                 self.answered += one[1].ok
@@ -244,7 +243,7 @@ class LastingResult:
     answered: int = 0
     refused: int = 0
     sentence: str = ""
-    """The first sentence that was wrong."""
+    """The first sentence of a wrong verdict."""
 
     @property
     def right_s(self) -> float:
