@@ -13,7 +13,7 @@ RUNS ?= 20
 EXAMPLES ?= 500
 
 # Every target is a verb, none a file.
-.PHONY: bench-steps $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -125,26 +125,11 @@ bench-vllm: setup-vllm ## vllm beside torch and beside vLLM's own server, its st
 bench-phase: setup-dev ## phase time as reported against a clock around the model call, torch and sim
 	@$(BIN)/python -m load.engine.bench_phase $(ARGS)
 
-bench-steps: setup-dev ## how well step times are predicted, pure and mixed, on steps not seen
-	@$(BIN)/python -m load.engine.bench_steps $(ARGS)
-
-bench-tune: setup-dev ## the prefill chunk that workers measure for themselves, and its TTFT against the engine's default
-	@$(BIN)/python -m load.engine.bench_tune $(ARGS)
-
 bench-role: setup-dev ## role moves on whole suites, idle and loaded, every token checked (minutes)
 	@$(BIN)/python -m load.planner.bench_role $(ARGS)
 
 soak-batch: setup-dev ## 100,000 batch lines with gateways, workers, broker and Redis killed; ARGS="--lines 1000000"
-	@$(BIN)/python -m load.batch.soak_batch $(ARGS)
-
-bench-batch: setup-dev ## lines a second of a batch job beside a plain aiokafka loop (needs Java and Maven)
-	@$(BIN)/python -m load.batch.bench_batch $(ARGS)
-
-bench-batch-prefix: setup-dev ## cache hits of a job whose lines share beginnings, by prefix and by arrival
-	@$(BIN)/python -m load.batch.bench_batch_prefix $(ARGS)
-
-bench-batch-yield: setup-dev ## what a batch job costs people: online TTFT with and without one, in alternating rounds
-	@$(BIN)/python -m load.batch.bench_batch_yield $(ARGS)
+	@$(BIN)/python -m load.soak_batch $(ARGS)
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 
@@ -172,12 +157,6 @@ bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw soc
 bench-first-hour: setup-dev ## whether CPU, coverage and freshness wear out, idle and loaded (80 minutes); ARGS="--hour"
 	@$(BIN)/python -m load.metrics.bench_first_hour $(ARGS)
 
-bench-overload: setup-dev ## a suite at 1x, 3x and 10x of its capacity: goodput, Retry-After and whether it holds, memory
-	@$(BIN)/python -m load.gateway.bench_overload $(ARGS)
-
-bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, against no cache and simpler policies
-	@$(BIN)/python -m load.gateway.bench_prefix $(ARGS)
-
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.gateway.bench_gateway $(ARGS)
 
@@ -187,73 +166,36 @@ bench-keys: setup-dev ## what a key, the check of names and limits add to a requ
 bench-attack: setup-dev ## attacks of one tenant on a suite, and what of another's answers comes in time; ARGS=--open without keys
 	@$(BIN)/python -m load.gateway.bench_attack $(ARGS)
 
-bench-fairness: setup-dev ## a tenant at ten times its share beside a modest one: TTFT, in virtual time (minutes)
-	@$(BIN)/python -m load.gateway.bench_fairness $(ARGS)
-
 test-clients: setup-dev ## HTTP clients, GuideLLM, and what agents are written with (LangChain and others) against suites, unmodified
 	@$(BIN)/python -m load.clients $(ARGS)
 
 bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
 	$(BIN)/python -m load.lab.bench_lab $(ARGS)
 
-bench-kube: setup-dev ## what following and scaling 1,000 pods costs a planner, on the cluster of KUBECONFIG with KWOK (minutes)
-	@PATH="$$PATH:$(TOOLS)" $(BIN)/python -m load.planner.bench_kube $(ARGS)
-
-bench-advice: setup-dev ## what the planner's advice promises against what it brings in the lab, over seeds (minutes)
-	@$(BIN)/python -m load.planner.bench_advice $(ARGS)
-
-bench-kube-spike: setup-dev ## a mix that turns, on the chart's pods: roles that move beside pods deleted and started (minutes)
-	@PATH="$$PATH:$(TOOLS)" $(BIN)/python -m load.planner.bench_kube_spike $(ARGS)
-
 bench-spike: setup-dev ## stories whose mix turns, live: planner, static, aggregated, Dynamo's load policy (minutes); ARGS=--torch
 	@$(BIN)/python -m load.planner.bench_spike $(ARGS)
 bench-planner: setup-dev ## what the planner costs with 100 and 1,000 workers: CPU share, time of a decision
 	@$(BIN)/python -m load.planner.bench_planner $(ARGS)
-bench-verdict: setup-dev ## planted situations on live suites of simulated GPUs, or in virtual time: ARGS=--virtual (minutes)
+bench-verdict: setup-dev ## planted situations on suites of simulated GPUs in virtual time, and whether the verdict names them (minutes)
 	@$(BIN)/python -m load.verdict.bench_verdict $(ARGS)
 
 bench-policy-live: setup-dev ## order and moves against first come, first served on live suites, at growing rates, beside the lab
 	@$(BIN)/python -m load.planner.bench_policy_live $(ARGS)
 
-bench-policy-cost: setup-dev ## what a gateway's and the planner's decisions take, by queue length and workers
-	@$(BIN)/python -m load.gateway.bench_policy_cost $(ARGS)
 soak-planner: setup-dev ## random spikes while workers, planner, gateway, Redis and broker are killed, 5 minutes; ARGS=--hour
 	@$(BIN)/python -m load.planner.soak_planner $(ARGS)
-
-bench-steady: setup-dev ## moves and goodput at a steady 30, 60 and 90 % of capacity, against standing still
-	@$(BIN)/python -m load.planner.bench_steady $(ARGS)
 
 bench-forecast: setup-dev ## forecasts of a suite of series beside baselines: error, bands, CPU time; JSON last
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.forecast.bench_forecast $(ARGS)
 bench-forecast-worth: setup-dev ## what a forecast is worth in GPU-hours: beside reactive, Dynamo's planner and a clairvoyant one
 	@$(BIN)/python -m load.forecast.bench_forecast_worth $(ARGS)
-bench-forecast-live: setup-dev ## a day in minutes on a simulated suite: forecast, plan and alert against what came
-	@$(BIN)/python -m load.forecast.bench_forecast_live $(ARGS)
-bench-models-forecast: setup-dev ## how many models will be active, and what is reserved for them: made days, public logs
-	@$(BIN)/python -m load.forecast.bench_models_forecast $(ARGS)
-
-bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by rule: idle GPU time, cold starts
-	@$(BIN)/python -m load.forecast.bench_models_keep $(ARGS)
-
-bench-models-lab: setup-dev ## Aegaeon's recipe in virtual time: the most models that 16 GPUs serve, beside its rivals (minutes)
-	@$(BIN)/python -m load.models.bench_models_lab $(ARGS)
-
-bench-models-torch: setup-dev ## SmolLM2 and two random models take turns on one CPU worker, 200 switches: wrong tokens, memory
-	@$(BIN)/python -m load.models.bench_models_torch $(ARGS)
-
 bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as predicted
-	@$(BIN)/python -m load.models.bench_models_live $(ARGS)
+	@$(BIN)/python -m load.planner.bench_models_live $(ARGS)
 
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
 	$(BIN)/python -m load.lab.bench_lab_fidelity $(or $(ARGS),all)
 bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times; slopes (minutes)
 	@$(BIN)/python -m load.lab.bench_lab_speed $(ARGS)
-
-bench-lab-claims: setup-dev ## aiconfigurator's and NVIDIA's figures for disaggregation, rebuilt in the lab (minutes)
-	@$(BIN)/python -m load.lab.bench_lab_claims $(ARGS)
-
-bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as reported, against clocks around their model calls
-	@$(BIN)/python -m load.metrics.bench_cluster_phase $(ARGS)
 
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
 	@$(BIN)/python -m load.metrics.bench_occupancy $(ARGS)
@@ -262,7 +204,7 @@ screenshots: setup-dev ## write docs/images anew from a simulated suite under lo
 	@$(BIN)/python -m load.metrics.screenshots $(ARGS)
 
 peer-dynamo: setup-dev ## install the peer of bench-gateway into a venv of its own in the cache folder
-	@$(BIN)/python -m load.peers.dynamo.install
+	@$(BIN)/python -m load.peers.dynamo_suite
 
 format: setup-dev ## put the code in shape
 	$(BIN)/ruff check --fix

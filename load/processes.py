@@ -11,20 +11,20 @@ import psutil
 OTHERS = "others"
 LOAD = "load"
 
+# Processes by what they are.
 Kinds = Mapping[str, Sequence[psutil.Process]]
-"""Processes by what they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of all processes of one kind together."""
+    """CPU time and memory of all processes of one kind together."""
 
     cpu_s: float
     rss_mb: float
 
 
 def processes_below(pid: int, words: Mapping[str, str]) -> Kinds:
-    """`pid` and all below it by kind: the kind of the first of `words` on the command line, else "others"."""
+    """Return `pid` and all below it by kind: the kind of the first of `words` on the command line, else "others"."""
     root = psutil.Process(pid)
     found: dict[str, list[psutil.Process]] = {}
     for process in (root, *root.children(recursive=True)):
@@ -35,12 +35,14 @@ def processes_below(pid: int, words: Mapping[str, str]) -> Kinds:
 
 
 def usage(kinds: Kinds) -> dict[str, Usage]:
-    """By kind, as of now, with this process as "load"."""
+    """Return the current usage by kind, with this process as "load"."""
     return {kind: _sum(processes) for kind, processes in {**kinds, LOAD: [psutil.Process(os.getpid())]}.items()}
 
 
 def waited_s(pid: int) -> float:
-    """How long its main thread was runnable and had no core, since it began; 0 where the kernel does not count it."""
+    """Return how long the main thread was runnable without a core since it began; 0 where the kernel does not count
+    it.
+    """
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -58,7 +60,7 @@ def _sum(processes: Sequence[psutil.Process]) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class ProcessKey:
-    """One life of a process: a restarted one has another pid, a pid that is given again another start."""
+    """One life of a process: a restarted one has another pid, and a reused pid another start."""
 
     name: str
     pid: int
@@ -70,14 +72,14 @@ class Reading:
     """CPU time and memory of named processes at a moment."""
 
     at_s: float
-    """Monotonic."""
+    """Monotonic time of the reading."""
     cpu_s: Mapping[ProcessKey, float]
     """User and system time of all threads since the process began."""
     rss_mb: Mapping[str, float]
 
 
 def read_named(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
-    """Processes by name, several of one name added up; those that have ended meanwhile are left out."""
+    """Read processes by name, several of one name added up; those that have ended meanwhile are left out."""
     at_s, cpu_s, rss_mb = time.monotonic(), {}, dict[str, float]()
     for name, process in processes:
         try:
@@ -91,7 +93,9 @@ def read_named(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
 
 
 def cpu_points(before: Reading, after: Reading) -> dict[str, float]:
-    """By name, hundredths of a core between two readings; of a process that began between them, all of its time."""
+    """Return hundredths of a core between two readings, by name; of a process that began between them, all of its time
+    counts.
+    """
     found = dict.fromkeys((key.name for key in after.cpu_s), 0.0)
     for key, cpu_s in after.cpu_s.items():
         found[key.name] += 100 * (cpu_s - before.cpu_s.get(key, 0.0)) / (after.at_s - before.at_s)
@@ -99,7 +103,7 @@ def cpu_points(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def listener_on(port: int) -> psutil.Process | None:
-    """The process of this user that listens on the TCP port here, if one does."""
+    """Return this user's process that listens on the TCP port here, if one does."""
     for connection in psutil.net_connections("tcp"):
         listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
         if listens and connection.pid:
@@ -108,6 +112,6 @@ def listener_on(port: int) -> psutil.Process | None:
 
 
 def machine_busy_s() -> float:
-    """CPU seconds that all processes of this machine and its kernel have taken since it started."""
+    """Return CPU seconds that all processes of this machine and its kernel have taken since it started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq")))

@@ -10,7 +10,7 @@ from load.chaos.run import Plan, Result, run_seed
 
 
 def main() -> int:
-    """Run seeds; 1 when anything was wrong in any."""
+    """Run every seed; return 1 if any run broke an invariant."""
     parser = argparse.ArgumentParser(
         prog="chaos", description="Real gateways and workers in virtual time, under seeded faults."
     )

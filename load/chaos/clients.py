@@ -1,4 +1,4 @@
-"""Clients over simulated HTTP: what they ask, what must come of it, and whether it did."""
+"""Clients over simulated HTTP: what they ask, the answer they must get, and whether they got it."""
 
 import asyncio
 import json
@@ -18,16 +18,14 @@ from load.chaos.loop import Node
 from load.chaos.net import CUT, EOF, KEEPALIVE, REFUSED, RESET, Net, Pipe
 
 MAX_CHUNKS = 4096
+# Errors that a client may get: the queue is full, or there is no worker.
 ALLOWED = {(429, "queue_full"), (503, "no_workers")}
-"""Errors that a client may get: the queue's bound, and no worker."""
+# Reasons for which a connection may break without a fault of the gateway.
 NETWORK = {CUT, RESET, REFUSED}
-"""What breaks a connection though the gateway did nothing wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request."""
-
     number: int
     prompt: tuple[int, ...] = field(repr=False)
     max_tokens: int
@@ -37,10 +35,9 @@ class Ask:
     stream: bool
     stop: str
     leaves_after_s: float | None
-    """The client closes its connection then."""
+    """Seconds after which the client closes its connection; None if it stays."""
 
     def body(self) -> bytes:
-        """As JSON."""
         fields: dict[str, Any] = {
             "model": "sim", "prompt": list(self.prompt), "max_tokens": self.max_tokens,
             "temperature": self.temperature, "seed": self.seed, "n": self.n, "stream": self.stream,
@@ -52,13 +49,13 @@ class Ask:
         return json.dumps(fields).encode()
 
     def expected(self, index: int) -> tuple[str, str]:
-        """(text, finish reason) of one choice on an undisturbed engine."""
+        """Return the text and finish reason of one choice on an undisturbed engine."""
         text = undisturbed(self.prompt, self.max_tokens, self.temperature, self.seed + index)
         place = text.find(self.stop) if self.stop else -1
         return (text[:place], "stop") if place >= 0 else (text, "length")
 
     def expected_tokens(self, index: int) -> int:
-        """Tokens that usage counts: up to the one that ended the text."""
+        """Return the completion tokens that usage counts, up to the one that ended the text."""
         text = undisturbed(self.prompt, self.max_tokens, self.temperature, self.seed + index)
         place = text.find(self.stop) if self.stop else -1
         return place + len(self.stop) if place >= 0 else self.max_tokens
@@ -70,7 +67,7 @@ def _source() -> TokenSource:
 
 
 def undisturbed(prompt: tuple[int, ...], count: int, temperature: float, seed: int) -> str:
-    """What the sim engine says, one byte a token, when nothing ever goes wrong."""
+    """Return the sim engine's answer, one byte a token, when nothing goes wrong."""
     history = list(prompt)
     sampling = SamplingParams(temperature=temperature, seed=seed)
     blocks = np.zeros(0, dtype=np.int32)
@@ -82,7 +79,7 @@ def undisturbed(prompt: tuple[int, ...], count: int, temperature: float, seed: i
 
 
 def draw(number: int, random: Random) -> Ask:
-    """A request like those that are met: shared openings, short and long, greedy and sampled."""
+    """Draw a request as users send them: shared openings, short and long, greedy and sampled."""
     opening = [97 + place % 26 for place in range(random.choice((0, 16, 64, 160)))]
     prompt = (*opening, *(random.randrange(97, 123) for _ in range(1 + int(random.expovariate(1 / 40)))))
     tokens = random.choice((1, 2, 1 + int(random.expovariate(1 / 12))))
@@ -101,25 +98,21 @@ def draw(number: int, random: Random) -> Ask:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a client saw."""
-
     ask: Ask
     gateway: Node
     status: int = 0
     body: bytes = b""
     broken: str = ""
-    """Why the connection broke; empty when it did not."""
+    """Why the connection broke; empty if it did not."""
     left: bool = False
-    """The client closed it."""
+    """Whether the client closed the connection itself."""
     asked_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
-    """When parts of the answer came, on the loop's clock."""
+    """Times at which parts of the answer arrived, on the loop's clock."""
     retry_after_s: float | None = None
-    """Of its headers."""
 
     @property
     def kind(self) -> str:
-        """One word for the tally."""
         if self.left:
             return "left"
         if self.broken:
@@ -128,12 +121,12 @@ class Outcome:
 
     @property
     def longest_wait_s(self) -> float:
-        """From one part of the answer to the next, the first one's wait included."""
+        """Return the longest wait for a part of the answer, the first one included."""
         return max(later - sooner for sooner, later in pairwise((self.asked_s, *self.came_s)))
 
     @property
     def error(self) -> str:
-        """The error's code, in a status or in the stream."""
+        """Return the error's code, from a status or from the stream."""
         for value in _values(self.body):
             if "error" in value:
                 return str(value["error"]["code"])
@@ -148,7 +141,7 @@ def _values(body: bytes) -> list[dict[str, Any]]:
 
 
 def check(outcome: Outcome) -> list[str]:
-    """What is wrong with an answer that came whole. Pure."""
+    """Return the faults of an answer that arrived whole."""
     ask, body = outcome.ask, outcome.body
     if outcome.left:
         return []
@@ -176,7 +169,9 @@ def check(outcome: Outcome) -> list[str]:
 async def send(
     net: Net, client: Node, gateway: str, ask: Ask, came: Callable[[bytes], None] | None = None
 ) -> Outcome | None:
-    """One request over HTTP; None when the address does not listen. `came` is called with each part of the answer."""
+    """Send one request over HTTP; return None if the address does not listen. `came` is called with each part of the
+    answer.
+    """
     found = net.apps.get(gateway)
     if found is None:
         return None
@@ -225,20 +220,19 @@ class _Exchange:
         self.client, self.server = client, gateway
 
     def start(self, app: Any) -> None:
-        """Connected."""
         if self._gateway.dead:
             self.broken(REFUSED)
         elif self.down.ended is None:
             self._net.loop.spawn(self._gateway, self._run(app))
 
     def leave(self) -> None:
-        """The client has closed its end."""
+        """Note that the client has closed its end."""
         self._net.calls.pop(self, None)
         self.down.end(EOF)
         self._gone.set()
 
     def broken(self, why: str) -> None:
-        """Called by the network: both ends lose the connection; a keepalive of gRPC's is none of HTTP's."""
+        """Close both ends. A gRPC keepalive failure is ignored, since this is HTTP."""
         if why == KEEPALIVE:
             return
         self._net.calls.pop(self, None)

@@ -48,8 +48,8 @@ T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
 TOKEN = "simulated"
 _METADATA = bearer(TOKEN)
+# Deadline of each call that sets roles.
 ADMIN_S = 2.0
-"""For each call of who sets roles."""
 PORT = 50051
 DRAIN_S = 3
 KV_LEASE_MS = 4000
@@ -64,17 +64,16 @@ class SimClock:
         self._loop = loop
 
     def now_ns(self) -> int:
-        """Virtual nanoseconds."""
         return EPOCH_NS + int(self._loop.time() * 1e9)
 
     def to_s(self, unix_ns: int) -> float:
-        """The loop's time then."""
+        """Return the loop's time at a Unix time."""
         return (unix_ns - EPOCH_NS) / 1e9
 
 
 @dataclass(eq=False)
 class Process:
-    """One life of a service."""
+    """One life of a service, from its start until it is killed or leaves."""
 
     node: Node
     tasks: TaskOwner
@@ -86,82 +85,78 @@ class Process:
     planner: RunningPlanner | None = None
     metrics: RunningMetrics | None = None
     decided: list[Decision] = field(default_factory=list)
-    """Decisions that its planner has published; of repeated ones it keeps only the newest."""
+    """Decisions that its planner has published; of repeated ones only the newest is kept."""
     spare_tasks: int = 0
-    """Owned tasks beside those of links, when nothing runs."""
+    """Tasks that the process owns beside those of links when nothing runs."""
     served_s: float | None = None
-    """When it began to."""
+    """When it began to serve; None if it has not."""
     ended_s: float | None = None
     """When it was killed or asked to leave."""
     still_since_s: float | None = None
     still_s: list[tuple[float, float]] = field(default_factory=list)
-    """Moments between which it stood still before."""
+    """Earlier intervals in which it was frozen."""
 
     @property
     def up(self) -> bool:
-        """Whether it serves."""
         return not self.node.dead and self.served_s is not None and not self.stopping.is_set()
 
     def stood_still(self, now_s: float) -> list[tuple[float, float]]:
-        """Moments between which it did, up to now."""
+        """Return the intervals in which it was frozen, up to now."""
         return [*self.still_s, *([] if self.still_since_s is None else [(self.still_since_s, now_s)])]
 
 
 @dataclass
 class Cluster:
-    """All processes, dead ones included."""
+    """All processes of a run, dead ones included."""
 
     loop: SimLoop
     net: Net
     stores: Stores
     wrong: list[str] = field(default_factory=list)
     engine: Mapping[str, Any] = field(default_factory=lambda: PROFILE)
-    """What workers are set to beside their names and roles."""
+    """Settings of workers beside their names and roles."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By service (gateway, planner, metrics), what it is set to beside its name."""
+    """By service (gateway, planner, metrics), its settings beside its name."""
     batch: BatchPorts | None = None
-    """Of every gateway."""
+    """Batch ports of every gateway; None if it runs no batches."""
     keys: KeyTable | None = None
-    """Of every gateway: who calls; None: anybody."""
+    """Keys that every gateway knows; None lets anybody call."""
     limits: Ledger | None = None
-    """Of all gateways together; None: tenants have no limits, and gateways do not share their places."""
+    """The ledger that all gateways share; None means no limits and no shared places."""
     actuator: Actuator | None = None
-    """Of every planner."""
+    """The actuator of every planner; None if it scales nothing."""
     processes: dict[str, Process] = field(default_factory=dict)
-    """The present life of each name."""
     past: list[Process] = field(default_factory=list)
     lost: list[Outgoing] = field(default_factory=list)
-    """Records that processes had when they were killed, and that the broker may not have."""
+    """Records that processes held when they were killed, and that the broker may not have."""
 
     def __post_init__(self) -> None:
         self.clock = SimClock(self.loop)
 
     def workers(self) -> list[Process]:
-        """Those that serve, in order of their names."""
+        """Return the workers that serve, in order of their names."""
         return [each for _, each in sorted(self.processes.items()) if each.up and each.worker is not None]
 
     def gateways(self) -> list[Process]:
-        """The same."""
+        """Return the gateways that serve, in order of their names."""
         return [each for _, each in sorted(self.processes.items()) if each.up and each.gateway is not None]
 
     def start_gateway(self, name: str) -> None:
-        """Under this name; another life of it must have ended."""
+        """Start a gateway. An earlier life under this name must have ended."""
         self._start(name, self._gateway)
 
     def start_worker(self, name: str, role: str) -> None:
-        """The same, in a first role."""
+        """Start a worker in a first role. An earlier life under this name must have ended."""
         self._start(name, partial(self._worker, role=role))
 
     def start_planner(self, name: str) -> None:
-        """The same."""
         self._start(name, self._planner)
 
     def start_metrics(self, name: str) -> None:
-        """The same."""
         self._start(name, self._metrics)
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """End a process as SIGKILL does."""
         process = self.processes.pop(name)
         process.ended_s = self.loop.time()
         self.past.append(process)
@@ -170,7 +165,7 @@ class Cluster:
         self.net.killed(process.node)
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP."""
+        """Stop a process as SIGSTOP does."""
         process = self.processes[name]
         if process.still_since_s is None:
             process.still_since_s = self.loop.time()
@@ -178,7 +173,7 @@ class Cluster:
         self.net.frozen(process.node)
 
     def thaw(self, name: str) -> None:
-        """SIGCONT."""
+        """Continue a process as SIGCONT does."""
         process = self.processes.get(name)
         if process is not None and process.still_since_s is not None:
             process.node.frozen = False
@@ -186,14 +181,15 @@ class Cluster:
             process.still_since_s = None
 
     def stop(self, name: str) -> None:
-        """SIGTERM."""
+        """Ask a process to leave, as SIGTERM does."""
         process = self.processes[name]
         process.ended_s = self.loop.time()
         self.loop.call_soon(process.stopping.set, context=process.node.context.copy())
 
     async def set_role(self, client: Node, name: str, *roles: str) -> None:
-        """As the planner would, through the admin service; a refusal is fine. Of several who go by the same epoch each
-        wants its own role, and one at most may have it."""
+        """Set a role through the admin service, as the planner does. A refusal is fine. Of several roles sent for the
+        same epoch at most one may win.
+        """
         async with SimTransport(self.net, client, TOKEN).channel(f"{name}:{PORT}") as channel:
             stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
@@ -214,7 +210,7 @@ class Cluster:
             incarnation=worker.incarnation,
             role=number,
             budget_tokens=budget_tokens,
-            force=True,  # a fault asks for whatever may happen
+            force=True,  # a fault may request any change
         )
         try:
             answer = await stub.SetRole(request, metadata=_METADATA, timeout=ADMIN_S)
@@ -234,7 +230,7 @@ class Cluster:
         process.main = self.loop.spawn(node, self._live(process, live))
 
     async def _live(self, process: Process, live: Callable[[Process, AsyncExitStack], Awaitable[None]]) -> None:
-        """From start to end: what `live` opens is closed first, then its tasks, then the bus."""
+        """Run a process to its end: close what `live` opened, then its tasks, then the bus."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(process.bus.close)
             stack.push_async_callback(process.tasks.close)
@@ -242,7 +238,7 @@ class Cluster:
         self._ended(process)
 
     async def _serve(self, process: Process) -> None:
-        """Until it is to leave."""
+        """Serve until the process is asked to leave."""
         process.served_s = self.loop.time()
         await process.stopping.wait()
 
@@ -324,7 +320,7 @@ class Cluster:
         return SimTransport(self.net, process.node, TOKEN)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result; nothing is left to the garbage collector, and the loop is closed."""
+        """Run `work` and return its result; close the loop and leave nothing to the garbage collector."""
         try:
             return self.loop.run_until_complete(work)
         finally:
@@ -332,15 +328,16 @@ class Cluster:
             self.loop.close()
 
     def bury(self, *others: Node) -> None:
-        """After a run: end what its processes, dead ones too, and `others` left, without a word. The garbage collector
-        would end it otherwise, at a moment that chance draws."""
+        """End after a run, silently, what its processes (dead ones too) and `others` left. The garbage collector would
+        end it otherwise, at a random moment.
+        """
         processes = (*self.past, *self.processes.values())
         self.loop.set_exception_handler(lambda _loop, _context: None)
         with suppress(Stuck):
             self.loop.run_until_complete(self.loop.bury([*others, *(each.node for each in processes)]))
 
     def _ended(self, process: Process) -> None:
-        """It has left by itself: what it was asked to do before must be over."""
+        """Record that a process left by itself, and check that its earlier work is over."""
         if self.processes.get(process.node.name) is process:
             del self.processes[process.node.name]
         self.past.append(process)

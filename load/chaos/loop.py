@@ -1,8 +1,8 @@
 """An asyncio event loop on virtual time, shared by processes that a test can kill and freeze.
 
-Every callback belongs to the node whose context scheduled it. Within a node callbacks run in asyncio's own order, since
-programs may rely on it; between nodes a seeded choice decides whose turn is next, since nothing may rely on that. Time
-stands still while anybody can run, then jumps to the next timer. See docs/adr/0015.
+Every callback belongs to the node whose context scheduled it. Within a node callbacks run in asyncio's own order,
+since programs may rely on it. Between nodes a seeded choice decides which runs next, since nothing may rely on that
+order. Time stands still while any node can run, then jumps to the next timer. See docs/adr/0015.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+# Turns without time passing: a loop that exceeds them never waits.
 MAX_IDLE_TURNS = 2_000_000
-"""Turns without time passing: more is a loop that never waits."""
 MAX_CANCELS = 5
 BURY_S = 30.0
 
@@ -24,8 +24,6 @@ _Args = TypeVarTuple("_Args")
 
 
 class Node:
-    """One simulated process."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.frozen = False
@@ -43,12 +41,12 @@ _node: contextvars.ContextVar[Node | None] = contextvars.ContextVar("node", defa
 
 
 def current_node() -> Node | None:
-    """Whose code runs; None for the world's own."""
+    """Return the node whose code runs; None outside all nodes."""
     return _node.get()
 
 
 class Stuck(Exception):
-    """Nothing can run and no timer is left, or time does not pass any more."""
+    """Raised when nothing can run and no timer is left, or when time no longer passes."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -63,7 +61,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """Threads and sockets are not simulated: executors run at once, and there is nothing to select on."""
+    """The event loop. Threads and sockets are not simulated: executors run at once, and nothing is selected on."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -78,15 +76,15 @@ class SimLoop(asyncio.BaseEventLoop):
         self.set_task_factory(self._make_task)
 
     def add(self, node: Node) -> None:
-        """Let a node run from now on."""
+        """Allow a node to run from now on."""
         self._nodes.append(node)
 
     def kill(self, node: Node) -> None:
-        """Run nothing of it any more, not even what would clean up; what it waits for is kept for `bury`."""
+        """Run nothing of a node any more, not even cleanup. What it waits for is kept for `bury`."""
         node.dead = True
 
     async def bury(self, nodes: list[Node]) -> None:
-        """After a run: let what dead processes left end, as Python wants it; nobody is concerned any more."""
+        """Let what dead processes left end after a run, as Python requires; nobody is affected any more."""
         for node in nodes:
             node.dead = node.frozen = False
         tasks = [task for node in nodes for task in node.tasks if not task.done()]
@@ -99,25 +97,23 @@ class SimLoop(asyncio.BaseEventLoop):
             tasks = sorted(left, key=hash)
 
     def time(self) -> float:
-        """Virtual seconds since the start."""
         return self._now_s
 
     def spawn(self, node: Node, work: Any) -> "asyncio.Task[Any]":
-        """Run a coroutine as part of a node."""
         return node.context.copy().run(self.create_task, work)
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Let the world act, whatever becomes of whoever asked."""
+        """Run `act` after a delay, outside any node: it happens even if the caller's process dies."""
         self.call_at(self._now_s + delay_s, act, *args, context=self.world)
 
     def run_in_executor(
         self, executor: Any, func: Callable[[Unpack[_Args]], _Result], *args: *_Args
     ) -> "asyncio.Future[_Result]":
-        """At once, in this thread: threads' timing cannot be replayed."""
+        # At once, in this thread: the timing of threads cannot be replayed.
         future: asyncio.Future[_Result] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # whatever the work raises is the caller's
+        except Exception as error:  # raised in the caller, whatever it is
             future.set_exception(error)
         return future
 
@@ -169,8 +165,6 @@ class SimLoop(asyncio.BaseEventLoop):
             if not handle._cancelled:
                 self._ready.append(handle)  # type: ignore[attr-defined]
 
-    def _process_events(self, event_list: Any) -> None:
-        """There are none."""
+    def _process_events(self, event_list: Any) -> None: ...
 
-    def _write_to_self(self) -> None:
-        """Nobody sleeps in a selector."""
+    def _write_to_self(self) -> None: ...

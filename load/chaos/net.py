@@ -12,12 +12,12 @@ import grpc.aio
 from libs.runtime.net.rpc import KEEPALIVE_MS
 from load.chaos.loop import Node, SimLoop
 
+# Bytes sent and not read: HTTP/2's default.
 WINDOW_BYTES = 64 * 1024
-"""Sent and not read: HTTP/2's default."""
+# When a peer that answers no ping is given up.
 KEEPALIVE_S = 2 * KEEPALIVE_MS / 1000
-"""When a peer that answers no ping is given up."""
+# Between two items of a pipe: timers of the same moment have no order.
 ORDER_S = 1e-9
-"""Between two items of a pipe: timers of the same moment have no order."""
 CUT = "cut"
 RESET = "connection reset by peer"
 REFUSED = "connection refused"
@@ -26,25 +26,21 @@ EOF = grpc.aio.EOF
 
 
 class Connection(Protocol):
-    """Something open between two nodes."""
-
     @property
     def client(self) -> Node:
-        """Who opened it."""
+        """Return the node that opened the connection."""
         ...
 
     @property
     def server(self) -> Node:
-        """Who serves it."""
+        """Return the node that accepted the connection."""
         ...
 
-    def broken(self, why: str) -> None:
-        """It is gone for both ends."""
-        ...
+    def broken(self, why: str) -> None: ...
 
 
 class Log:
-    """What happened on the network, as one number: equal logs have equal digests."""
+    """The events of the network as one digest: equal logs have equal digests."""
 
     def __init__(self, loop: SimLoop, on_line: Callable[[str], None] | None) -> None:
         self._loop = loop
@@ -53,7 +49,7 @@ class Log:
         self.events = 0
 
     def add(self, text: str, *, loud: bool = False) -> None:
-        """Enter an event; a loud one is shown to who follows the run."""
+        """Enter an event; a loud one is printed to whoever follows the run."""
         self.events += 1
         line = f"{self._loop.time():.6f} {text}"
         self.digest = crc32(line.encode(), self.digest)
@@ -62,41 +58,40 @@ class Log:
 
 
 class Net:
-    """All connections."""
+    """All connections between nodes, and the delays and faults on them."""
 
     def __init__(self, loop: SimLoop, random: Random, log: Log) -> None:
         self.loop = loop
         self.log = log
         self.random = random
         self.faults: list[str] = []
-        """An unexpected exception of a server's handler."""
+        """Unexpected exceptions of a server's handler."""
         self.servers: dict[str, Any] = {}
-        """gRPC servers by address."""
         self.apps: dict[str, tuple[Node, Any]] = {}
         self.calls: dict[Connection, None] = {}
         self.slow_s: dict[str, float] = {}
-        """Further delay of what comes from or goes to a node, by its name."""
+        """Additional delay of messages from or to a node, by its name."""
         self.spoil: Callable[[Any, bytes], bytes] | None = None
 
     def delay_s(self, one: Node, other: Node) -> float:
-        """Of one message on its way."""
+        """Draw the delay in seconds of one message between two nodes."""
         extra_s = self.slow_s.get(one.name, 0.0) + self.slow_s.get(other.name, 0.0)
         return 100e-6 + self.random.expovariate(1 / 200e-6) + extra_s * self.random.random()
 
     def killed(self, node: Node) -> None:
-        """Its kernel resets what was open."""
+        """Reset every connection of a node, as its kernel would."""
         for name in [name for name, server in self.servers.items() if server.node is node]:
             del self.servers[name]
         self.apps = {name: found for name, found in self.apps.items() if found[0] is not node}
         self.cut(node, RESET)
 
     def cut(self, node: Node, why: str) -> None:
-        """Break every call from or to a node."""
+        """Break every connection from or to a node."""
         for call in [call for call in self.calls if node in (call.client, call.server)]:
             call.broken(why)
 
     def frozen(self, node: Node) -> None:
-        """Peers give it up when it has answered no ping for too long."""
+        """Break connections of a node that stays frozen beyond the keepalive."""
         self.loop.after(KEEPALIVE_S, self._ping, node)
 
     def _ping(self, node: Node) -> None:
@@ -105,8 +100,6 @@ class Net:
 
 
 class Pipe:
-    """One direction of a call."""
-
     def __init__(self, net: Net, name: str, source: Node, sink: Node) -> None:
         self._net, self._name, self._source, self._sink = net, name, source, sink
         self._inbox: deque[Any] = deque()
@@ -116,20 +109,20 @@ class Pipe:
         self.ended: object = None
 
     async def write(self, data: bytes) -> None:
-        """Returns when the window has room again, as a send does that is flow-controlled."""
+        """Send, and return once the window has room again, as flow control does."""
         self._bytes += len(data) + 5
         self.send(data)
         while self._bytes > WINDOW_BYTES and self.ended is None:
             await self._wait()
 
     def send(self, item: Any) -> None:
-        """Put it on its way, behind what was sent before."""
+        """Put an item on its way, behind everything sent before."""
         loop = self._net.loop
         self._last_s = max(self._last_s + ORDER_S, loop.time() + self._net.delay_s(self._source, self._sink))
         loop.call_at(self._last_s, self._arrive, item, context=loop.world)
 
     async def read(self) -> Any:
-        """The next item; `ended` once there is one and nothing is left."""
+        """Return the next item; the end marker once nothing is left."""
         while not self._inbox:
             if self.ended is not None:
                 return self.ended
@@ -141,7 +134,7 @@ class Pipe:
         return item
 
     def end(self, why: object) -> None:
-        """Nothing more comes after what has arrived."""
+        """Let the pipe end after what has arrived."""
         if self.ended is None:
             self.ended = why
             self._wake()

@@ -1,7 +1,7 @@
 """gRPC in memory, with the surface of grpc.aio that the services use.
 
-Messages are serialised as on the wire and arrive in order. What is not modelled: TLS, HTTP/2 frames, DNS, and channels
-shared by calls: every call has a connection of its own, established in one round trip.
+Messages are serialised as on the wire and arrive in order. TLS, HTTP/2 frames, DNS and channels shared by calls are
+not modelled: every call has a connection of its own, established in one round trip.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Call:
         self._status: _Status | None = None
         self._half_closed = False
         net.calls[self] = None
-        # By address, not by server: whoever listens there when the connection arrives.
+        # By address, not by server: the server may have changed when the connection arrives.
         net.loop.after(net.delay_s(client, self.server), self._connect, address)
 
     def __str__(self) -> str:
@@ -54,19 +54,18 @@ class Call:
     # ------------------------------------------------------------ what grpc.aio's client side offers
 
     async def write(self, message: Any) -> None:
-        """Raises as grpc.aio does for a call that has ended."""
+        """Send a message. Raise as grpc.aio does for a call that has ended."""
         self._check_open()
         await self.up.write(self._pack(message))
         self._check_open()
 
     async def done_writing(self) -> None:
-        """Half-close."""
         if not self._half_closed and self._status is None:
             self._half_closed = True
             self.up.send(EOF)
 
     async def read(self) -> Any:
-        """The next message or EOF; raises AioRpcError at a bad end."""
+        """Return the next message or EOF; raise AioRpcError at a bad end."""
         item = await self.down.read()
         if isinstance(item, bytes):
             return self._unpack(item)
@@ -87,7 +86,7 @@ class Call:
         return item
 
     def cancel(self) -> bool:
-        """The server's handler is cancelled once it hears of it."""
+        """Cancel the call. The server's handler is cancelled when the message arrives."""
         if self._status is not None:
             return False
         self._finish(_Status(grpc.StatusCode.CANCELLED, "Locally cancelled"))
@@ -95,17 +94,17 @@ class Call:
         return True
 
     def done(self) -> bool:
-        """Whether the client knows its end."""
+        """Return whether the call has ended at the client."""
         return self._status is not None
 
     async def code(self) -> grpc.StatusCode:
-        """The status, once the call has ended."""
+        """Return the status, once the call has ended."""
         while self._status is None:
             await self.read()
         return self._status.code
 
     async def details(self) -> str:
-        """What the status says, once the call has ended."""
+        """Return the status text, once the call has ended."""
         await self.code()
         assert self._status is not None
         return self._status.details
@@ -113,7 +112,6 @@ class Call:
     # ------------------------------------------------------------ what the world does to it
 
     def broken(self, why: str) -> None:
-        """The connection is gone for both ends."""
         self.net.calls.pop(self, None)
         self.net.log.add(f"{self.client}>{self.server} {self.method} broken: {why}")
         self._abandon()
@@ -122,7 +120,7 @@ class Call:
     def _abandon(self) -> None:
         self.up.end(EOF)
         if self.handler is not None and not self.server.dead:
-            # Cancelled in the server's own turn: a frozen one hears of it when it thaws.
+            # Cancelled in the server's own turn: a frozen one is cancelled when it thaws.
             self.net.loop.call_soon(self.handler.cancel, context=self.server.context.copy())
 
     def _finish(self, status: _Status) -> None:
@@ -150,25 +148,22 @@ def _error(status: _Status) -> grpc.aio.AioRpcError:
 
 
 class _ServerCall:
-    """ServicerContext, as far as the services use it."""
+    """The ServicerContext of a call, as far as the services use it."""
 
     def __init__(self, call: Call, handler: Any) -> None:
         self._call, self._handler = call, handler
 
     def invocation_metadata(self) -> Any:
-        """As the client sent it."""
         return self._call.metadata
 
-    async def send_initial_metadata(self, metadata: Any) -> None:
-        """Nobody here reads it."""
+    async def send_initial_metadata(self, metadata: Any) -> None: ...
 
     async def read(self) -> Any:
-        """The next message or EOF."""
         item = await self._call.up.read()
         return (self._handler.request_deserializer or _as_it_is)(item) if isinstance(item, bytes) else EOF
 
     async def write(self, message: Any) -> None:
-        """Waits for the window."""
+        """Send a message, once the window has room."""
         call = self._call
         data = (self._handler.response_serializer or _as_it_is)(message)
         if call.net.spoil is not None:
@@ -176,11 +171,10 @@ class _ServerCall:
         await call.down.write(data)
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Empty: nobody shows a certificate here."""
+        """Return nothing: no certificates are shown here."""
         return {}
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        """Ends the handler."""
         raise _Aborted(code, details)
 
 
@@ -196,8 +190,6 @@ class _Details(NamedTuple):
 
 
 class SimServer:
-    """grpc.aio.Server of one node."""
-
     def __init__(self, net: Net, node: Node, address: str, token: str) -> None:
         self.net, self.node, self.address = net, node, address
         self._interceptor = TokenInterceptor(token, needs_token=lambda _method: True)
@@ -205,18 +197,15 @@ class SimServer:
         self._calls: dict[Call, None] = {}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """As in grpc.aio."""
         self._generic.extend(handlers)
 
-    def add_registered_method_handlers(self, _service: str, _handlers: Any) -> None:
-        """The generic ones serve."""
+    def add_registered_method_handlers(self, _service: str, _handlers: Any) -> None: ...
 
     async def start(self) -> None:
-        """Listen."""
         self.net.servers[self.address] = self
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, let running ones end for a while, then cancel them."""
+        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
         if self.net.servers.get(self.address) is self:
             del self.net.servers[self.address]
         tasks = [call.handler for call in self._calls if call.handler is not None]
@@ -253,7 +242,7 @@ class SimServer:
         async def find(details: Any) -> Any:
             return next((found for each in self._generic if (found := each.service(details))), None)
 
-        # Its types are those of gRPC's threaded server; what it finds here are coroutines.
+        # Its types are those of gRPC's threaded server; the handlers here are coroutines.
         handler: Any = await self._interceptor.intercept_service(find, _Details(call.method, call.metadata))  # type: ignore[arg-type]
         if handler is None:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, call.method)
@@ -268,7 +257,7 @@ class SimServer:
 
 
 class _Channel:
-    """grpc.aio.Channel from one node to an address."""
+    """A grpc.aio.Channel from one node to an address."""
 
     def __init__(self, net: Net, node: Node, address: str) -> None:
         self._net, self._node, self._address = net, node, address
@@ -277,13 +266,12 @@ class _Channel:
     def stream_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Any:
-        """A multicallable."""
         return lambda metadata=None: self._open(method, (request_serializer, response_deserializer), metadata)
 
     def unary_unary(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Any:
-        """A multicallable that takes `timeout` in seconds."""
+        """Return a multicallable that takes `timeout` in seconds."""
 
         async def ask(request: Any, *, metadata: Any = None, timeout: float | None = None) -> Any:  # noqa: ASYNC109
             call = self._open(method, (request_serializer, response_deserializer), metadata)
@@ -300,7 +288,6 @@ class _Channel:
         return ask
 
     async def close(self, grace: float | None = None) -> None:
-        """Cancel what is open."""
         for call in self._calls:
             call.cancel()
         self._calls.clear()
@@ -319,26 +306,24 @@ class _Channel:
 
 
 class SimTransport:
-    """libs.runtime.transport.Transport for one node."""
+    """The libs.runtime.transport.Transport of one node."""
 
     def __init__(self, net: Net, node: Node, token: str) -> None:
-        """As beyond loopback: every call needs the token."""
+        """`token` is required of every call, as beyond loopback."""
         self._net, self._node, self._token = net, node, token
 
     def channel(self, address: str) -> Any:
-        """To whoever listens there."""
         return _Channel(self._net, self._node, address)
 
     def metadata(self, address: str) -> Metadata:
-        """The token."""
         return bearer(self._token)
 
     def server(self, address: str) -> tuple[Any, int]:
-        """Listens once it is started."""
+        """Return a server and its port; it listens once it is started."""
         return SimServer(self._net, self._node, address, self._token), int(address.rpartition(":")[2])
 
     def http(self, app: Any, sock: Any, *, tasks: Any, drain_s: int) -> Any:
-        """The app by the node's name."""
+        """Serve the app under the node's name."""
         return _Http(self._net, self._node, app)
 
 

@@ -17,29 +17,36 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.topics import DECISIONS, REQUESTS
-from load.chaos.at_rest import unsettled
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
-from load.chaos.control import METRICS, PLANNER, QUIET_S, missed_decisions, missed_time, unheard, wrong_sums
-from load.chaos.inflict import Inflictor
+from load.chaos.faults import CONTROL_WEIGHTS, WEIGHTS, Fault, FaultInjector, draw_schedule
+from load.chaos.invariants import (
+    METRICS,
+    PLANNER,
+    QUIET_S,
+    missed_decisions,
+    missed_time,
+    unheard,
+    unsettled,
+    wrong_sums,
+)
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
-from load.chaos.schedule import CONTROL_WEIGHTS, WEIGHTS, Fault, draw_schedule
 from load.chaos.stores import CLUSTER, Stores
 
 START_S = 3.0
 _EVENTS = REQUESTS.name(CLUSTER)
+# Virtual seconds after which a request counts as hanging.
 ANSWER_S = 150.0
-"""Virtual seconds after which a request counts as hanging."""
+# Bound on coming to rest once all clients are answered: streams are back up and leases over.
 REST_S = 60.0
-"""How long the cluster may take to come to rest once all clients are answered: streams back up, leases over."""
 FIRST_ROLES = {"w0": "prefill", "w1": "prefill", "w2": "decode", "w3": "decode", "w4": "mixed"}
 GATEWAYS = ("g0", "g1")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of everything."""
+    """The size of a run: how many processes, requests and faults."""
 
     requests: int = 300
     per_s: float = 40.0
@@ -48,14 +55,12 @@ class Plan:
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the last."""
+        """Return the seconds from the first request to the last."""
         return self.requests / self.per_s
 
 
 @dataclass
 class Result:
-    """What came of a seed."""
-
     seed: int
     digest: int = 0
     events: int = 0
@@ -64,22 +69,21 @@ class Result:
     faults: Counter[str] = field(default_factory=Counter)
     reroutes: int = 0
     decisions: int = 0
-    """Records that planners published of what they decided and saw."""
     wrong: list[str] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
-        """That were answered, one way or another."""
+        """Return the number of requests that got an answer or an error."""
         return sum(self.outcomes.values())
 
 
 def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None) -> Result:
-    """Run it; the same seed, plan and code give the same result, digest included."""
+    """Run one seed. The same seed, plan and code give the same result, digest included."""
     loop = SimLoop(Random(f"{seed} turns"))
     result = Result(seed)
     global_random.seed(seed)
     _log_to(on_line, loop)
-    gc.disable()  # finalizers would run at moments of their own
+    gc.disable()  # finalizers would run at random moments
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             world = _World(loop, seed, plan, result, on_line)
@@ -109,12 +113,11 @@ class _World:
         self.client = Node("client")
         self.asks = Random(f"{seed} requests")
         self.schedule = _draw(seed, plan)
-        self.faults = Inflictor(self.cluster, self.client, len(FIRST_ROLES))
+        self.faults = FaultInjector(self.cluster, self.client, len(FIRST_ROLES))
         self.outcomes: list[Outcome] = []
         loop.add(self.client)
 
     async def run(self) -> None:
-        """From start to rest."""
         for name in GATEWAYS:
             self.cluster.start_gateway(name)
         for name, role in FIRST_ROLES.items():
@@ -144,11 +147,11 @@ class _World:
         result.digest, result.events, result.virtual_s = self.log.digest, self.log.events, self.loop.time()
 
     def unhandled(self, _loop: Any, context: dict[str, Any]) -> None:
-        """An exception that no task awaited."""
+        """Record an exception that no task awaited."""
         self.result.wrong.append(f"unhandled: {context['message']} {context.get('exception')!r}")
 
     def close(self) -> None:
-        """End what dead processes and a broken run left, without a word."""
+        """End silently what dead processes and a broken run left."""
         wrong = list(self.result.wrong)
         self.cluster.bury(self.client)
         self.result.wrong = wrong
@@ -168,7 +171,7 @@ class _World:
             self.result.wrong.append(f"request {number} ({ask}): {fault}")
 
     async def _ask(self, ask: Ask) -> Outcome:
-        """At one gateway, or at another one when that is down, as a load balancer would."""
+        """Send a request to one gateway, or to another if that is down, as a load balancer would."""
         while True:
             for name in sorted(GATEWAYS, key=lambda name: name != GATEWAYS[ask.number % len(GATEWAYS)]):
                 process = self.cluster.processes.get(name)
@@ -181,7 +184,7 @@ class _World:
     # ------------------------------------------------------------ rest
 
     async def _rest(self) -> None:
-        """Heal everything, give each phase a worker, and wait until all counters are what they are at rest."""
+        """Heal everything, give each phase a worker, and wait until all counters are as they must be at rest."""
         self.stores.heal()
         self.net.slow_s.clear()
         for name in list(self.cluster.processes):
@@ -194,7 +197,7 @@ class _World:
         self.result.wrong += [f"at rest: {text}" for text in left]
 
     async def _quiet(self) -> None:
-        """With nothing going wrong any more planner and metrics miss nothing."""
+        """Check that planner and metrics miss nothing once nothing fails any more."""
         await asyncio.sleep(QUIET_S)
         self.log.add(f"broker {self.stores.digest():08x}")
         self.result.decisions = len(self.stores.records(DECISIONS))
@@ -202,19 +205,19 @@ class _World:
             self.result.wrong.append(f"at rest: {wrong}")
 
     async def _add_up(self) -> None:
-        """Look at the sums of metrics once a second, whatever has just gone wrong."""
+        """Check the sums of metrics once a second, whatever has just failed."""
         while True:
             await asyncio.sleep(1.0)
             self.result.wrong += wrong_sums(self.cluster)
 
     def _check_events(self) -> None:
-        """One event for each choice of each answered request, whatever way it ended."""
+        """Check for one event for each choice of each answered request, however it ended."""
         lost = {RequestEvent.FromString(each.value).request_id for each in self.cluster.lost if each.topic == _EVENTS}
         events: dict[str, list[RequestEvent]] = {}
         for value in self.stores.records(REQUESTS):
             assert isinstance(value, RequestEvent)
             found = events.setdefault(value.request_id, [])
-            if value not in found:  # what was not confirmed was sent again
+            if value not in found:  # an unconfirmed value was sent again
                 found.append(value)
                 self.result.reroutes += value.reroutes
         for outcome in self.outcomes:
@@ -232,7 +235,7 @@ class _World:
                     self.result.wrong.append(f"{request_id}: its event says {found[0].output_tokens} tokens")
 
     async def _leave(self) -> None:
-        """Stop everything as SIGTERM would; nothing may be left."""
+        """Stop everything as SIGTERM would, and check that nothing is left."""
         for name in list(self.cluster.processes):
             self.cluster.stop(name)
         mains = [process.main for process in self.cluster.processes.values() if process.main is not None]
@@ -246,7 +249,7 @@ class _World:
 
 
 def _draw(seed: int, plan: Plan) -> list[Fault]:
-    """Those of planner and metrics by a draw of their own, so that they take none of the others' places."""
+    """Draw the faults. Those of planner and metrics come from a draw of their own, so that they displace no others."""
     drawn = [
         *draw_schedule(WEIGHTS, Random(f"{seed} faults"), duration_s=plan.duration_s, every_s=plan.fault_every_s),
         *draw_schedule(
@@ -257,7 +260,7 @@ def _draw(seed: int, plan: Plan) -> list[Fault]:
 
 
 def _log_to(on_line: Callable[[str], None] | None, loop: SimLoop) -> None:
-    """The services' own log, to `on_line`."""
+    """Send the services' own log to `on_line`."""
 
     def write(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
         if on_line is not None:

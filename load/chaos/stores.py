@@ -12,28 +12,28 @@ from libs.testing.memory.store import MemoryStore
 from load.chaos.loop import SimLoop
 
 CLUSTER = "simulated"
+# The least travel time; a message takes up to twice as long.
 ONE_WAY_S = 0.00025
-"""At least; up to twice as long."""
 
 
 class Stores:
-    """Shared by all nodes."""
+    """The stores that all nodes of a run share."""
 
     def __init__(self, loop: SimLoop, random: Random, *, retained_records: int = RETAINED_RECORDS) -> None:
-        """`retained_records`: what a partition of a topic keeps."""
+        """`retained_records` is how many a partition of a topic keeps."""
         self._loop = loop
         self._random = random
         self.late_s = 0.0
-        """How long at most the registry keeps news to itself."""
+        """The longest delay with which the registry publishes changes."""
         self.redis = MemoryStore(travel=self._travel, news_travel=self._travel_late)
         self.broker = MemoryBroker(travel=self._travel, retained_records=retained_records)
 
     def records(self, topic: Topic, *, since_unix_ns: int = 0) -> list[Message]:
-        """What the broker has taken of a topic, all of it; each key's in order."""
+        """Return all records that the broker has taken of a topic; each key's are in order."""
         return self.broker.values(topic, CLUSTER, since_unix_ns=since_unix_ns)
 
     def digest(self) -> int:
-        """Of every record: equal histories have equal ones."""
+        """Return a digest of every record: equal histories have equal ones."""
         digest = 0
         for topic in ALL:
             for value in self.records(topic):
@@ -42,7 +42,7 @@ class Stores:
         return digest
 
     def heal(self) -> None:
-        """Both answer, at once."""
+        """Make both stores answer at once again."""
         self.late_s = 0.0
         for server in (self.redis, self.broker):
             server.start()
@@ -55,7 +55,7 @@ class Stores:
         await self._pass(ONE_WAY_S + self.late_s * self._random.random())
 
     async def _pass(self, delay_s: float) -> None:
-        """The network's own time, not a timer of the process that waits."""
+        # The network's own time, not a timer of the process that waits.
         arrived = self._loop.create_future()
         self._loop.after(delay_s, _arrive, arrived)
         await arrived

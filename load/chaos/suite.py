@@ -1,6 +1,6 @@
-"""A whole suite in virtual time: gateways, workers, planner and metrics as they are, and clients that it is asked by.
+"""A whole suite in virtual time: gateways, workers, planner and metrics as they are, and their clients.
 
-What a test or bench does is a coroutine over a `VirtualSuite`; the same seed and coroutine give the same run.
+A test or bench is a coroutine over a `VirtualSuite`; the same seed and coroutine give the same run.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from load.chaos.clients import Ask, send
 from load.chaos.cluster import Cluster
-from load.chaos.control import METRICS, PLANNER
+from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
@@ -31,75 +31,73 @@ from services.metrics.status.api import status_now
 
 T = TypeVar("T")
 GATEWAY: Final = "g0"
+# Until all processes have found one another.
 SETTLE_S: Final = 3.0
-"""Before anything else: everybody has found everybody."""
 KV_LEASE_MS: Final = 30_000
 TELEMETRY_MS: Final = 100
-"""As live suites have it."""
 LETTERS: Final = range(97, 123)
+# Occurs once in each piece of an answer that has a token.
 TOKEN: Final = b'"text"'
-"""One in each piece of an answer that brings a token."""
+# A request that takes longer is given up.
 LATE_S: Final = 600.0
-"""A request that takes longer is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteSpec:
-    """What is started. Settings are those of the services, by field."""
+    """The processes to start. Settings are those of the services, by field."""
 
     roles: Sequence[str]
     worker: Mapping[str, Any]
     gateway: Mapping[str, Any] = field(default_factory=dict)
     planner: Mapping[str, Any] | None = field(default_factory=dict)
-    """None: no planner."""
+    """Settings of the planner; None starts none."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     batch: BatchPorts | None = None
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request, and what its client has had of it so far. Times are the loop's."""
+class ClientRequest:
+    """One request and what its client has received so far. Times are the loop's."""
 
     isl: int
     osl: int
     sent_s: float
     first_s: float = 0.0
-    """0: no token has come."""
+    """Time of the first token; 0 if none has arrived."""
     last_s: float = 0.0
     tokens: int = 0
     done: bool = False
     status: int = 0
     retry_after_s: float | None = None
-    """Of a refusal that says when to come again."""
+    """Seconds that a refusal asks to wait; None if there was none."""
     broken: str = ""
 
     @property
     def failed(self) -> str:
-        """Why it was not answered; empty while it runs, and where it was."""
+        """Return why it was not answered; empty while it runs, and if it was answered."""
         if self.broken or not self.done:
             return self.broken
         return "" if self.status == 200 and self.tokens else f"status {self.status}"
 
 
 class VirtualSuite:
-    """One that runs."""
+    """A running suite, its clock and its clients."""
 
     def __init__(self, spec: SuiteSpec, cluster: Cluster, seed: int) -> None:
         self.spec = spec
         self.cluster = cluster
         self.client = Node("client")
-        self.asked: list[Asked] = []
+        self.asked: list[ClientRequest] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._chance = Random(f"{seed} prompts")
         cluster.loop.add(self.client)
 
     @property
     def now_s(self) -> float:
-        """The loop's time."""
         return self.cluster.loop.time()
 
     async def start(self) -> None:
-        """Returns once everybody knows everybody."""
+        """Start everything; return once all processes have found one another."""
         self.cluster.start_gateway(GATEWAY)
         for number, role in enumerate(self.spec.roles):
             self.cluster.start_worker(f"w{number}", role)
@@ -109,7 +107,6 @@ class VirtualSuite:
         await asyncio.sleep(SETTLE_S)
 
     def status(self) -> dict[str, Any]:
-        """What `/v1/status` answers now."""
         metrics = self.cluster.processes[METRICS].metrics
         assert metrics is not None
         now_ns = self.cluster.clock.now_ns()
@@ -117,20 +114,19 @@ class VirtualSuite:
         return dict(msgspec.to_builtins(report))
 
     def alerts(self) -> set[str]:
-        """Names of those that fire."""
         metrics = self.cluster.processes[METRICS].metrics
         assert metrics is not None
         return {each.name for each in metrics.desk.book.firing()}
 
     def play(self, requests: Sequence[tuple[float, int, int]]) -> "asyncio.Task[None]":
-        """From now on, each (s, ISL, OSL) in its time."""
+        """Start each request (s, ISL, OSL) at its time, counted from now."""
         task = self.cluster.loop.spawn(self.client, self._play(requests))
         self._tasks.append(task)
         return task
 
-    async def ask(self, isl: int, osl: int) -> Asked:
-        """One streamed request, up to its end."""
-        asked = Asked(isl, osl, self.now_s)
+    async def ask(self, isl: int, osl: int) -> ClientRequest:
+        """Run one streamed request to its end."""
+        asked = ClientRequest(isl, osl, self.now_s)
         self.asked.append(asked)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
         ask = Ask(
@@ -153,15 +149,15 @@ class VirtualSuite:
         return asked
 
     async def set_roles(self, workers: Sequence[str], role: str) -> None:
-        """As `fulcrum role` does; it returns when each has answered."""
+        """Set roles as `fulcrum role` does; return when each worker has answered."""
         await asyncio.gather(*(self.cluster.set_role(self.client, name, role) for name in workers))
 
     def events(self) -> list[RequestEvent]:
-        """Of all requests that have ended."""
+        """Return the events of all requests that have ended."""
         return [each for each in self.cluster.stores.records(REQUESTS) if isinstance(each, RequestEvent)]
 
     def stop(self) -> None:
-        """No client asks anything any more; streams are cut."""
+        """Stop all clients and cut their streams."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -175,11 +171,11 @@ class VirtualSuite:
 
 
 def run_virtual(spec: SuiteSpec, seed: int, play: Callable[[VirtualSuite], Coroutine[Any, Any, T]]) -> T:
-    """Start a suite, play, and end all of it. Raises AssertionError where a service failed."""
+    """Start a suite, play, and end all of it. Raise AssertionError if a service failed."""
     global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
-    gc.disable()  # finalizers would run at moments of their own
+    gc.disable()  # finalizers would run at random moments
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             net = Net(loop, Random(f"{seed} network"), Log(loop, None))

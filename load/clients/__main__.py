@@ -1,5 +1,6 @@
-"""`python -m load.clients`: suites on the sim and torch engines, and every client that can be had here. Exit code 1
-where one of them got no answer."""
+"""`python -m load.clients`: runs every client that can be had here against suites on the sim and torch engines. Exit
+code 1 if one of them got no answer.
+"""
 
 import argparse
 import json
@@ -15,7 +16,7 @@ from load.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 
 
 def ask_all(engine: str, names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """(answered, failed or not here; what it said last) of each client, asking a suite on this engine."""
+    """Return by client (answered, failed or not here; its last output), against a suite on this engine."""
     results: dict[str, tuple[str, str]] = {}
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
@@ -28,7 +29,7 @@ def ask_all(engine: str, names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def main() -> int:
-    """Ask all of them, or those that are named."""
+    """Run all clients, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     every = [*CLIENTS, *AGENT_CLIENTS]
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="CLIENT")

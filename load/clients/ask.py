@@ -1,5 +1,3 @@
-"""OpenAI's client for Python: one whole answer, one stream."""
-
 import json
 import sys
 
@@ -7,7 +5,7 @@ import openai
 
 
 def main() -> None:
-    """ask.py BASE_URL BODY."""
+    """ask.py BASE_URL BODY: request one whole answer and one stream."""
     client = openai.OpenAI(base_url=sys.argv[1], api_key="any", max_retries=0)
     asked = json.loads(sys.argv[2])
     whole = client.chat.completions.create(**asked)

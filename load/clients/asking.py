@@ -1,5 +1,7 @@
-"""Every client that can be had here, and suites for them to ask. Clients from registries are installed into the cache
-folder: those for Python as locked in locks/clients.txt."""
+"""Every client that can be had here, and suites for them.
+
+Clients from registries are installed into the cache folder: those for Python as locked in locks/clients.txt.
+"""
 
 import contextlib
 import hashlib
@@ -17,20 +19,20 @@ from libs.testing.engines.real_model import REAL_MODEL_NAME, real_model_folder
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 HERE = Path(__file__).parent
-AGENTS = HERE / "agents"
 LOCK = HERE.parents[1] / "locks" / "clients.txt"
 NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
+NODE_AGENT = "openai, for Node"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 CLIENT_TIMEOUT_S = 600
+# Bound on a suite's start: beside other work two workers import torch for minutes.
 START_S = 300.0
-"""Of a suite: beside other work two workers import torch for minutes."""
 TOKENS = 8
 ASKED = {"model": "sim", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": TOKENS}
 BODY = json.dumps(ASKED)
 BENCHMARK_REQUESTS = 8
 
 Client = Callable[[str, Path], Sequence[str]]
-"""From a gateway's address and a folder of its own to the command that asks it."""
+"""Takes a gateway's address and a folder of its own; returns the command to run."""
 
 
 class Unavailable(Exception):
@@ -50,7 +52,7 @@ def _install(*command: str) -> None:
 
 
 def java(gateway: str, _folder: Path) -> Sequence[str]:
-    """java.net.http.HttpClient, which offers HTTP/2 by default."""
+    """Java's java.net.http.HttpClient, which offers HTTP/2 by default."""
     return (_need("java"), str(HERE / "Ask.java"), f"{gateway}/v1/chat/completions", BODY)
 
 
@@ -60,12 +62,11 @@ def _curl(gateway: str, option: str, body: str) -> Sequence[str]:
 
 
 def curl_http2(gateway: str, _folder: Path) -> Sequence[str]:
-    """curl that offers an upgrade to HTTP/2."""
+    """curl with an offer to upgrade to HTTP/2."""
     return _curl(gateway, "--http2", BODY)
 
 
 def curl_http10(gateway: str, _folder: Path) -> Sequence[str]:
-    """A stream over HTTP/1.0."""
     return _curl(gateway, "--http1.0", json.dumps({**ASKED, "stream": True}))
 
 
@@ -75,7 +76,6 @@ def openai_python(gateway: str, _folder: Path) -> Sequence[str]:
 
 
 def openai_node(gateway: str, _folder: Path) -> Sequence[str]:
-    """OpenAI's own client for Node."""
     return (*_node(HERE / "ask.mjs"), f"{gateway}/v1", BODY)
 
 
@@ -88,7 +88,7 @@ def _node(script: Path) -> Sequence[str]:
 
 
 def _environment(name: str, *what: str) -> Path:
-    """Python of an environment with these packages, made once."""
+    """Return Python of an environment with these packages, made once."""
     home = cache_dir() / "clients" / name
     python, made = home / "bin" / "python", home / "made"
     if not made.is_file():
@@ -99,18 +99,16 @@ def _environment(name: str, *what: str) -> Path:
     return python
 
 
-def _agent(script: str, gateway: str, model: str) -> Sequence[str]:
-    """A client that agents are written with."""
-    path = AGENTS / script
-    if path.suffix == ".mjs":
-        return (*_node(path), f"{gateway}/v1", model)
+def _agent(client: str, gateway: str, model: str) -> Sequence[str]:
+    if client == NODE_AGENT:
+        return (*_node(HERE / "agent.mjs"), f"{gateway}/v1", model)
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
     python = _environment(f"python-{digest}", "--require-hashes", "-r", str(LOCK))
-    return (str(python), str(path), f"{gateway}/v1", model)
+    return (str(python), str(HERE / "agent_clients.py"), client, f"{gateway}/v1", model)
 
 
 def guidellm(gateway: str, folder: Path) -> Sequence[str]:
-    """The benchmark with its default backend; prompts from a file, as its own want a tokenizer from a hub."""
+    """The benchmark with its default backend; prompts come from a file, as its own need a tokenizer from a hub."""
     python = _environment(GUIDELLM, GUIDELLM)
     prompts = folder / "prompts.jsonl"
     lines = ({"prompt": f"Tell me something, take {n}", "output_tokens_count": TOKENS} for n in range(20))
@@ -123,6 +121,7 @@ def guidellm(gateway: str, folder: Path) -> Sequence[str]:
     )  # fmt: skip
 
 
+# Any one of them requests text from the sim engine.
 CLIENTS: dict[str, Client] = {
     "Java HttpClient": java,
     "curl --http2": curl_http2,
@@ -131,22 +130,21 @@ CLIENTS: dict[str, Client] = {
     "openai-node": openai_node,
     "GuideLLM": guidellm,
 }
-"""Any one of them asks the sim engine for text."""
+# Key of `agent_clients.CLIENTS` by name. Each streams, has a tool called and a schema filled, on either engine.
 AGENT_CLIENTS: dict[str, str] = {
-    "openai-python, agent": "with_openai.py",
-    "openai-node, agent": "with_openai.mjs",
-    "LangChain": "with_langchain.py",
-    "LlamaIndex": "with_llama_index.py",
-    "LiteLLM": "with_litellm.py",
-    "pydantic-ai": "with_pydantic_ai.py",
-    "instructor": "with_instructor.py",
-    "openai-agents": "with_openai_agents.py",
+    "openai-python, agent": "openai",
+    "openai-node, agent": NODE_AGENT,
+    "LangChain": "langchain",
+    "LlamaIndex": "llama_index",
+    "LiteLLM": "litellm",
+    "pydantic-ai": "pydantic_ai",
+    "instructor": "instructor",
+    "openai-agents": "openai_agents",
 }
-"""Each streams, has a tool called and a schema filled, on either engine."""
 
 
 def tool_model(home: Path) -> Path:
-    """SmolLM2's weights with a chat template that has a place for tools, as its own has none."""
+    """Link SmolLM2's weights beside a chat template with a place for tools, as its own has none."""
     folder = home / REAL_MODEL_NAME
     shutil.copytree(real_model_folder(), folder, copy_function=os.symlink)
     (folder / "chat_template.jinja").write_text(CHATML_TEMPLATE, encoding="utf-8")
@@ -155,7 +153,7 @@ def tool_model(home: Path) -> Path:
 
 @contextlib.contextmanager
 def suite_on(engine: str, home: Path) -> Iterator[tuple[RunningSuite, str]]:
-    """A suite on the sim or torch engine, and the model that clients ask it for."""
+    """Run a suite on the sim or torch engine; yield it with the model that clients request."""
     model = "sim" if engine == "sim" else REAL_MODEL_NAME
     arguments = () if engine == "sim" else ("--model", str(tool_model(home)))
     with running_suite(home, "--engine", engine, *arguments, start_s=START_S) as suite:
@@ -163,7 +161,7 @@ def suite_on(engine: str, home: Path) -> Iterator[tuple[RunningSuite, str]]:
 
 
 def ask(name: str, gateway: str, model: str, folder: Path) -> tuple[str, str]:
-    """(answered, failed or not here; what it said last)."""
+    """Run one client; return (answered, failed or not here; its last output)."""
     try:
         command = (
             _agent(AGENT_CLIENTS[name], gateway, model) if name in AGENT_CLIENTS else CLIENTS[name](gateway, folder)
@@ -184,7 +182,7 @@ def ask(name: str, gateway: str, model: str, folder: Path) -> tuple[str, str]:
 
 
 def _guidellm_result(report: Path) -> tuple[str, str]:
-    """It ends well even where every request failed: its report tells."""
+    # It exits with 0 even if every request failed: its report has the truth.
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     counts = {kind: len(benchmark["requests"][kind]) for kind in ("successful", "errored", "incomplete")}
     whole = counts["successful"] == BENCHMARK_REQUESTS and not counts["errored"]

@@ -33,7 +33,7 @@ LONG_TOKENS = 1500
 PREFIX_TOKENS, NEW_TOKENS = 1024, 512
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 Side = Callable[[], Awaitable[int]]
-"""Does the work once; the answer is its tokens."""
+"""Does the work once and returns its tokens."""
 
 
 @dataclass
@@ -48,12 +48,12 @@ class Case:
 
     @property
     def ratio(self) -> float:
-        """Median over rounds of engine by plain."""
+        """Return the median over rounds of engine over plain."""
         pairs = zip(self.rates["engine"], self.rates["plain"], strict=True)
         return statistics.median(engine / plain for engine, plain in pairs)
 
     def median(self, side: str) -> float:
-        """Tokens a second."""
+        """Return the median tokens a second of one side."""
         return statistics.median(self.rates[side])
 
 
@@ -71,11 +71,13 @@ class Bench:
         self._prefix_kv: Any = None
 
     def prompts(self, count: int, tokens: int) -> NDArray[np.int64]:
-        """[count, tokens] int64: new ones each time, so that nothing is cached; equal lengths, so no padding counts."""
+        """Return [count, tokens] int64: new prompts each time, so that nothing is cached; equal lengths, so that no
+        padding counts.
+        """
         return self._random.integers(100, 40_000, (count, tokens))
 
     async def run_engine(self, rows: NDArray[np.int64], output_tokens: int, root: bytes = b"") -> None:
-        """Submit prompts [batch, tokens] at once; wait for their last tokens. With a `root`, prefixes are reused."""
+        """Submit prompts [batch, tokens] at once and wait for their last tokens. With a `root`, prefixes are reused."""
         tokens = rows.shape[1]
         requests = [
             EngineRequest(
@@ -89,7 +91,7 @@ class Bench:
             await self._reader.ended(request.sequence_id)
 
     def generate(self, batch: int, prompt_tokens: int) -> None:
-        """transformers' `generate` on a batch without padding."""
+        """Run transformers' `generate` on a batch without padding."""
         ids = torch.from_numpy(self.prompts(batch, prompt_tokens)).to(self._model.device)
         self._model.generate(
             ids,
@@ -100,18 +102,18 @@ class Bench:
         )
 
     def generate_batch(self, batch: int) -> None:
-        """transformers' own continuous batching."""
+        """Run the continuous batching that transformers itself has, on a batch."""
         rows = [row.tolist() for row in self.prompts(batch, self._options.prompt_tokens)]
         config = GenerationConfig(do_sample=False, max_new_tokens=self._options.output_tokens, eos_token_id=-1)
         found = self._model.generate_batch(rows, generation_config=config, progress_bar=False)
         assert len(found) == batch, "generate_batch lost requests"
 
     def after_prefix(self) -> NDArray[np.int64]:
-        """[1, tokens] int64: a prompt that begins as all of these do, with `NEW_TOKENS` new ones."""
+        """Return [1, tokens] int64: a prompt with the common prefix of all of these and `NEW_TOKENS` new tokens."""
         return np.concatenate([self._prefix, self.prompts(1, NEW_TOKENS)], axis=1)
 
     def forward_after_prefix(self) -> None:
-        """One forward pass over the new tokens of such a prompt, over a copy of the prefix's KV."""
+        """Run one forward pass over the new tokens of such a prompt, over a copy of the prefix's KV."""
         with torch.inference_mode():
             if self._prefix_kv is None:
                 ids = torch.from_numpy(self._prefix).to(self._model.device)
@@ -121,20 +123,17 @@ class Bench:
             self._model(ids, past_key_values=kv, use_cache=True, logits_to_keep=1).logits.argmax().item()
 
     def forward(self, tokens: int) -> None:
-        """One plain forward pass over a whole prompt, which answers with the last logits."""
+        """Run one plain forward pass over a whole prompt, which returns the last logits."""
         with torch.inference_mode():
             ids = torch.from_numpy(self.prompts(1, tokens)).to(self._model.device)
             self._model(ids, use_cache=False, logits_to_keep=1).logits.argmax().item()
 
     async def close(self) -> None:
-        """Close the engine."""
         await self._engine.close()
         await self._reader.close()
 
 
 def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
-    """What is compared."""
-
     def engine(batch: int, prompt: int, output: int, counted: int) -> Side:
         async def run() -> int:
             await bench.run_engine(bench.prompts(batch, prompt), output)
@@ -177,7 +176,7 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
 
 
 def cases_beside(vllm: Bench, torch_engine: Bench, options: argparse.Namespace) -> list[Case]:
-    """vLLM's engine against the torch engine."""
+    """Return the cases of vLLM's engine against the torch engine."""
 
     def side(bench: Bench, batch: int, prompt: int, output: int) -> Side:
         async def run() -> int:
@@ -202,7 +201,7 @@ async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
             await case.engine()
             await case.plain()
             good.append(case)
-        except Exception as error:  # a library's optional path may fail in any way; the bench says so and goes on
+        except Exception as error:  # a library's optional path may fail in any way; the bench reports it and goes on
             print(f"left out: {case.name} ({type(error).__name__}: {error})", file=sys.stderr)
     for turn in range(rounds):
         for case in good:
@@ -219,7 +218,7 @@ async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
 
 
 def report(done: list[Case], device: str, options: argparse.Namespace) -> None:
-    """The table and the JSON object."""
+    """Print the table and the JSON object."""
     print(f"{'case':<50}{'engine tok/s':>14}{'plain tok/s':>14}{'ratio':>8}{'aim':>6}")
     for case in done:
         aim = f"{case.aim:.1f}" if case.aim else ""
@@ -236,7 +235,6 @@ def report(done: list[Case], device: str, options: argparse.Namespace) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Start both sides, measure, report."""
     folder = real_model_folder()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -260,7 +258,6 @@ async def main(options: argparse.Namespace) -> None:
 
 
 async def started(name: str, config: EngineConfig) -> Engine:
-    """An engine of that name."""
     engine = make_engine(name, config, SystemClock())
     await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
     return engine

@@ -1,9 +1,9 @@
 """KV hand-off between two worker processes on one host: bytes a second, and how much of it hides behind prefill.
 
-Side by side in one run: a copy within memory, a raw loopback socket, a bare grpc.aio stream, and the hand-off of a
-prompt's blocks from a prefill worker in a process of its own to decode workers here, one that reads its shared memory
-and one that is sent the bytes. A hand-off is timed by the decode worker from asking until every block is in its pool,
-checked and acknowledged. Pools are small, so that warm-up touches all their memory: pages are not new when time is
+Measured in one run: a copy within memory, a raw loopback socket, a bare grpc.aio stream, and the hand-off of a
+prompt's blocks. The prefill worker has a process of its own; of the decode workers here one reads its shared memory
+and one receives the bytes. The decode worker times a hand-off from its request until every block is in its pool,
+checked and acknowledged. Pools are small, so that warm-up touches all their memory and no page is new when time is
 taken. Prints a table, then one JSON line.
 """
 
@@ -42,26 +42,26 @@ WAIT_S = 180.0
 START_S = 120.0
 COPY_ROUNDS = 5
 WARM_UP_ROUNDS = 2
+# Two prompts of 1,500 tokens fill it.
 POOL_MB = 160
-"""Two prompts of 1,500 tokens fill it."""
 SHARED_DIR = Path("/dev/shm")
 RECEIVE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """One prompt's way from worker to worker."""
+    """The hand-off of one prompt from worker to worker."""
 
     gap_s: float
-    """Between the first and the second token."""
+    """Seconds between the first and the second token."""
     step_s: float
-    """Between later tokens."""
+    """Seconds between tokens after the second one."""
     transfer_s: float
     data_bytes: int
 
     @property
     def exposed_s(self) -> float:
-        """What the client waits for the hand-off."""
+        """Return the seconds that a client waits for the hand-off."""
         return max(self.gap_s - self.step_s, 0.0)
 
 
@@ -74,13 +74,13 @@ class RemoteWorker:
 
 
 def memcpy_bytes_s(size: int) -> float:
-    """Bytes a second of a copy within memory, the best of some."""
+    """Return bytes a second of a copy within memory, the best of several."""
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     return size / min(_timed(lambda: np.copyto(target, source)) for _ in range(COPY_ROUNDS))
 
 
 def socket_bytes_s(size: int) -> float:
-    """Bytes a second through a raw loopback socket from another process, the best of some."""
+    """Return bytes a second through a raw loopback socket from another process, the best of several."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = multiprocessing.get_context("spawn").Process(target=_send, args=(server.getsockname()[1], size))
         sender.start()
@@ -114,7 +114,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _serve_prefill(model_path: Path, overrides: dict[str, Any], pipe: Connection) -> None:
-    """The other process: a prefill worker, until the pipe closes."""
+    """Run a prefill worker in the other process, until the pipe closes."""
 
     async def serve() -> None:
         async with local_worker("prefill-0", "prefill", model_path=str(model_path), **overrides) as worker:
@@ -149,7 +149,7 @@ async def hand_off(
     *,
     streamed: bool,
 ) -> HandOff:
-    """Serve one prompt over both workers as a gateway does; `streamed`: the blocks leave while it is computed."""
+    """Serve one prompt over both workers as a gateway does. With `streamed`, blocks leave while it is computed."""
     model = worker.settings.model or MODEL
     fields: dict[str, Any] = {"output": OUTPUT_TOKENS, "model": model, "prompt_tokens": len(prompt)}
     reported = sum(len(batch.kv_transfers) for batch in worker.batches())
@@ -187,7 +187,7 @@ def _has_tokens(probe: GatewayProbe, sequence: int, count: int) -> bool:
 
 
 async def grpc_bytes_s(settings: CommonSettings, size: int) -> float:
-    """Bytes a second of a bare grpc.aio stream from another process: ready-made messages, read and dropped."""
+    """Return bytes a second of a bare grpc.aio stream from another process: ready-made messages, read and dropped."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve_stream, args=(size, theirs))
     process.start()
@@ -211,7 +211,7 @@ async def _read_stream(channel: grpc.aio.Channel) -> float:
 
 
 def _serve_stream(size: int, pipe: Connection) -> None:
-    """The other process: a bare stream of `size` bytes for whoever asks, until it is terminated."""
+    """Serve a bare stream of `size` bytes in the other process, until it is terminated."""
     message = bytes(MAX_FRAME_BYTES)
 
     async def stream(_request: bytes, context: Any) -> None:
@@ -231,7 +231,7 @@ def _serve_stream(size: int, pipe: Connection) -> None:
 
 
 def slice_ms() -> float:
-    """How long copying holds the receiver's event loop at a time: what is not given to a thread; the worst of some."""
+    """Return the longest time in ms for which copying holds the receiver's event loop, apart from threads."""
     source = np.random.default_rng(3).integers(0, 255, (COPY_ROUNDS, INLINE_BYTES), np.uint8)
     target = np.zeros_like(source)
 
@@ -243,8 +243,8 @@ def slice_ms() -> float:
 
 
 @dataclass(slots=True)
-class Way:
-    """One of the ways by which blocks come, and what was found of it."""
+class Transport:
+    """One of the transports of blocks, and its measurements."""
 
     name: str
     worker: LocalWorker
@@ -253,7 +253,7 @@ class Way:
     streamed: list[HandOff] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """By name, the way first."""
+        """Return figures by name, prefixed with the transport's name."""
         best = min(self.after, key=lambda result: result.transfer_s)
         exposed = {name: statistics.median(r.exposed_s for r in getattr(self, name)) for name in ("after", "streamed")}
         found = {
@@ -269,7 +269,6 @@ class Way:
 
 
 async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict[str, Any]:
-    """All figures, by name."""
     with TemporaryDirectory(dir=SHARED_DIR) as folder:
         overrides: dict[str, Any] = {
             "engine": "torch", "device": device, "kv_memory_mb": POOL_MB, "sim_speedup": 1.0, "kv_shared_dir": folder,
@@ -282,7 +281,7 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
             for name, shared in (("shared", folder), ("grpc", None)):
                 settings = overrides | {"kv_shared_dir": shared}
                 worker = await enter(local_worker(f"decode-{name}", "decode", model_path=str(model_path), **settings))
-                ways.append(Way(name, worker, await enter(gateway_probe(worker))))
+                ways.append(Transport(name, worker, await enter(gateway_probe(worker))))
             await _measure(ways, prefill, tokens, rounds)
             engine = ways[0].worker.host.engine
             where = f"{engine.name} on {engine.device}"
@@ -309,8 +308,10 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
     }
 
 
-async def _measure(ways: list[Way], prefill: GatewayProbe, tokens: int, rounds: int) -> None:
-    """Prompts of `tokens` tokens, a new one each time, each way and mode in turn. The first ones warm up."""
+async def _measure(ways: list[Transport], prefill: GatewayProbe, tokens: int, rounds: int) -> None:
+    """Hand over prompts of `tokens` tokens, a new one each time, each transport and mode in turn. The first ones warm
+    up.
+    """
     rng = np.random.default_rng(7)
     sequence = 0
     for number in range(WARM_UP_ROUNDS + rounds):
@@ -326,8 +327,6 @@ async def _measure(ways: list[Way], prefill: GatewayProbe, tokens: int, rounds: 
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The figures for people."""
-
     def rate(name: str) -> str:
         return f"{figures[name] / 1e9:.2f} GB/s"
 
@@ -354,7 +353,6 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-path", type=Path, default=cache_dir() / "models" / MODEL)
     parser.add_argument("--tokens", type=int, default=1500)

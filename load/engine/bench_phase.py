@@ -1,12 +1,12 @@
 """`python -m load.engine.bench_phase`: does the reported occupancy agree with what the device did?
 
-An engine serves a mixed load (prompts arrive at random: there is idle time, pure steps and mixed ones). Its events go
-the way of telemetry into phase time, as `/v1/occupancy` has it; an independent clock stands around each model call.
-It compares busy against idle over the whole run; prefill and decode in windows of a second without mixed steps;
-whether the windows add to the whole exactly; and, as its own error, the split of mixed steps against the same two parts
-run separately afterwards. On a GPU CUDA events say how much of the busy time the GPU itself computed, and how far the
-reported time is from that. stdout: a table, then one JSON object as the last line.
-Exits with 1 where an error other than the split's is greater than a percentage point, or windows do not add.
+An engine serves a mixed load: prompts arrive at random, so that there are idle time, pure steps and mixed ones. Its
+events become phase time as `/v1/occupancy` has it, and an independent clock stands around each model call. Compared
+are busy against idle over the whole run, and prefill and decode in windows of a second without mixed steps. Windows
+must add to the whole exactly. The split of mixed steps is held against the same two parts run separately
+afterwards. On a GPU, CUDA events give the share of busy time that the GPU computed. stdout: a table, then one JSON
+object as the last line. Exits with 1 where an error other than the split's exceeds a percentage point, or windows
+do not add.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from libs.testing.engines.real_model import real_model_folder
 from load.engine.clocked import Call, CallLog, ClockedSim, ClockedTorch, parts_of
 
 WINDOW_NS = 1_000_000_000
+# Runs of each part of a mixed step by itself; the shortest counts.
 REPEATS = 3
-"""Each part of a mixed step is run so often by itself; the shortest counts."""
 UNIT = 1 << 20
 MOST_ERROR_POINTS = 1.0
 MIN_COVERAGE = 0.99
@@ -57,18 +57,18 @@ SHAPES = {
 }
 
 
+# Load of the torch engine on a GPU: less would leave it idle nearly always, and no error could be seen.
 GPU_SHAPE = Shape(2.0, (256, 4096), (16, 128), 2048)
-"""Of the torch engine there: less would leave it idle nearly always, and no error could be seen."""
 GPU_KV_MEMORY_MB = 8192
 
 
 def shape_of(name: str, device: str) -> Shape:
-    """The load of an engine on a device."""
+    """Return the load of an engine on a device."""
     return GPU_SHAPE if name == "torch" and device.startswith("cuda") else SHAPES[name]
 
 
 async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: float) -> None:
-    """Submit at random for so long; requests that are open then are aborted."""
+    """Submit requests at random for `seconds`, then abort those that are open."""
     random, key, end_s = np.random.default_rng(2), 0, time.monotonic() + seconds
     while (pause_s := random.exponential(1 / shape.requests_per_s)) < end_s - time.monotonic():
         await asyncio.sleep(pause_s)
@@ -85,7 +85,7 @@ async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: floa
 
 
 def window_errors(account: PhaseAccount, calls: Sequence[Call], unix_ns: int, clock_ns: int, count: int) -> list[float]:
-    """Of each window without mixed calls, the greater of the errors of its prefill and of its decode share."""
+    """Return, for each window without mixed calls, the greater error of its prefill and decode shares."""
     errors = []
     for number in range(count):
         low = number * WINDOW_NS
@@ -102,7 +102,7 @@ def window_errors(account: PhaseAccount, calls: Sequence[Call], unix_ns: int, cl
 
 
 def adds_exactly(account: PhaseAccount, unix_ns: int, length_ns: int) -> bool:
-    """Whether no phase is below nothing, and the windows' phases sum to those of the whole run, to the nanosecond."""
+    """Return whether no phase is negative and the windows' phases sum to those of the whole run, to the nanosecond."""
     end_ns = unix_ns + length_ns
     windows = [account.phases(low, min(low + WINDOW_NS, end_ns)) for low in range(unix_ns, end_ns, WINDOW_NS)]
     whole = replace(account.phases(unix_ns, end_ns), provisional=False)
@@ -111,7 +111,7 @@ def adds_exactly(account: PhaseAccount, unix_ns: int, length_ns: int) -> bool:
 
 
 def faults(figures: dict[str, Any]) -> list[str]:
-    """What of an engine's figures breaks its promise, in words."""
+    """Return the figures that break the engine's promise, in words."""
     found = [
         f"{name} is {figures[name]}, more than {MOST_ERROR_POINTS:g}"
         for name in ("busy_error_points", "pure_error_points_mean")
@@ -125,7 +125,7 @@ def faults(figures: dict[str, Any]) -> list[str]:
 
 
 def gpu_figures(calls: Sequence[Call], reported_busy_ns: int, length_ns: int) -> dict[str, float | None]:
-    """The GPU's own clock around the model, and how far the reported busy time is from it; null without a GPU.
+    """Return the GPU's own busy time, and the error of the reported one against it; null without a GPU.
 
     Reported time is of whole steps: it is longer by the CPU's work around the model in each.
     """
@@ -139,7 +139,7 @@ def gpu_figures(calls: Sequence[Call], reported_busy_ns: int, length_ns: int) ->
 
 
 async def split_errors(runner: ClockedTorch | ClockedSim, log: CallLog, account: PhaseAccount) -> list[float]:
-    """Reported less true prefill share of each mixed step of the run."""
+    """Return reported less true prefill share of each mixed step of the run."""
     errors = []
     for batch in list(log.mixed):
         alone = []
@@ -155,7 +155,6 @@ async def split_errors(runner: ClockedTorch | ClockedSim, log: CallLog, account:
 
 
 async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One engine's figures."""
     clock, log, shape = SystemClock(), CallLog(), shape_of(name, options.device)
     torch = name == "torch"
     config = EngineConfig(
@@ -207,7 +206,6 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Each engine after the other."""
     found = {name: await measure(name, options) for name in options.engines}
     for key in next(iter(found.values())):
         print(f"{key:<26}" + "".join(f"{figures[key]!s:>22}" for figures in found.values()))
@@ -217,7 +215,6 @@ async def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     made.add_argument("--engines", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     made.add_argument("--seconds", type=float, default=60.0, help="of load on each engine")

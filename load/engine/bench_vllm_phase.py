@@ -1,10 +1,10 @@
-"""`python -m load.engine.bench_vllm_phase`: are vLLM's steps, as its scheduler reports them, what its worker did?
+"""`python -m load.engine.bench_vllm_phase`: do vLLM's steps, as its scheduler reports them, match what its worker did?
 
-An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that computes.
-Reported: reported busy time against it, over the run and in windows of a second; how much of each call its step covers;
-and how far steps were from what the step-time model, learning as it went, had predicted; then, of steps that are done
-over and over, how far they are from what it predicts by then, and from one another. stdout: a table, then one JSON
-object as the last line. Needs vLLM's environment (`make setup-vllm`).
+An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that
+computes. Reported busy time is held against it, over the run and in windows of a second. The step-time model learns
+as it runs; its predictions are held against the steps. Then the same steps are repeated, and compared with the
+predictions and with one another. stdout: a table, then one JSON object as the last line. Needs vLLM's environment
+(`make setup-vllm`).
 """
 
 import argparse
@@ -13,37 +13,122 @@ import json
 import os
 import statistics
 import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from libs.engine.config import EngineConfig
-from libs.engine.port import EngineIdentity
+from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.reports import StepReport
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.phase_account import PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
+from libs.worker.telemetry.step_times import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, serve
-from load.engine.step_floor import floors, repeat
+
+# Prompt lengths of the sequences that decode.
+DECODING_TOKENS: Final = (24, 40, 56)
+OUTPUT_TOKENS: Final = 12
+# Prompts that arrive while those decode, in turn.
+BESIDE_TOKENS: Final = (16, 32, 48)
+FIRST_KEY: Final = 1 << 20
+ROUND_KEYS: Final = len(DECODING_TOKENS) + len(BESIDE_TOKENS)
+# Equal steps that are needed to measure their scatter.
+MIN_ALIKE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Median relative errors of steps of one kind."""
+
+    steps: int
+    model_error: float
+    """Relative error of the model's predictions."""
+    noise: float
+    """Relative error of the median of equal steps: no model that sees only the work can do better."""
+
+
+async def repeat(engine: Engine, reader: EventReader, rounds: int) -> list[StepReport]:
+    """Return the steps of `rounds` equal rounds."""
+    seen_before = len(reader.events)
+    for number in range(rounds):
+        await _round(engine, reader, FIRST_KEY + number * ROUND_KEYS)
+    return [event.step for event in reader.events[seen_before:] if event.step and event.step.end_unix_ns]
+
+
+async def _round(engine: Engine, reader: EventReader, key: int) -> None:
+    """Run several decodes, and prompts one after the other beside them."""
+    decoding = [_submit(engine, key + number, tokens, OUTPUT_TOKENS) for number, tokens in enumerate(DECODING_TOKENS)]
+    key += len(decoding)
+
+    def have_decoded(least: int) -> bool:
+        return all(_tokens(reader, each) >= least for each in decoding)
+
+    for number, tokens in enumerate(BESIDE_TOKENS):
+        least = 3 * (number + 1)
+        await reader.until(lambda least=least: have_decoded(least))  # type: ignore[misc]
+        await reader.ended(_submit(engine, key + number, tokens, 1))
+    for each in decoding:
+        await reader.ended(each)
+
+
+def floors(steps: list[StepReport], model: StepTimeModel) -> dict[StepKind, Floor]:
+    """Return the errors by kind, of steps that were repeated often enough."""
+    alike = defaultdict(list)
+    for step in steps:
+        work = work_of(step)
+        same = (work.prefill_tokens, work.prefill_sequences, work.prefill_context_tokens, work.decode_sequences)
+        alike[same].append((work, step.end_unix_ns - step.start_unix_ns))
+    errors, noises = defaultdict(list), defaultdict(list)
+    for group in alike.values():
+        if len(group) < MIN_ALIKE:
+            continue
+        usual_ns = statistics.median(duration_ns for _, duration_ns in group)
+        for work, duration_ns in group:
+            errors[StepKind.of(work)].append(abs(model.step_ns(work) / duration_ns - 1))
+            noises[StepKind.of(work)].append(abs(usual_ns / duration_ns - 1))
+    return {
+        kind: Floor(len(found), statistics.median(found), statistics.median(noises[kind]))
+        for kind, found in errors.items()
+    }
+
+
+def _submit(engine: Engine, key: int, tokens: int, output_tokens: int) -> int:
+    prompt = np.random.default_rng(key).integers(100, 200, tokens, dtype=np.int32)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, tokens, output_tokens, sampling))
+    return key
+
+
+def _tokens(reader: EventReader, key: int) -> int:
+    log = reader.log(key)
+    return OUTPUT_TOKENS if log.end else len(log.token_ids)
+
 
 FILE_VARIABLE: Final = "FULCRUM_BENCH_CALLS"
 Span = tuple[int, int]
 
 
 def overlap_ns(spans: list[Span], low_ns: int, high_ns: int) -> int:
-    """Nanoseconds of the spans inside [low, high)."""
+    """Return the nanoseconds of the spans inside [low, high)."""
     return sum(max(min(end, high_ns) - max(start, low_ns), 0) for start, end in spans)
 
 
 def calls_in(file: Path) -> list[Span]:
-    """(start, end) of each call."""
+    """Return (start, end) of each call in Unix nanoseconds."""
     data = memoryview(file.read_bytes()).cast("q")
     return list(zip(data[::2].tolist(), data[1::2].tolist(), strict=True))
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
     file, clock, shape = folder / "calls", SystemClock(), SHAPES["torch"]
     os.environ[FILE_VARIABLE] = str(file)
     config = EngineConfig(
@@ -108,7 +193,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
     parser.add_argument("--rounds", type=int, default=12, help="of steps that are done over and over")

@@ -1,13 +1,11 @@
-"""vLLM's own client, `vllm bench serve` against this suite and against vLLM's own server.
+"""vLLM's own client, `vllm bench serve`, against this suite and against vLLM's own server.
 
-By hand: `python -m load.engine.bench_vllm_serve`.
-
-Both serve the same model with the same cores: the suite a prefill and a decode worker of one thread each, `vllm serve`
-one engine of two. Only one of them lives at a time, as an idle suite takes CPU too; which comes first changes with each
-round, and so do the prompts, which neither is to know. The client runs unmodified. vLLM's server keeps no TPOT target,
-so neither does the suite unless it is asked to: where a step of all sequences is longer than the target, and one of
-fewer is not, it lets newcomers wait. stdout: a table of medians over rounds, then one JSON object as the last line;
-stderr: progress. Needs vLLM's environment (`make setup-vllm`).
+Run `python -m load.engine.bench_vllm_serve` by hand. Both serve the same model with the same cores: the suite has a
+prefill and a decode worker of one thread each, `vllm serve` one engine of two. Only one of them lives at a time, as
+an idle suite takes CPU too. The order changes with each round, and so do the prompts, so that neither has them
+cached. The client runs unmodified. vLLM's server keeps no TPOT target, so the suite keeps none either unless it is
+asked to. stdout: a table of medians over rounds, then one JSON object as the last line; stderr: progress. Needs
+vLLM's environment (`make setup-vllm`).
 """
 
 import argparse
@@ -47,20 +45,20 @@ ENVIRONMENT: Final = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 TARGET_HEADER: Final = "x-fulcrum-tpot-target-ms"
+# Longer than any step.
 NO_TARGET_MS: Final = 60_000
-"""Longer than any step."""
 
 
 def vllm_command() -> str:
-    """The program that comes with vLLM."""
+    """Return the path of the program that comes with vLLM."""
     return str(Path(sys.executable).parent / "vllm")
 
 
 def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
-    """The environment for vLLM's program.
+    """Return the environment for vLLM's program.
 
-    It asks for the version of a package `vllm` and ends without one; its CPU build goes by another name. So where only
-    that is installed, `folder` gets a record of the same version under the name asked for, which Python finds by path.
+    It looks up the version of a package `vllm` and ends without one; its CPU build has another name. Where only
+    that is installed, `folder` gets a record of the same version under the name `vllm`, which Python finds by path.
     """
     env = os.environ | ENVIRONMENT | more
     try:
@@ -76,7 +74,7 @@ def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def vllm_server(model: Path, folder: Path) -> Iterator[str]:
-    """vLLM's own server; the address that it answers at. Raises RuntimeError where it does not start."""
+    """Start vLLM's own server and yield its address. Raise RuntimeError if it does not start."""
     log = folder / "vllm.log"
     command = [
         vllm_command(), "serve", str(model), "--served-model-name", model.name, "--host", "127.0.0.1",
@@ -95,7 +93,7 @@ def vllm_server(model: Path, folder: Path) -> Iterator[str]:
 
 
 def wait_until_it_serves(process: subprocess.Popen[bytes], base_url: str, log: Path) -> None:
-    """Raises RuntimeError with the end of its log where it does not."""
+    """Raise RuntimeError with the end of the log if the server does not start."""
     end_s = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < end_s:
         with contextlib.suppress(httpx.HTTPError):
@@ -107,7 +105,7 @@ def wait_until_it_serves(process: subprocess.Popen[bytes], base_url: str, log: P
 
 @contextlib.contextmanager
 def fulcrum_suite(model: Path, folder: Path) -> Iterator[str]:
-    """A suite of ours; its gateway's address."""
+    """Start a suite and yield its gateway's address."""
     env = {"FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"max_model_len": CONTEXT_TOKENS})}
     env |= {"FULCRUM_WORKER_KV_MEMORY_MB": "256", "FULCRUM_WORKER_THREADS": "1"}
     with running_suite(folder, "--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite:
@@ -118,7 +116,7 @@ SIDES: Final = {"fulcrum": fulcrum_suite, "vllm": vllm_server}
 
 
 def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """One run of `vllm bench serve`; its own figures."""
+    """Run `vllm bench serve` once and return its own figures."""
     command = [
         vllm_command(), "bench", "serve", "--backend", "openai", "--base-url", base_url, "--model", model.name,
         "--tokenizer", str(model), "--dataset-name", "random", "--random-input-len", str(options.prompt_tokens),
@@ -138,7 +136,7 @@ def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, s
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Both sides in turn; the figures of each round."""
+    """Measure both sides in turn; return the figures of each round."""
     model = real_model_folder()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     for seed in range(options.seed, options.seed + options.rounds):
@@ -152,7 +150,6 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def main() -> None:
-    """Measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="of the first round's prompts; each round has its own")

@@ -1,4 +1,4 @@
-"""An independent clock around the model call: what a device did, whatever the engine says of it."""
+"""An independent clock around the model call, whatever the engine reports."""
 
 import time
 from collections.abc import Callable
@@ -17,22 +17,19 @@ MAX_KEPT_BATCHES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One model call."""
-
     work: StepWork
     start_ns: int
-    """By `time.perf_counter_ns`."""
+    """Start by `time.perf_counter_ns`, not in Unix time."""
     end_ns: int
     device_ns: int | None = None
-    """Of it, what the GPU's own clock says; None without a GPU."""
+    """Duration by the GPU's own clock; None without a GPU."""
 
     @property
     def kind(self) -> StepKind:
-        """What the call computed."""
         return StepKind.of(self.work)
 
     def within(self, low_ns: int, high_ns: int) -> int:
-        """Nanoseconds of the call inside [low, high)."""
+        """Return the nanoseconds of the call inside [low, high)."""
         return max(min(self.end_ns, high_ns) - max(self.start_ns, low_ns), 0)
 
 
@@ -44,14 +41,14 @@ class CallLog:
         self.mixed: list[Batch] = []
 
     def add(self, batch: Batch, start_ns: int, device_ns: int | None = None) -> None:
-        """A call has ended now."""
+        """Record a call that has just ended."""
         self.calls.append(Call(batch.work, start_ns, time.perf_counter_ns(), device_ns))
         if self.calls[-1].kind is StepKind.MIXED and len(self.mixed) < MAX_KEPT_BATCHES:
             self.mixed.append(batch)
 
 
 class ClockedTorch(TorchRunner):
-    """The torch runner, its calls timed; on a GPU by CUDA events around the model too."""
+    """The torch runner with its calls timed; on a GPU by CUDA events around the model too."""
 
     def __init__(self, config: EngineConfig, log: CallLog) -> None:
         super().__init__(config)
@@ -59,7 +56,6 @@ class ClockedTorch(TorchRunner):
         self._device_ns: Callable[[], int] | None = None
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch."""
         if self.device.startswith("cuda") and self._device_ns is None:
             self._device_ns = await self._on_thread(_event_clock, self._ready.model)
         start_ns = time.perf_counter_ns()
@@ -69,14 +65,13 @@ class ClockedTorch(TorchRunner):
 
 
 class ClockedSim(SimRunner):
-    """The sim runner, its calls timed."""
+    """The sim runner with its calls timed."""
 
     def __init__(self, config: EngineConfig, log: CallLog) -> None:
         super().__init__(config)
         self._log = log
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch."""
         start_ns = time.perf_counter_ns()
         sampled = await super().run(batch)
         self._log.add(batch, start_ns)
@@ -84,7 +79,7 @@ class ClockedSim(SimRunner):
 
 
 def parts_of(batch: Batch) -> tuple[Batch, Batch]:
-    """(prompt chunks, decodes) of a mixed batch."""
+    """Split a mixed batch into its prompt chunks and its decodes."""
     return (
         Batch(tuple(chunk for chunk in batch.chunks if not chunk.decodes)),
         Batch(tuple(chunk for chunk in batch.chunks if chunk.decodes)),
@@ -92,7 +87,7 @@ def parts_of(batch: Batch) -> tuple[Batch, Batch]:
 
 
 def _event_clock(model: Any) -> Callable[[], int]:
-    """Records CUDA events before and after each of the model's forward passes; returns the latest pair's distance."""
+    """Record CUDA events around each forward pass; return a function that reads the latest pair's distance in ns."""
     import torch  # noqa: PLC0415 (on the torch thread, and only where there is a GPU)
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -8,12 +8,12 @@ from typing import Any
 from libs.engine.vllm.starting.cpu_worker import MendedWorker
 
 FILE_VARIABLE = "FULCRUM_BENCH_CALLS"
+# Start and end by `time.time_ns`.
 CALL = struct.Struct("<2q")
-"""Start and end by `time.time_ns`."""
 
 
 class ClockedWorker(MendedWorker):
-    """Writes down when each call began and ended, from the model's input to its sampled tokens."""
+    """Records the start and end of each call, from the model's input to its sampled tokens."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -21,12 +21,10 @@ class ClockedWorker(MendedWorker):
         self._start_ns = 0
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """The first half of a call."""
         self._start_ns = time.time_ns() if scheduler_output.total_num_scheduled_tokens else 0
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """The second half."""
         result = super().sample_tokens(grammar_output)
         if self._start_ns:
             os.write(self._file, CALL.pack(self._start_ns, time.time_ns()))

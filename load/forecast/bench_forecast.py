@@ -1,9 +1,9 @@
-"""Forecasts of a suite of series beside baselines, and how much of a core they take. The last line is JSON.
+"""Forecasts of a suite of series beside baselines, and their CPU time. The last line is JSON.
 
     make bench-forecast ARGS="--half reporting"
 
-Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90 %
-band held, ten minutes to 24 hours ahead. Then geometric means, coverage after a change, and CPU time.
+Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90
+% band held, ten minutes to 24 hours ahead. Then follow geometric means, coverage after a change, and CPU time.
 Speed is measured on drawn series (days, weeks, bursts, level shifts, seeded): it depends on their length alone.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from libs.cli.console import plain_table
 from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, make_plan, run, score
 from libs.forecast.baselines import light_baselines
 from libs.forecast.heavy import heavy_baselines
@@ -30,15 +31,14 @@ from libs.policy.forecast.model import DemandForecaster
 from load.forecast.suite import CHANGED, CHANGED_DAY, DAY, STEP_S, suite
 
 HORIZONS: Final = (1, 6, 18, 144)
+# Bands must hold again within so many bins after a change.
 RECOVERY_BINS: Final = 24
-"""After a change, within which bands are to hold again."""
 WEEK_BINS: Final = 1008
 AIM_RATIO, AIM_FAR, AIM_NEAR = 1.03, 0.92, 1.0
 AIM_COVERAGE, AIM_COVERAGE_OF_A_DAY = (0.87, 0.93), (0.84, 0.96)
 
 
 def main() -> None:
-    """Measure, show, print one JSON line."""
     asked = _arguments()
     console = Console(file=sys.stdout, highlight=False, width=150)
     found: dict[str, Any] = {"bench": "forecast", "half": asked.half, "every": asked.every}
@@ -78,8 +78,9 @@ def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str
 
 
 def _recovery(found: BacktestForecasts) -> dict[str, float]:
-    """Series: how often bands held of forecasts of up to 3 h that were made from `RECOVERY_BINS` after the change on,
-    for a day."""
+    """Return by series how often bands held, for a day of forecasts of up to 3 h made from `RECOVERY_BINS` after the
+    change on.
+    """
     first = int(CHANGED_DAY * DAY) + RECOVERY_BINS
     held: dict[str, float] = {}
     for name in SERIES:
@@ -94,13 +95,13 @@ def _recovery(found: BacktestForecasts) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Geometric."""
+    """Return the geometric mean of the known values."""
     known = [log(each) for each in values if each and isfinite(each)]
     return exp(sum(known) / len(known)) if known else None
 
 
 def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the aims are about; ratios are geometric means."""
+    """Return the figures that the aims are about; ratios are geometric means."""
     near = [each for each in records if each["horizon_s"] < 3600]
     far = [each for each in records if each["horizon_s"] >= 3600]
     names = sorted({name for each in records for name in each["baselines"]})
@@ -139,7 +140,7 @@ def _shown(value: float | None) -> str:
 
 
 def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
-    """The aims, and what came."""
+    """Return the aims and the figures, in words."""
     lines = [
         f"over the best baseline in hindsight: {_shown(summary['near'])} at 10 min (aim {AIM_NEAR}), "
         f"{_shown(summary['far'])} from 1 h on (aim {AIM_FAR}); "
@@ -157,11 +158,8 @@ def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
 
 
 def _table(records: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("series", "half", "phase"):
-        table.add_column(title, no_wrap=True)
-    for title in ("10 min", "1 h", "3 h", "24 h", "best baselines"):
-        table.add_column(title, no_wrap=True)
+    titles = ("series", "half", "phase", "10 min", "1 h", "3 h", "24 h", "best baselines")
+    table = plain_table(*titles, left=titles)
     rows: dict[tuple[str, str, str], dict[float, dict[str, Any]]] = {}
     for each in records:
         rows.setdefault((each["file"], each["half"], each["series"]), {})[each["horizon_s"]] = each
@@ -176,9 +174,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def _speeds(rows: Sequence[dict[str, float]], series: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("days", "bins", "refit of a series", f"of {series}", "forecast p50", "p99"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("days", "bins", "refit of a series", f"of {series}", "forecast p50", "p99")
     for row in rows:
         table.add_row(
             f"{row['days']:g}", f"{row['bins']:g}", f"{row['refit_ms']:.1f} ms", f"{row['refit_all_s']:.1f} s",
@@ -188,7 +184,7 @@ def _speeds(rows: Sequence[dict[str, float]], series: int) -> Table:
 
 
 def draw_demand(days: int, seed: int) -> DemandHistory:
-    """Days and weeks, slow drift, bursts and a shift of level, in bins of 10 minutes."""
+    """Draw days and weeks, slow drift, bursts and a level shift, in bins of 10 minutes."""
     rng = np.random.default_rng(seed)
     bins = days * 144
     at = np.arange(bins)
@@ -203,7 +199,9 @@ def draw_demand(days: int, seed: int) -> DemandHistory:
 
 
 def _measure(days: int, series: int, seed: int) -> dict[str, float]:
-    """CPU time of one core. A third as many histories as series: each has arrivals, prompt and output tokens."""
+    """Return CPU time of one core. There are a third as many histories as series: each has arrivals, prompt and output
+    tokens.
+    """
     histories = [draw_demand(days, seed + each) for each in range(-(-series // 3))]
     forecaster = DemandForecaster()
     forecaster.fit(histories[0], HORIZONS)

@@ -1,13 +1,13 @@
-"""What a forecast is worth: GPU-hours at which 99 % of requests are in time, over days that are known, by who plans.
+"""The worth of a forecast: GPU-hours at which 99 % of requests are in time, over known days, by planner.
 
     make bench-forecast-worth ARGS="--out worth.json"
 
-Each minute of the last days is served by the workers that are active then; those ordered take `--starts-s` to start and
-cost from the order on. A pool takes what its capacity table says, which the lab made; what is beyond it is late, and
-late work waits behind work in time. Minutes inside a bin of ten move as bins inside 50 minutes do (measured
-before the scored days), or as those of a public log of a small service.
-Knobs of each planner (headroom, hold, quantile) are the cheapest that keep the objective, on the scored days
-(`hindsight`) and on as many days before them (`before`). Dynamo's throughput planner is `libs.lab.rivals`'.
+Each minute of the last days is served by the workers that are active then. Ordered workers take `--starts-s` to
+start and cost from the order on. A pool takes the work that its capacity table states, which the lab made; the rest
+is late, and late work waits behind work in time. Minutes inside a bin of ten vary as bins inside 50 minutes do
+(measured before the scored days), or as those of a public log of a small service. Knobs of each planner (headroom,
+hold, quantile) are the cheapest that keep the objective, on the scored days (`hindsight`) and on as many days
+before them (`before`). Dynamo's throughput planner is `libs.lab.rivals`'.
 """
 
 import argparse
@@ -36,27 +36,25 @@ from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 from libs.runtime.paths import cache_dir
-from load.forecast.worth_dynamo import DynamoPlanner, installed
-from load.forecast.worth_minutes import MinuteRule
-from load.forecast.worth_world import MOST_WORKERS, START_MIN, Wanted, World
+from load.forecast.worth import MOST_WORKERS, START_MIN, DynamoPlanner, MinuteRule, Wanted, World, installed
 
 OBJECTIVE: Final = 0.99
 BIN_MIN: Final = 10
 DAY_MIN: Final = 1440
+# Stretches of ten minutes, from which those of bins are drawn.
 STRETCHES: Final = 2000
-"""Of ten minutes, from which those of bins are drawn."""
+# Headroom of planners that know the demand.
 NEAR_FULL: Final = (0.85, 0.88, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 1.0)
-"""Headroom of who knows what comes."""
+# Factors on a forecast's quantile.
 OVER: Final = (0.9, 1.0, 1.15, 1.3, 1.45, 1.6, 1.75, 1.9)
-"""Factors on a forecast's quantile."""
+# GPU-minutes for a mean minute's requests.
 LATE_PRICES: Final = tuple(round(30 * 1.1**step) for step in range(30))
-"""GPU-minutes for a mean minute's requests."""
 HEADROOM: Final = tuple(round(0.8 + 0.05 * step, 2) for step in range(33))
+# Headroom of planners that hold nothing.
 WIDE: Final = tuple(round(0.8 + 0.2 * step, 1) for step in range(27))
-"""Headroom of planners that hold nothing."""
 HOLD_MIN: Final = (1, 5, 10, 20, 30, 60)
+# Places of the forecast's quantiles.
 MEDIAN_90_95: Final = (3, 5, 6)
-"""Places of the forecast's quantiles."""
 OPENED_MIN: Final = (1, 2, 3, 4, 6, 8, 11, 15, 20, 30)
 
 Values = NDArray[Any]
@@ -64,7 +62,7 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one planner over some minutes."""
+    """The cost and service of one planner over some minutes."""
 
     knobs: tuple[float, ...]
     gpu_hours: float
@@ -72,28 +70,28 @@ class Outcome:
 
 
 def past(values: Values, minutes: int, how: Callable[..., Any] = np.max) -> Values:
-    """[t] Over the `minutes` that end with t."""
+    """Return [t] over the `minutes` that end with t."""
     padded = np.concatenate([np.repeat(values[:1], minutes - 1), values])
     return np.asarray(how(sliding_window_view(padded, minutes), axis=1))
 
 
 def coming(values: Values, minutes: int, how: Callable[..., Any] = np.max) -> Values:
-    """[t] Over the `minutes` that begin with t."""
+    """Return [t] over the `minutes` that begin with t."""
     return past(values[::-1], minutes, how)[::-1]
 
 
 def before(values: Floats) -> Floats:
-    """[t] What the minute before was: all that is known as t begins."""
+    """Return [t] the value of the minute before: all that is known as t begins."""
     return np.concatenate([values[:1], values[:-1]])
 
 
 def reactive(world: World, headroom: float, hold_min: float) -> Wanted:
-    """As the most of the last minutes, times headroom."""
+    """Order the most of the last minutes, times headroom."""
     return {phase: world.needed(phase, headroom * past(before(world.work[phase]), int(hold_min))) for phase in PHASES}
 
 
 def forecast(world: World, headroom: float, hold_min: float, level: float, over: float) -> Wanted:
-    """As `reactive`, or what is forecast where that is more; nothing is held that the forecast does not want."""
+    """Order as `reactive` does, or as forecast where that is more; hold nothing that the forecast does not need."""
     found = {}
     for phase in PHASES:
         ahead = world.ahead[phase][:, int(level)] * over
@@ -103,7 +101,7 @@ def forecast(world: World, headroom: float, hold_min: float, level: float, over:
 
 
 def clairvoyant(world: World, headroom: float, opened_min: float) -> Wanted:
-    """Demand is known; peaks shorter than `opened_min` may be given up. The best of these, not of all."""
+    """Order by known demand; peaks shorter than `opened_min` may be given up. The best of these, not of all."""
     found: Wanted = {}
     for phase in PHASES:
         needed = world.needed(phase, headroom * world.work[phase])
@@ -113,13 +111,13 @@ def clairvoyant(world: World, headroom: float, opened_min: float) -> Wanted:
 
 
 def outcome(world: World, wanted: Wanted, knobs: tuple[float, ...], span: slice, *, seeing: bool = False) -> Outcome:
-    """Of `wanted` workers, of which those are active that were wanted all the time since they were ordered.
+    """Return the outcome of `wanted` workers; those are active that were wanted ever since they were ordered.
 
-    seeing: roles are shared out by the work of the minute itself, where they move at all.
+    With `seeing`, roles are shared out by the work of the minute itself, if they move at all.
     """
     hours = sum(float(wanted[phase][span].sum()) for phase in PHASES) / 60
     if world.moves:
-        # Workers of either role are the same ones: only their number has to have been wanted all the time.
+        # Workers of either role are interchangeable: only their number has to have been wanted all the time.
         total = past(wanted["prefill"] + wanted["decode"], world.start_min + 1, np.min)
         half = total // 2
         served = world.in_time_with_moves({"prefill": half, "decode": total - half}, seeing=seeing)
@@ -137,7 +135,9 @@ NEWSVENDOR: Final = "newsvendor by minutes"
 
 
 def planners(world: World, fitted: int) -> Iterator[tuple[str, World, Planner, Grid]]:
-    """(title, the world that it plans for, how, its knobs). fitted: minutes that rules of minutes may learn from."""
+    """Yield (title, the world that it plans for, planner, knobs). Rules of minutes may learn from the first `fitted`
+    minutes.
+    """
     prices = [(each,) for each in LATE_PRICES]
     moving = replace(world, moves=True)
     rule = MinuteRule(world, fitted)
@@ -157,7 +157,9 @@ def planners(world: World, fitted: int) -> Iterator[tuple[str, World, Planner, G
 
 
 def best(world: World, planner: Planner, grid: Grid, spans: dict[str, slice]) -> dict[str, dict[str, Any] | None]:
-    """The cheapest knobs in hindsight, and those that were it on the days before; None: no knobs keep the objective."""
+    """Return the cheapest knobs in hindsight, and those that were cheapest on the days before; None if no knobs keep
+    the objective.
+    """
     tried = []
     for knobs in grid:
         wanted = planner(world, *knobs)
@@ -178,8 +180,9 @@ def best(world: World, planner: Planner, grid: Grid, spans: dict[str, slice]) ->
 def make_worlds(
     history: DemandHistory, bench: Bench, inside: Floats, days: int, *, scale: float, seed: int, starts: Sequence[int]
 ) -> dict[int, World]:
-    """By minutes to start. inside: [stretches, phases + 1, BIN_MIN] minutes over the mean of their ten, of requests and
-    of tokens."""
+    """Return worlds by minutes to start. `inside` is [stretches, phases + 1, BIN_MIN]: minutes over the mean of their
+    ten, of requests and of tokens.
+    """
     first = len(history) - days * DAY_MIN // BIN_MIN
     rng = np.random.default_rng(seed)
     picked = inside[rng.integers(0, len(inside), len(history) - first)]
@@ -209,7 +212,9 @@ def make_worlds(
 
 
 def _by_bin(history: DemandHistory, phase: Phase, first: int) -> Floats:
-    """[bins, 2, levels] Forecasts of each bin and the one after it, from the bins before; models fitted anew daily."""
+    """Return [bins, 2, levels]: forecasts of each bin and the one after it, from the bins before; models are fitted
+    anew daily.
+    """
     day = DAY_MIN // BIN_MIN
     found = np.full((len(history) - first, 2, 7), np.nan)
     for start in range(first, len(history), day):
@@ -220,15 +225,17 @@ def _by_bin(history: DemandHistory, phase: Phase, first: int) -> Floats:
 
 
 def _ahead(by_bin: Floats, start_min: int) -> Floats:
-    """[minutes, levels] The forecast of what a worker serves that is ordered now."""
+    """Return [minutes, levels]: the forecast of the work that a worker ordered now will serve."""
     minutes = np.repeat(by_bin, BIN_MIN, axis=0)
     later = np.arange(len(minutes)) % BIN_MIN >= BIN_MIN - start_min
-    # Those that serve the present bin are needed until it ends, whatever the next one wants.
+    # Workers that serve the present bin are needed until it ends, whatever the next one needs.
     return np.where(later[:, None], minutes.max(axis=1), minutes[:, 0])
 
 
 def own_inside(history: DemandHistory, rng: np.random.Generator) -> Floats:
-    """As the series' own bins are within 20 and 50 minutes, carried down to halves of a bin and fifths of a half."""
+    """Return minutes distributed as the series' own bins within 20 and 50 minutes, carried down to halves of a bin and
+    fifths of a half.
+    """
     values = np.stack([history.series(name) for name in SERIES])
 
     def patterns(parts: int) -> Floats:
@@ -243,7 +250,7 @@ def own_inside(history: DemandHistory, rng: np.random.Generator) -> Floats:
 
 
 def measured_inside(path: Path) -> Floats:
-    """From a log of single requests; see `make_world`."""
+    """Read minutes from a log of single requests; see `make_worlds`."""
     trace = read_trace(path, seed=1)
     minutes = np.array([int(each.arrival_ns // 60_000_000_000) for each in trace.requests])
     counts = np.zeros((3, int(minutes.max()) + 1))
@@ -256,7 +263,7 @@ def measured_inside(path: Path) -> Floats:
 
 
 def lab_check(world: World, bench: Bench, wanted: Wanted, span: slice, samples: int) -> list[dict[str, Any]]:
-    """Minutes spread over the span by how full they are, run in the lab as far as that takes seconds."""
+    """Run minutes in the lab, spread over the span by how full they are, as far as that takes seconds."""
     active = {phase: past(wanted[phase], world.start_min + 1, np.min) for phase in PHASES}
     share, each, rows = world.in_time(active), bench.work_each(), []
     full = np.maximum(*[world.work[phase] / world.most[phase][active[phase] - 1] for phase in PHASES])
@@ -278,7 +285,7 @@ def lab_check(world: World, bench: Bench, wanted: Wanted, span: slice, samples: 
 
 
 def main() -> None:
-    """Print the table; JSON with `--out`."""
+    """Print the table; write JSON with `--out`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=4, help="that are scored; as many before choose knobs")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the demand")
@@ -329,7 +336,7 @@ def main() -> None:
 
 
 def _show(found: dict[str, dict[int, Any]], starts: Sequence[int]) -> None:
-    """GPU-hours by hindsight's knobs, and under knobs of the days before how many were in time."""
+    """Print GPU-hours by hindsight's knobs, and the share in time under knobs of the days before."""
     print("GPU-hours at which 99 % are in time, and, over reactive; then by knobs of the days before: hours, in time")
     print(f"| planner | {' | '.join(f'{each} min to start' for each in starts)} |")
     print(f"|---|{'---|' * len(starts)}", flush=True)

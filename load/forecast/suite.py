@@ -1,7 +1,7 @@
-"""Series that forecasts are tuned on, and series that they are reported on: real logs, and made ones with a character.
+"""The suite of series that forecasts are tuned and reported on: real logs, and made ones with a character.
 
-Each half has real services and made series. Choices in `libs.policy.forecast` are made on the tuning half alone; the
-reporting half is for figures. Real ones come from the folder in `FULCRUM_DATA`; those that are not there are left out.
+Each half has real services and made series. Choices in `libs.policy.forecast` are made on the tuning half alone;
+the reporting half is for figures. Real ones come from the folder in `FULCRUM_DATA`; missing files are left out.
 """
 
 import csv
@@ -20,27 +20,25 @@ from libs.policy.forecast.history import DemandHistory, Floats, history_from_rat
 STEP_S: Final = 600.0
 DAY: Final = 144
 WEEKS: Final = 14 * DAY
+# Traces of an hour are laid out with ten of their seconds to a bin of ten minutes: two and a half days.
 STRETCH_S: Final = 10.0
-"""Traces of an hour are laid out with ten of their seconds to a bin of ten minutes: two and a half days."""
+# When made series change for good: inside the scored days.
 CHANGED_DAY: Final = 11.5
-"""When made series change for good: inside the scored days."""
 
 Half = Literal["tuning", "reporting"]
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteSeries:
-    """One demand series of the suite."""
-
     name: str
     half: Half
     read: Callable[[Path], DemandHistory]
     file: str = ""
-    """In the data folder; empty: made."""
+    """File in the data folder; empty for made series."""
 
 
 def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, DemandHistory]]:
-    """All series of a half, or of both, whose files are there."""
+    """Return all series of a half, or of both, whose files exist."""
     return [
         (each, each.read(folder / each.file))
         for each in SUITE
@@ -49,7 +47,7 @@ def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, Dem
 
 
 def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: float) -> DemandHistory:
-    """Rates of single requests in bins; the last, which is not whole, is left out. prefill: None: not known."""
+    """Return rates of single requests in bins, without the last, incomplete one. `prefill` None means unknown."""
     places = (times_s // step_s).astype(np.int64)
     bins = int(places.max())
     rates = [np.bincount(places, weights, minlength=bins + 1)[:bins] / step_s for weights in (None, prefill, decode)]
@@ -60,7 +58,9 @@ def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: flo
 
 
 def _images(*models: str) -> Callable[[Path], DemandHistory]:
-    """Requests to some models of an image service (none named: all), and seconds of work for each."""
+    """Return a reader of requests to these models of an image service (all if none are named), with seconds of work
+    for each.
+    """
 
     def read(path: Path) -> DemandHistory:
         with path.open(newline="") as file:
@@ -90,7 +90,7 @@ def _mooncake(path: Path) -> DemandHistory:
 
 
 def _wander(rng: np.random.Generator, bins: int, size: float, half_life: float) -> Floats:
-    """Noise that hangs together: an autoregression of order one with standard deviation `size`."""
+    """Return correlated noise: an autoregression of order one with standard deviation `size`."""
     keep = 0.5 ** (1 / half_life)
     level, out = rng.normal(0, size), np.empty(bins)
     for at, step in enumerate(rng.normal(0, size * np.sqrt(1 - keep * keep), bins)):
@@ -100,8 +100,8 @@ def _wander(rng: np.random.Generator, bins: int, size: float, half_life: float) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What a made series starts from: logarithms of arrivals and lengths."""
+class _MadeSeries:
+    """The base of a made series: logarithms of arrivals and lengths."""
 
     rng: np.random.Generator
     at_day: Floats
@@ -110,7 +110,7 @@ class _Made:
     outputs: Floats
 
     def counted(self, requests: float) -> DemandHistory:
-        """requests: mean per second at log 0. Arrivals are counted in each bin, lengths scatter with their number."""
+        """Count arrivals in each bin; lengths scatter with their number. `requests` is the mean per second at log 0."""
         count = self.rng.poisson(requests * STEP_S * np.exp(self.arrivals))
         lengths = [
             np.exp(log) * np.exp(self.rng.normal(0, 1, len(count)) / np.sqrt(np.maximum(count, 1)))
@@ -122,8 +122,8 @@ class _Made:
         return history_from_rates(np.arange(len(count)) * STEP_S, rates, STEP_S)
 
 
-def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _Made:
-    """A day with its own shape, noise of minutes and of hours, bursts of one client."""
+def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _MadeSeries:
+    """Draw a day with its own shape, noise of minutes and of hours, and bursts of one client."""
     rng = np.random.default_rng(seed)
     at_day = np.arange(bins) / DAY
     phase, second = rng.random(2)
@@ -133,12 +133,12 @@ def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12
     for start in np.flatnonzero(rng.random(bins) < 0.008).tolist():
         burst[start : start + int(rng.integers(1, 9))] += rng.exponential(0.4)
     prompts, outputs = _wander(rng, bins, 0.1, 30), _wander(rng, bins, 0.1, 60)
-    return _Made(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
+    return _MadeSeries(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
 
 
-def _shifted(made: _Made, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
-             outputs: Floats | float = 0.0) -> _Made:  # fmt: skip
-    return _Made(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
+def _shifted(made: _MadeSeries, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
+             outputs: Floats | float = 0.0) -> _MadeSeries:  # fmt: skip
+    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
 
 
 def _trend(_: Path) -> DemandHistory:
@@ -165,7 +165,7 @@ def _migration(_: Path) -> DemandHistory:
 
 
 def _outages(_: Path) -> DemandHistory:
-    """No arrivals for up to three hours, four times; nothing heard for two hours, twice; a rush after each."""
+    """No arrivals for up to three hours, four times; no data for two hours, twice; a rush after each."""
     made = _base(25)
     history, rush = made.counted(8.0), np.zeros(WEEKS)
     series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
@@ -182,10 +182,10 @@ def _outages(_: Path) -> DemandHistory:
 
 
 def _regime(_: Path) -> DemandHistory:
-    """Another client: arrivals double, outputs triple, and there is less of a day, from one bin to the next."""
+    """Another client: arrivals double, outputs triple, and the daily pattern weakens, from one bin to the next."""
     made, other = _base(26), _base(27, day=0.2, noise=0.25, hours=1)
     after = made.at_day >= CHANGED_DAY
-    mixed = _Made(
+    mixed = _MadeSeries(
         made.rng,
         made.at_day,
         np.where(after, other.arrivals + 0.7, made.arrivals),
@@ -200,7 +200,7 @@ def _one_day(_: Path) -> DemandHistory:
 
 
 def _resets(_: Path) -> DemandHistory:
-    """Counters that began anew: bins with a part of what came, and bins after them with twice of it."""
+    """Counters that were reset: bins with a part of the arrivals, and bins after them with twice as many."""
     history = _base(29, noise=0.2).counted(15.0)
     rng = np.random.default_rng(30)
     series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
@@ -218,7 +218,7 @@ def _bursty(_: Path) -> DemandHistory:
 
 
 def _drifting(_: Path) -> DemandHistory:
-    """A level that wanders for good, and a weak day."""
+    """A level that drifts for good, and a weak daily pattern."""
     made = _base(32, day=0.25, noise=0.08)
     return _shifted(made, np.cumsum(made.rng.normal(0, 0.035, len(made.at_day)))).counted(30.0)
 
@@ -245,5 +245,5 @@ SUITE: Final[tuple[SuiteSeries, ...]] = (
     SuiteSeries("bursty", "reporting", _bursty),
 )
 
+# Made series that change for good on `CHANGED_DAY`.
 CHANGED: Final = frozenset({"launch", "migration", "regime"})
-"""Made series that change for good on `CHANGED_DAY`."""

@@ -1,13 +1,13 @@
-"""A bare FastAPI endpoint that answers recorded bytes, one part after the other: what the web stack alone costs.
+"""A bare FastAPI endpoint that answers recorded bytes part by part: the cost of the web stack alone.
 
     python -m load.gateway.bare FOLDER
 
 FOLDER has one JSON list of texts for each shape, <tokens>-<stream|whole>.json: the parts of one answer's body.
 """
 
+import argparse
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class _Request(BaseModel):
 
 
 def make_app(folder: Path) -> FastAPI:
-    """The endpoint, with a checked body as FastAPI's users write it."""
+    """Build the endpoint, which checks bodies as FastAPI's users write it."""
     app = FastAPI()
     answers = {file.stem: [part.encode() for part in json.loads(file.read_text())] for file in folder.glob("*.json")}
 
@@ -61,4 +61,6 @@ async def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    uvloop.run(_main(parser.parse_args().folder))

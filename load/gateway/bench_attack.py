@@ -1,7 +1,7 @@
-"""A tenant that attacks a suite while another is served: the share of the other's answers that still come in time.
+"""A tenant that attacks a suite while another is served: the share of the other's answers that still arrive in time.
 
-A whole simulated suite, with keys and limits (`--open`: without keys, as it was before there were any), a modest tenant
-that asks evenly, and one attack at a time from an address of its own. Prints a table, then one JSON line.
+The suite is simulated and whole, with keys and limits (`--open`: without keys). A modest tenant sends requests
+evenly, and one attack at a time runs from an address of its own. Prints a table, then one JSON line.
 """
 
 import argparse
@@ -26,21 +26,21 @@ import msgspec
 from libs.filestore.port import FileInfo
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
-from load.gateway.inside_attacks import Inside, Saw, forged_frames, redis_values, topic_extremes, topic_values
+from load.gateway.inside_attacks import CountAnswer, Inside, forged_frames, redis_values, topic_extremes, topic_values
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
+# Requests a second of the modest tenant.
 RATE_RPS: Final = 5.0
-"""Of the modest tenant."""
+# Limit for its whole answer, which alone takes a tenth of it.
 IN_TIME_S: Final = 2.0
-"""Within which its whole answer is to come: alone it takes a tenth of it."""
 TOKENS: Final = 16
+# Limits of the attacker, as an operator would set them for anybody.
 LIMITS: Final = ("--requests", "600", "--tokens", "60000", "--concurrent", "16")
-"""Of the attacker, as an operator would set them for anybody."""
+# Time for which an attacker waits for an answer.
 ANSWER_S: Final = 10.0
-"""For which one that attacks waits for an answer."""
 CONNECTIONS: Final = 10_000
+# Requests of one attack.
 MAX_TRIES: Final = 200_000
-"""Of one attack."""
 
 Attack = Callable[["Target"], Awaitable[None]]
 
@@ -57,21 +57,19 @@ class Target:
     inside: Inside | None = None
 
     def saw(self, status: object) -> None:
-        """Count an answer, or what came in its place."""
+        """Count an answer, or the error in its place."""
         name = str(status)
         self.statuses[name] = self.statuses.get(name, 0) + 1
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """From the attacker's own address."""
         return await asyncio.open_connection(self.host, self.port, local_addr=(ATTACKER_ADDRESS, 0))
 
     def head(self, path: str = "/v1/completions", **more: str) -> bytes:
-        """The beginning of a request."""
+        """Return the request line and headers of a request."""
         lines = {"host": f"{self.host}:{self.port}", "content-type": "application/json", **self.headers, **more}
         return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items())]).encode()
 
     def client(self) -> httpx.AsyncClient:
-        """For whole requests."""
         transport = httpx.AsyncHTTPTransport(local_address=ATTACKER_ADDRESS)
         return httpx.AsyncClient(
             base_url=f"http://{self.host}:{self.port}", headers=dict(self.headers), transport=transport, timeout=30
@@ -79,12 +77,12 @@ class Target:
 
 
 def body(**more: Any) -> dict[str, Any]:
-    """A request of the attacker's."""
+    """Return the body of one of the attacker's requests."""
     return {"model": "sim", "prompt": "attack", "max_tokens": 512, "ignore_eos": True, **more}
 
 
 async def many(count: int, one: Callable[[], Awaitable[None]]) -> None:
-    """That many at once, each again and again; ends when it is cancelled."""
+    """Run `count` loops of `one` at once, until cancelled."""
 
     async def forever() -> None:
         for _ in range(MAX_TRIES):
@@ -98,7 +96,7 @@ async def many(count: int, one: Callable[[], Awaitable[None]]) -> None:
 
 
 async def connections(target: Target) -> None:
-    """Thousands of connections that say nothing."""
+    """Open thousands of connections that send nothing."""
     held = []
     for _ in range(CONNECTIONS):
         try:
@@ -110,7 +108,7 @@ async def connections(target: Target) -> None:
 
 
 async def slow_writers(target: Target) -> None:
-    """Headers that come a byte at a time."""
+    """Send headers a byte at a time."""
 
     async def one() -> None:
         _, writer = await target.connect()
@@ -124,8 +122,6 @@ async def slow_writers(target: Target) -> None:
 
 
 async def slow_readers(target: Target) -> None:
-    """Streams that nobody reads."""
-
     async def one() -> None:
         sent = json.dumps(body(stream=True, max_tokens=4000)).encode()
         reader, writer = await target.connect()
@@ -137,7 +133,7 @@ async def slow_readers(target: Target) -> None:
 
 
 async def huge(target: Target) -> None:
-    """Headers of a megabyte, bodies of a gigabyte."""
+    """Send headers of a megabyte and bodies of a gigabyte."""
 
     async def one() -> None:
         for sent in (
@@ -146,7 +142,7 @@ async def huge(target: Target) -> None:
         ):
             reader, writer = await target.connect()
             writer.write(sent)
-            async with asyncio.timeout(ANSWER_S):  # which `wait_for` may let a cancellation pass by
+            async with asyncio.timeout(ANSWER_S):  # `wait_for` may swallow a cancellation
                 target.saw((await reader.readline()).split(b" ")[1:2])
             writer.transport.abort()
 
@@ -154,7 +150,7 @@ async def huge(target: Target) -> None:
 
 
 async def pipelined(target: Target) -> None:
-    """A thousand requests on one connection, before any is answered."""
+    """Send a thousand requests on one connection before any is answered."""
 
     async def one() -> None:
         sent = json.dumps(body()).encode()
@@ -169,7 +165,7 @@ async def pipelined(target: Target) -> None:
 
 
 def asks(count: int, **fields: Any) -> Attack:
-    """Clients that ask without a pause."""
+    """Return an attack of clients that send requests without a pause."""
 
     async def attack(target: Target) -> None:
         async with target.client() as http:
@@ -183,7 +179,7 @@ def asks(count: int, **fields: Any) -> Attack:
 
 
 async def nonsense(target: Target) -> None:
-    """Bodies that are no requests: deep, broken, of wrong types."""
+    """Send bodies that are no requests: deep, broken, of wrong types."""
     deep = "[" * 100_000 + "]" * 100_000
     async with target.client() as http:
 
@@ -196,7 +192,7 @@ async def nonsense(target: Target) -> None:
 
 
 async def others_things(target: Target) -> None:
-    """The modest tenant's file by its id, in every way there is."""
+    """Try to reach the modest tenant's file by its id, in every way there is."""
     async with target.client() as http:
 
         async def one() -> None:
@@ -210,7 +206,6 @@ async def others_things(target: Target) -> None:
 
 
 async def guesses(target: Target) -> None:
-    """Keys that are not known."""
     async with target.client() as http:
         tried = iter(range(10**9))
 
@@ -221,8 +216,8 @@ async def guesses(target: Target) -> None:
         await many(16, one)
 
 
-def from_inside(attack: Callable[[Inside, Saw], Awaitable[None]]) -> Attack:
-    """An attack on the suite's inner ports."""
+def from_inside(attack: Callable[[Inside, CountAnswer], Awaitable[None]]) -> Attack:
+    """Return an attack on the suite's inner ports."""
 
     async def attacks(target: Target) -> None:
         assert target.inside is not None
@@ -232,7 +227,7 @@ def from_inside(attack: Callable[[Inside, Saw], Awaitable[None]]) -> Attack:
 
 
 async def slow_uploads(target: Target) -> None:
-    """Uploads at two bytes a second."""
+    """Upload files at two bytes a second."""
 
     async def one() -> None:
         reader, writer = await target.connect()
@@ -250,7 +245,6 @@ async def slow_uploads(target: Target) -> None:
 
 
 async def many_files(target: Target) -> None:
-    """Files of two bytes."""
     async with target.client() as http:
 
         async def one() -> None:
@@ -261,7 +255,7 @@ async def many_files(target: Target) -> None:
 
 
 async def lists(target: Target) -> None:
-    """Lists of one's own files, of which there are as many as may be."""
+    """List the tenant's own files, of which there are as many as may be."""
     async with target.client() as http:
 
         async def one() -> None:
@@ -271,7 +265,7 @@ async def lists(target: Target) -> None:
 
 
 async def too_long(target: Target) -> None:
-    """Chats with tools of 443 KiB, which fit no context."""
+    """Send chats with tools of 443 KiB, which fit no context."""
     tool = {"type": "function", "function": {"name": "f", "description": "d" * 4_500}}
     sent = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "tools": [tool] * 100})
     async with target.client() as http:
@@ -307,13 +301,13 @@ ATTACKS: Final[Mapping[str, Attack]] = {
 
 
 OF_FILES: Final = {"16 slow uploads", "10,000 files", "lists beside 9,990 files"}
-"""Attacks on files: the modest tenant uploads, lists and deletes some beside its requests."""
+"""Attacks on files, beside which the modest tenant uploads, lists and deletes some of its own."""
+# Time in which a gateway recovers from a burst.
 SETTLE_S: Final = 12.0
-"""Within which a gateway has given back what a burst has left free."""
 
 
 def fill(folder: Path) -> None:
-    """Lay files of five tenants, the attacker's among them, into a gateway's folder, and note them as a store does."""
+    """Create files of five tenants, the attacker's among them, in a gateway's folder, with the store's records."""
     names = [f"file-{number:05}" for number in range(9_990)]
     for number, name in enumerate(names):
         home = folder / name
@@ -325,7 +319,7 @@ def fill(folder: Path) -> None:
 
 
 async def resident_mib(suite: RunningSuite) -> int:
-    """How much memory the gateway has."""
+    """Return the resident memory of the gateway in MiB."""
     headers = {"authorization": f"Bearer {suite.ready['token']}"}
     async with httpx.AsyncClient(headers=headers) as http:
         text = (await http.get(f"{suite.gateway}/metrics")).text
@@ -334,15 +328,16 @@ async def resident_mib(suite: RunningSuite) -> int:
 
 
 class Attacker:
-    """One attack in a process of its own, from its start until the context ends: an attacker's clients and another
-    tenant's do not share an event loop."""
+    """One attack in a process of its own, until the context ends: the attacker's clients do not share an event loop
+    with another tenant's.
+    """
 
     def __init__(self, name: str, target: Target) -> None:
         made = multiprocessing.get_context("spawn")
         self._news, theirs = made.Pipe(duplex=False)
         self._process = made.Process(target=_attack, args=(name, target, theirs), daemon=True)
         self.statuses: dict[str, int] = {}
-        """What came of it, once it has ended."""
+        """Counts of answers by status, once the attack has ended."""
 
     def __enter__(self) -> "Attacker":
         self._process.start()
@@ -356,7 +351,7 @@ class Attacker:
 
 
 def _attack(name: str, target: Target, news: Connection) -> None:
-    """Attack until a signal ends it; say when it begins, and what came of it."""
+    """Attack until a signal ends the process; report when the attack begins, and its counts at the end."""
 
     async def until_ended() -> None:
         attacking = asyncio.ensure_future(ATTACKS[name](target))
@@ -369,19 +364,19 @@ def _attack(name: str, target: Target, news: Connection) -> None:
 
 
 @dataclass
-class Served:
-    """What came of the modest tenant's requests."""
+class TenantOutcome:
+    """The outcome of the modest tenant's requests."""
 
     goodput: float = 0.0
-    """Share that was answered in time."""
+    """Share of requests answered in time."""
     late_until_s: float = 0.0
-    """When the last of the others was asked, from the first on; 0: there was none."""
+    """Seconds from the first request to the last late one; 0 if none was late."""
     unanswered: int = 0
-    """Refused, failed or not answered within 10 s."""
+    """Requests refused, failed or not answered within 10 s."""
 
 
 async def work_on_file(http: httpx.AsyncClient) -> bool:
-    """Upload, list and delete a file; whether all of it went well."""
+    """Upload, list and delete a file; return whether all of it succeeded."""
     form: Any = {"purpose": (None, "batch"), "file": ("f", b"{}")}
     made = await http.post("/v1/files", files=form)
     if made.status_code != 200:
@@ -391,9 +386,11 @@ async def work_on_file(http: httpx.AsyncClient) -> bool:
     return (listed.status_code, gone.status_code) == (200, 200)
 
 
-async def serve(suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False) -> Served:
-    """Ask as the modest tenant does. files: with a file before every completion."""
-    served, good, asked, first_s = Served(), 0, round(RATE_RPS * seconds), time.perf_counter()
+async def serve(
+    suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False
+) -> TenantOutcome:
+    """Send requests as the modest tenant does; `files` puts work on a file before every completion."""
+    served, good, asked, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
         nonlocal good
@@ -420,14 +417,14 @@ async def serve(suite: RunningSuite, headers: Mapping[str, str], seconds: float,
 
 
 def killed(log: Path) -> int:
-    """Processes of the suite that have been killed so far."""
+    """Return how many of the suite's processes have been killed so far."""
     return log.read_text().count(f"died (signal {signal.SIGKILL.name}")
 
 
 async def attacked(
     suite: RunningSuite, keys: Mapping[str, str], seconds: float, only: str, log: Path
 ) -> dict[str, dict[str, Any]]:
-    """What the modest tenant gets alone and under each attack, from the attack's first moment on. log: the suite's."""
+    """Measure the modest tenant alone and under each attack, from its first moment on. `log` is the suite's log."""
     headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
     parts = urlsplit(suite.gateway)
     async with httpx.AsyncClient(base_url=suite.gateway, headers=headers["modest"]) as http:
@@ -485,7 +482,7 @@ def main() -> None:
                     ]
                 if not arguments.no_limits:
                     suite.fulcrum("keys", "limits", "attacker", *LIMITS)
-                time.sleep(2.5)  # within which services notice the first key
+                time.sleep(2.5)  # services notice the first key within this time
             found = asyncio.run(attacked(suite, keys, arguments.seconds, arguments.only, Path(folder) / "up.log"))
     print(json.dumps({"open": arguments.open, "limits": not (arguments.open or arguments.no_limits), **found}))
 

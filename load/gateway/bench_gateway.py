@@ -1,8 +1,8 @@
-"""The cost of a request: a whole suite on an engine that takes no time, so that what remains is the suite's own.
+"""The cost of a request: a whole suite on an engine that takes no time, so that the remaining time is the suite's own.
 
-All processes and the load client share this machine. In the same run a bare FastAPI endpoint answers the same bytes,
-and, where asked for, a peer runs under the same load. Prints a table, then one JSON line. Errors and wrong token
-counts fail the bench.
+All processes and the load client share this machine. A bare FastAPI endpoint answers the same bytes in the same
+run, and `--peer` adds a peer under the same load. Prints a table, then one JSON line. Errors and wrong token counts
+fail the bench.
 """
 
 import argparse
@@ -29,14 +29,12 @@ SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False,
 CONNECTIONS = (1, 32, 128)
 WARM_UP_S = 0.7
 KINDS = (GATEWAY, PREFILL, DECODE, OTHERS, LOAD)
+# First prompt numbers of cases: no two cases share a prompt.
 _NUMBERS = count(0, 1_000_000)
-"""Where each case's prompts begin to count: no two cases share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case on one target."""
-
     target: str
     connections: int
     shape: str
@@ -44,14 +42,14 @@ class Row:
     p50_ms: float
     p99_ms: float
     cpu_us: dict[str, float]
-    """Per request, by kind of process."""
+    """CPU microseconds per request, by kind of process."""
     rss_mb: dict[str, float]
     counted: dict[str, float]
-    """Per request."""
+    """The target's own counters, per request."""
 
 
 async def measure(target: Target, connections: int, shape: Shape, seconds: float) -> Row:
-    """Load `target` and count what happens between warm-up and end. Raises WrongAnswer."""
+    """Load `target` and count between warm-up and end. Raise WrongAnswer on a wrong answer."""
     tally = Tally(shape)
     rows: list[Row] = []
 
@@ -85,7 +83,7 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
 
 @asynccontextmanager
 async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
-    """Fulcrum and what stands beside it."""
+    """Start Fulcrum and the targets beside it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
         suite = targets.fulcrum(
@@ -100,7 +98,7 @@ async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
 
 
 async def bench(options: argparse.Namespace) -> list[Row]:
-    """Every chosen case, on each target in turn so that a busy moment of the machine falls on all."""
+    """Measure every chosen case on each target in turn, so that a busy moment of the machine falls on all."""
     rows = []
     async with opened(options) as found:
         gc.freeze()
@@ -117,10 +115,10 @@ SCALE_SHAPE, SCALE_CONNECTIONS, SCALE_SECONDS = Shape(2, stream=False), 64, 8.0
 
 
 async def scale(options: argparse.Namespace) -> tuple[list[Row], float]:
-    """One gateway pinned to a core, then two with a core each; and the capacity of two over that of one.
+    """Measure one gateway pinned to a core, then two with a core each; return the capacity of two over that of one.
 
-    Workers and load take their time from the same cores, which is taken out: a gateway's capacity is a core over the
-    CPU time that a request takes in it.
+    Workers and load run on the same cores. Their time is taken out: a gateway's capacity is a core over the CPU
+    time that a request takes in it.
     """
     rows = []
     for gateways in (1, 2):
@@ -145,7 +143,6 @@ HEAD = (
 
 
 def line(row: Row) -> str:
-    """A row for people."""
     cpu = "".join(f"{row.cpu_us.get(kind, 0):>8.0f}" for kind in KINDS)
     names = ("grpc_frames", "grpc_bytes", "redis_trips", "redis_bytes")
     counted = "".join(f"{row.counted[name]:>7.{'0' if 'bytes' in name else '2'}f}" for name in names if row.counted)
@@ -156,14 +153,13 @@ def line(row: Row) -> str:
 
 
 def memory(rows: Sequence[Row]) -> str:
-    """Resident MiB at the end of each target's last case."""
+    """Describe the resident MiB at the end of each target's last case."""
     last = {row.target: row.rss_mb for row in rows}
     shown = {name: ", ".join(f"{kind} {mb[kind]:.0f}" for kind in KINDS if kind in mb) for name, mb in last.items()}
     return "\n".join(f"MiB, {name}: {text}" for name, text in shown.items())
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, nargs="+", default=list(CONNECTIONS), metavar="C")
     parser.add_argument("--tokens", type=int, nargs="+", choices=(2, 64), default=[2, 64])

@@ -1,4 +1,6 @@
-"""`make bench-keys`: what the door of a REST API adds to a request, in µs, beside an app that answers at once."""
+"""`make bench-keys`: the cost of authentication and limits of a REST API, in µs a request, over an app that answers at
+once.
+"""
 
 import argparse
 import asyncio
@@ -21,26 +23,24 @@ from services.gateway.http.routes import need
 KEYS = 1_000
 REQUESTS = 20_000
 ROUNDS = 5
+# No bench reaches it.
 MAX_LIMIT = 10**9
-"""Which no bench reaches."""
 
 
 async def answers(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """An app that does nothing."""
+    """Answer every request with an empty body."""
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def receive() -> Any:
-    """Nothing more comes."""
+async def receive() -> Any: ...
 
 
-async def sent(_message: Any) -> None:
-    """Taken at once."""
+async def sent(_message: Any) -> None: ...
 
 
 async def measure(app: ASGIApp, headers: list[tuple[bytes, bytes]]) -> float:
-    """µs a request."""
+    """Return the µs of one request."""
     began_s = perf_counter()
     for _ in range(REQUESTS):
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
@@ -49,7 +49,7 @@ async def measure(app: ASGIApp, headers: list[tuple[bytes, bytes]]) -> float:
 
 
 async def measure_limits(limiter: TenantLimiter) -> float:
-    """µs a request of a tenant that has all limits, while it has units taken ahead."""
+    """Return the µs of a request of a tenant with all limits, while it has units taken ahead."""
     began_s = perf_counter()
     for _ in range(REQUESTS):
         allowance = await limiter.admit("tenant-0")
@@ -61,7 +61,7 @@ async def measure_limits(limiter: TenantLimiter) -> float:
 
 
 def made() -> tuple[KeyTable, str]:
-    """A table of KEYS keys, and one of them."""
+    """Return a table of KEYS keys, and one of them."""
     keys = [draw_key(f"tenant-{number}", now_s=0) for number in range(KEYS)]
     limits = TenantLimits(MAX_LIMIT, MAX_LIMIT, MAX_LIMIT)
     book = KeyBook(tuple(key for _, key in keys), {"tenant-0": limits})
@@ -71,7 +71,7 @@ def made() -> tuple[KeyTable, str]:
 
 
 async def run() -> dict[str, float]:
-    """Median of rounds that take turns."""
+    """Return medians over rounds in which the cases take turns."""
     (table, secret), clock = made(), SystemClock()
     empty = KeyTable(open_without_keys=True)
     empty.replace(KeyBook(), 0)
@@ -95,7 +95,6 @@ async def run() -> dict[str, float]:
 
 
 def main() -> None:
-    """Print it."""
     parser = argparse.ArgumentParser(prog="make bench-keys", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON value on one line")
     as_json = parser.parse_args().json

@@ -1,8 +1,8 @@
-"""Lean HTTP/1.1 load clients that parse no headers, so that they are not what limits a bench.
+"""Lean HTTP/1.1 load clients that parse no headers, so that they do not limit a bench.
 
-`run_load` is a closed loop on a raw asyncio protocol: C connections, each asks again as soon as its answer is whole.
-Every answer's status and token count are checked; a wrong one ends the run. `PacedLoad` asks streams at fixed times,
-and counts failures.
+`run_load` is a closed loop on a raw asyncio protocol: each of C connections sends its next request as soon as its
+answer is whole. Every answer's status and token count are checked; a wrong one ends the run. `PacedLoad` starts
+streams at fixed times, and counts failures.
 """
 
 import asyncio
@@ -17,38 +17,37 @@ from typing import cast
 import msgspec
 
 PATH = "/v1/chat/completions"
+# A run fails after so long without any answer.
 STALL_S = 20.0
-"""No answer at all for so long fails the run."""
 ANSWER_MAX_BYTES = 2**20
 _NUMBER = b"00000000"
 _QUESTION = "what is the answer to this question?"
 
 
 class WrongAnswer(Exception):
-    """An error, or another number of tokens than was asked for."""
+    """An error, or another number of tokens than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What every request of a case asks for."""
+    """The shape of every request of a case."""
 
     tokens: int
     stream: bool
 
     @property
     def name(self) -> str:
-        """For tables."""
         return f"{self.tokens} tokens, {'stream' if self.stream else 'whole'}"
 
     def is_answered_by(self, answer: bytes | bytearray) -> bool:
-        """Whether a whole answer has this many tokens and no error."""
+        """Return whether a whole answer has this many tokens and no error."""
         usage = b'"completion_tokens":%d' % self.tokens
         at = answer.rfind(usage)
         return answer.startswith(b"HTTP/1.1 200") and at >= 0 and not answer[at + len(usage) :][:1].isdigit()
 
 
 class Requests:
-    """Request bytes of one shape; each prompt begins with a number of its own, so none is wholly cached."""
+    """Request bytes of one shape; each prompt begins with a number of its own, so that none is wholly cached."""
 
     def __init__(self, model: str, shape: Shape, *, start: int = 0, question: str = _QUESTION) -> None:
         body: dict[str, object] = {
@@ -66,20 +65,16 @@ class Requests:
         self._numbers = count(start)
 
     def next(self) -> bytes:
-        """The next request."""
         return b"%b%08d%b" % (self._before, next(self._numbers), self._after)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came back."""
-
     shape: Shape
     latencies_s: list[float] = field(default_factory=list)
     error: WrongAnswer | None = None
 
     def take(self, answer: bytes | bytearray, latency_s: float) -> None:
-        """Check and count one whole answer."""
         if not self.shape.is_answered_by(answer) and self.error is None:
             self.error = WrongAnswer(f"not {self.shape.name}: {bytes(answer[:2000])!r}")
         self.latencies_s.append(latency_s)
@@ -145,7 +140,9 @@ async def run_load(
     connections: int,
     body: Callable[[], Awaitable[None]],
 ) -> None:
-    """Keep `connections` requests in flight, spread over `addresses`, until `body` returns. Raises WrongAnswer."""
+    """Keep `connections` requests in flight, spread over `addresses`, until `body` returns. Raise WrongAnswer on a
+    wrong answer.
+    """
     loop = asyncio.get_running_loop()
     opened = [_Connection(requests, tally) for _ in range(connections)]
     try:
@@ -160,13 +157,13 @@ async def run_load(
 
 
 def next_due_s(due_s: float, now_s: float, period_s: float) -> tuple[float, int]:
-    """When a client that is free again asks next, and how many of its times have passed meanwhile."""
+    """Return when a free client sends next, and how many of its times it has missed."""
     missed = max(math.floor((now_s - due_s) / period_s), 0)
     return due_s + (missed + 1) * period_s, missed
 
 
 class PacedLoad:
-    """Clients that together ask for `per_s` streams a second at fixed times, each once its last answer is whole."""
+    """Clients that together start `per_s` streams a second at fixed times, each once its last answer is whole."""
 
     def __init__(self, address: tuple[str, int], requests: Requests, shape: Shape, *, clients: int, per_s: float):
         self._address = address
@@ -175,13 +172,12 @@ class PacedLoad:
         self._clients = clients
         self._per_s = per_s
         self.latencies_s: list[float] = []
-        """Of good answers, from sending to the last byte."""
+        """Seconds from sending to the last byte, of good answers."""
         self.failures: Counter[str] = Counter()
         self.not_sent = 0
         """Times at which a client still awaited its last answer."""
 
     async def run_forever(self) -> None:
-        """Ask until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for place in range(self._clients):
                 tasks.create_task(self._client(place), name=f"client-{place}")
@@ -215,7 +211,7 @@ class PacedLoad:
                 writer.close()
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """What is wrong with the answer; empty where nothing is."""
+        """Return what is wrong with the answer; empty if nothing is."""
         writer.write(self._requests.next())
         head = await reader.readuntil(b"\r\n\r\n")
         status = head[9:12].decode(errors="replace")

@@ -1,5 +1,7 @@
-"""Attacks of who reaches a suite's inner ports, or knows of a prompt that kills workers: forged frames and KV handles,
-values in topics and in Redis that nobody of the suite wrote, and that prompt, again and again."""
+"""Attacks on a suite's inner ports, and by a prompt that kills workers.
+
+Forged frames and KV handles, foreign values in topics and in Redis, and that prompt again and again.
+"""
 
 import asyncio
 import random
@@ -20,35 +22,33 @@ from libs.contracts.topics import ALL
 from libs.runtime.redis import make_redis
 from libs.testing.messages import extremes, plain, plausible_fields
 
+# After each value and each call: filling a disk or a network needs no malformed values.
 PAUSE_S: Final = 0.005
-"""After each value and each call: whoever fills a disk or a network needs no nonsense for it."""
 CALL_S: Final = 1.0
+# Milliseconds for which a forged gateway report is valid.
 LASTS_MS: Final = 3000
-"""For which a forged report of a gateway's counts."""
 HANDLE_BYTES: Final = 16
 _SERVICES: Final = "fulcrum.worker.v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Where the inner ports of a suite are."""
-
     kafka: str
     redis: str
     cluster: str
 
 
-Saw = Callable[[object], None]
-"""Counts an answer, or what came in its place."""
+CountAnswer = Callable[[object], None]
+"""Counts an answer, or the error in its place."""
 
 
 def nonsense(chance: random.Random) -> bytes:
-    """Bytes that are no value, and now and then the beginning of one."""
+    """Return random bytes, and now and then the beginning of a valid value."""
     return chance.choice((b"", b"\x0a\x04", b'{"a": [', b"\x00")) + chance.randbytes(chance.randrange(400))
 
 
-async def forged_frames(inside: Inside, saw: Saw) -> None:
-    """Streams of a gateway's and of a worker's, with frames that are none and handles that nobody gave out."""
+async def forged_frames(inside: Inside, saw: CountAnswer) -> None:
+    """Open streams of a gateway and of a worker, with malformed frames and handles that nobody issued."""
     chance = random.Random(1)
     redis: Any = make_redis(inside.redis, timeout_ms=1000)
     found = [await redis.hget(keys.worker(inside.cluster, bytes(each).decode()), "worker")
@@ -77,7 +77,7 @@ async def forged_frames(inside: Inside, saw: Saw) -> None:
 
 
 async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -> str:
-    """The status with which a call ends."""
+    """Return the status with which a call ends."""
     call: Any = channel.stream_stream(f"/{_SERVICES}.{method}")(timeout=CALL_S)
     try:
         for message in sent:
@@ -90,8 +90,8 @@ async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -
     return str((await call.code()).name)
 
 
-async def topic_values(inside: Inside, saw: Saw) -> None:
-    """Values in every topic of the suite."""
+async def topic_values(inside: Inside, saw: CountAnswer) -> None:
+    """Publish malformed values in every topic of the suite."""
     chance = random.Random(2)
     async with open_producer(inside.kafka, "attacker") as producer:
         while True:
@@ -102,7 +102,7 @@ async def topic_values(inside: Inside, saw: Saw) -> None:
                 await asyncio.sleep(PAUSE_S)
 
 
-async def topic_extremes(inside: Inside, saw: Saw) -> None:
+async def topic_extremes(inside: Inside, saw: CountAnswer) -> None:
     """Publish well-formed records to every topic, each with one field at an end of its type."""
     async with open_producer(inside.kafka, "attacker") as producer:
         while True:
@@ -120,8 +120,8 @@ async def topic_extremes(inside: Inside, saw: Saw) -> None:
                     await asyncio.sleep(PAUSE_S)
 
 
-async def redis_values(inside: Inside, saw: Saw) -> None:
-    """Workers that are none, and values under what gateways tell each other."""
+async def redis_values(inside: Inside, saw: CountAnswer) -> None:
+    """Write workers that do not exist, and malformed values under keys that gateways exchange."""
     chance, redis = random.Random(3), make_redis(inside.redis, timeout_ms=1000)
     cluster = inside.cluster
     while True:

@@ -1,4 +1,6 @@
-"""What the gateway's bench asks: Fulcrum on the sim engine, a bare endpoint, a peer. Each as processes on loopback."""
+"""Targets of the gateway's bench: Fulcrum on the sim engine, a bare endpoint, a peer. Each runs as processes on
+loopback.
+"""
 
 import asyncio
 import json
@@ -17,7 +19,7 @@ from redis import Redis
 
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape
-from load.peers.dynamo.run import LOOPBACK, running_dynamo
+from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 from load.processes import OTHERS, Kinds, processes_below
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
@@ -35,18 +37,16 @@ Counters = Callable[[], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that answers chat completions."""
-
     name: str
     model: str
     addresses: Sequence[tuple[str, int]]
     kinds: Kinds
     counters: Counters = dict
-    """What it counts itself, ever rising."""
+    """Counters of the target itself, which only rise."""
 
     @property
     def url(self) -> str:
-        """Of the first address."""
+        """Return the URL of the first address."""
         host, port = self.addresses[0]
         return f"http://{host}:{port}"
 
@@ -55,7 +55,7 @@ class Target:
 async def fulcrum(
     folder: Path, *, model: Path | None, gateways: int, prefill: int, decode: int
 ) -> AsyncIterator[Target]:
-    """A whole suite on an engine that takes no time."""
+    """Start a whole suite on an engine that takes no time."""
     counts = {"gateways": gateways, "prefill": prefill, "decode": decode}
     arguments = ["--engine", "sim", *(word for name, count in counts.items() for word in (f"--{name}", str(count)))]
     arguments += ["--model", str(model)] if model else []
@@ -76,14 +76,14 @@ async def fulcrum(
 
 
 def _redis_counters(redis: "Redis") -> dict[str, float]:
-    """Of the whole suite: every read of Redis's is a round trip of somebody's."""
+    # Counts are of the whole suite: each read that Redis counts is a round trip of some process.
     stats = redis.info("stats")
     moved = stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
     return {"redis_trips": stats["total_reads_processed"], "redis_bytes": moved}
 
 
 def _grpc_counters(gateways: Sequence[str]) -> dict[str, float]:
-    """Of the streams between gateways and workers."""
+    """Return frames and bytes of the streams between gateways and workers."""
     found = {"grpc_frames": 0.0, "grpc_bytes": 0.0}
     for url in gateways:
         for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
@@ -95,7 +95,7 @@ def _grpc_counters(gateways: Sequence[str]) -> dict[str, float]:
 
 @asynccontextmanager
 async def bare(folder: Path, recorded: Target, shapes: Sequence[Shape]) -> AsyncIterator[Target]:
-    """FastAPI that answers each shape with what `recorded` answered."""
+    """Start FastAPI that answers each shape with the bytes that `recorded` answered."""
     for shape in shapes:
         kind = "stream" if shape.stream else "whole"
         (folder / f"{shape.tokens}-{kind}.json").write_text(json.dumps(await _record(recorded, shape)))
@@ -113,7 +113,7 @@ async def bare(folder: Path, recorded: Target, shapes: Sequence[Shape]) -> Async
 
 
 async def _record(target: Target, shape: Shape) -> list[str]:
-    """The body of one answer, in the parts it came in."""
+    """Record the body of one answer, in the parts in which it arrived."""
     _, _, body = Requests(target.model, shape).next().partition(b"\r\n\r\n")
     async with (
         httpx.AsyncClient() as client,
@@ -128,7 +128,7 @@ async def _record(target: Target, shape: Shape) -> list[str]:
 
 @asynccontextmanager
 async def dynamo(model: Path) -> AsyncIterator[Target]:
-    """Dynamo's frontend over two mockers; its frontend stands in the gateway's column."""
+    """Start Dynamo's frontend over two mockers; the frontend stands in the gateway's column."""
     with running_dynamo(model, "tiny") as (port, pids):
         frontend, *mockers = map(psutil.Process, pids)
         kinds = {GATEWAY: [frontend], PREFILL: [mockers[0]], DECODE: [mockers[1]]}

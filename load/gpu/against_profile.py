@@ -1,12 +1,12 @@
-"""Steps that were measured on a GPU beside those that its shipped profile predicts.
+"""Steps measured on a GPU, beside those that its shipped profile predicts.
 
-`python -m load.gpu.against_profile FILE.json` does it for figures that `load.gpu.bench_gpu` has kept.
+`python -m load.gpu.against_profile FILE.json` compares figures that `load.gpu.bench_gpu` has kept.
 """
 
+import argparse
 import json
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +16,16 @@ from libs.lab.hardware import resolve
 from libs.perfmodel.profiles import Profile
 from libs.policy.step_time import StepWork
 
+# The shape of the measured model.
 MODEL: Final = "llama3.1-8b"
-"""The shape that is measured."""
+# Parts whose figures are steps of that shape.
 MEASURED: Final = ("plain_steps", "engine_steps", "vllm_steps")
-"""Parts whose figures are steps of that shape."""
 
 
 def profile_of(gpu: str) -> Profile | None:
-    """The shipped profile of a GPU by its driver's name, such as "NVIDIA H100 80GB HBM3"; None: there is none."""
+    """Return the shipped profile of a GPU by its driver's name, such as "NVIDIA H100 80GB HBM3"; None if there is
+    none.
+    """
     for word in re.findall(r"[A-Z]+\d+[A-Z]*", gpu.upper()):
         try:
             return resolve(MODEL, word).profile
@@ -33,7 +35,7 @@ def profile_of(gpu: str) -> Profile | None:
 
 
 def against_profile(gpu: str, figures: Mapping[str, object]) -> list[dict[str, Any]]:
-    """A row a step: what it took, what the profile says, in ms, and the first over the second."""
+    """Return a row for each step: measured and predicted ms, and their ratio."""
     profile = profile_of(gpu)
     if profile is None:
         return []
@@ -53,15 +55,16 @@ def against_profile(gpu: str, figures: Mapping[str, object]) -> list[dict[str, A
 
 
 def _steps(figures: object) -> list[dict[str, Any]]:
-    """Cells of plain steps, or medians of an engine's; those that could not be measured are left out."""
+    """Return the cells of plain steps, or the medians of an engine's, without those that could not be measured."""
     if not isinstance(figures, dict):
         return []
     return [each for each in figures.get("cells") or figures.get("steps") or () if each.get("ms")]
 
 
 def _work(step: Mapping[str, Any]) -> StepWork:
-    """Prompts, of which a step that does not say how many has a whole one, beside `batch` decodes of `context` tokens
-    each."""
+    """Return the work of a row: its prompts (a whole one if the row gives no count) and `batch` decodes of `context`
+    tokens.
+    """
     prompt = step["prompt"]
     return StepWork(
         prefill_tokens=prompt,
@@ -74,12 +77,11 @@ def _work(step: Mapping[str, Any]) -> StepWork:
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """prefill, decode or mixed."""
     return ("mixed" if row["batch"] else "prefill") if row["prompt"] else "decode"
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """By part and kind of step: how many, and what they took over what the profile predicts."""
+    """Print, by part and kind of step, how many steps there are and their times over the predicted ones."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         groups.setdefault((row["part"], kind_of(row)), []).append(row["ratio"])
@@ -102,4 +104,6 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="figures in JSON, as load.gpu.bench_gpu writes them")
+    main(parser.parse_args().file)

@@ -1,9 +1,9 @@
-"""`python -m load.gpu.bench_gpu`: everything that wants a GPU, in one command, without a network.
+"""`python -m load.gpu.bench_gpu`: everything that needs a GPU, in one command, without a network.
 
-Contract suites of the engines in float32; steps of a plain Llama-8B and of the engines; phase time against CUDA events;
-KV hand-off, saturation, role moves; with vLLM installed its suite, steps and a whole suite on one GPU. Each part is a
-process of its own, ends within its limit, and a failure of one does not stop the others. What is known is written after
-each part. Steps are held against the shipped profile of this GPU, where there is one.
+Contract suites of the engines in float32; steps of a plain Llama-8B and of the engines; phase time against CUDA
+events; KV hand-off and role moves; with vLLM installed its contract suite, steps and a whole suite on one GPU. Each
+part is a process of its own with a time limit, and the failure of one does not stop the others. Figures are written
+after each part. Steps are held against the shipped profile of this GPU, if there is one.
 
     python -m load.gpu.bench_gpu --parts plain_steps phase        # two of them
     python -m load.gpu.bench_gpu --list                           # their names
@@ -26,37 +26,35 @@ from load.gpu.against_profile import against_profile, print_table
 
 ROOT: Final = Path(__file__).parents[2]
 TAIL_LINES: Final = 20
+# Default limit of a part: less than the ten minutes that some places give a command.
 LIMIT_S: Final = 560.0
-"""Of a part, by default: less than the ten minutes that some places give a command."""
+# A part that watches the time itself ends so much sooner, to report what it has.
 SPARE_S: Final = 30.0
-"""So much sooner a part that watches the time itself ends, to tell what it has."""
 SUITE: Final = "tests/contract/engine"
+# EngineCores serve all tests of a run.
 ONE_LOOP: Final = tuple(
     part
     for scope in ("asyncio_default_test_loop_scope", "asyncio_default_fixture_loop_scope")
     for part in ("-o", f"{scope}=session")
 )
-"""EngineCores serve all tests of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One command."""
-
     module: str
     arguments: tuple[str, ...]
     takes_device: bool = True
     watches_time: bool = False
-    """Takes --limit-s."""
     vllm: bool = False
     env: dict[str, str] = field(default_factory=dict)
 
     def command(self, device: str, limit_s: float) -> list[str]:
-        """As it is typed after `python -m`."""
+        """Return the command line after `python -m`."""
         limit = ["--limit-s", f"{max(limit_s - SPARE_S, SPARE_S):.0f}"] if self.watches_time else []
         return [self.module, *self.arguments, *(["--device", device] if self.takes_device else []), *limit]
 
 
+# In the order in which they run.
 PARTS: Final = {
     "contract": Part("pytest", (SUITE, "-k", "torch")),
     "plain_steps": Part("load.gpu.plain_steps", (), watches_time=True),
@@ -64,9 +62,7 @@ PARTS: Final = {
     "phase": Part("load.engine.bench_phase", ("--engines", "torch")),
     "engine": Part("load.engine.bench_engine", ("--continuous", "--long")),
     "kv": Part("load.engine.bench_kv", ()),
-    "step_times": Part("load.engine.bench_steps", ()),
-    "tune": Part("load.engine.bench_tune", ("--only", "torch-smollm2")),
-    # Exact answers take float32: bfloat16 rounds so coarsely that company changes near ties.
+    # Exact answers need float32: bfloat16 rounds so coarsely that the batch decides near ties.
     "role": Part(
         "load.planner.bench_role",
         ("--only", "torch-tiny"),
@@ -90,23 +86,19 @@ PARTS: Final = {
         env={"FULCRUM_WORKER_DTYPE": "float32"},
     ),
 }
-"""By name, in the order in which they run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a part."""
-
     name: str
     exit_code: int
-    """124 where it took too long."""
+    """124 if the part exceeded its limit."""
     figures: object
-    """What its last line of JSON says, also where the bench found a fault in it."""
+    """The part's last line of JSON, also if the bench reported a fault."""
     tail: list[str]
 
 
 def run(name: str, part: Part, device: str, limit_s: float) -> Outcome:
-    """Run one part."""
     command = part.command(device, limit_s)
     print(f"{name}: python -m {' '.join(command)}", file=sys.stderr, flush=True)
     try:
@@ -128,7 +120,7 @@ def run(name: str, part: Part, device: str, limit_s: float) -> Outcome:
 
 
 def figures_of(lines: list[str]) -> object:
-    """The last line that is a JSON object; None without one."""
+    """Return the last line that is a JSON object; None without one."""
     for line in reversed(lines):
         if line.startswith("{"):
             with suppress(ValueError):  # the end of a process that was killed may be half a line
@@ -137,12 +129,12 @@ def figures_of(lines: list[str]) -> object:
 
 
 def chosen(names: list[str] | None, *, has_vllm: bool) -> dict[str, Part]:
-    """The parts of those names, in order; of none named, all that can run here."""
+    """Return the parts of these names, in order; without names, all that can run here."""
     return {name: part for name, part in PARTS.items() if (name in names if names else has_vllm or not part.vllm)}
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the parts on one GPU; the number of those that failed."""
+    """Run the parts on one GPU; return the number of those that failed."""
     if options.list:
         print(
             "\n".join(
@@ -169,7 +161,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", default="cuda:0")
     made.add_argument("--parts", nargs="+", choices=list(PARTS), metavar="NAME", help="only these")

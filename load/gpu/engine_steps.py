@@ -1,8 +1,8 @@
 """`python -m load.gpu.engine_steps --engine vllm`: an engine's own steps on a GPU, as its telemetry reports them.
 
-The engine gets a model of Llama-8B's shape and is led through whole prompts of many sizes, decodes by batch and
-context, and prompts that arrive among decodes; every step that it reports is kept with its work. Beside it, the model
-that a worker learns of them. stdout: a table, then one JSON object as the last line.
+The engine gets a model of Llama-8B's shape and runs whole prompts of many sizes, decodes by batch and context, and
+prompts that arrive among decodes. Every step that it reports is kept with its work, beside the model that a worker
+learns from them. stdout: a table, then one JSON object as the last line.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DECODES: Final = ((1, 1024), (4, 1024), (16, 1024), (64, 1024), (128, 1024), (16, 4096), (32, 4096))
+# (prompt tokens, sequences, context of each)
 MIXED: Final = ((512, 64, 1024), (2048, 64, 1024), (2048, 16, 4096))
-"""(prompt tokens, sequences, context of each)"""
 OUTPUT_TOKENS: Final = 40
 REPEATS: Final = 4
 CHUNK_TOKENS: Final = 8192
@@ -44,8 +44,8 @@ VLLM_ARGUMENTS: Final = vllm_arguments(context_tokens=16_384, gpu_share=0.85, kv
 
 
 @dataclass
-class Led:
-    """An engine, what asks it, and the steps that it has reported."""
+class MeasuredEngine:
+    """An engine under measurement, and the steps that it has reported."""
 
     engine: Engine
     reader: EventReader
@@ -53,7 +53,7 @@ class Led:
     random: Any = field(default_factory=lambda: np.random.default_rng(3))
 
     def submit(self, prompt_tokens: int, output_tokens: int) -> int:
-        """A new prompt of random tokens; returns its id."""
+        """Submit a new prompt of random tokens; return its id."""
         key = next(self.ids)
         prompt = self.random.integers(100, 40_000, prompt_tokens, dtype=np.int32)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -63,13 +63,12 @@ class Led:
         return key
 
     async def drain(self, keys: list[int]) -> None:
-        """Wait for the ends of `keys`."""
         for key in keys:
             await self.reader.ended(key)
 
 
-async def lead(led: Led) -> None:
-    """Everything that is measured: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
+async def lead(led: MeasuredEngine) -> None:
+    """Run all measured work: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
     for _ in range(REPEATS):
         for tokens in PROMPTS:
             await led.drain([led.submit(tokens, 1)])
@@ -85,8 +84,9 @@ async def lead(led: Led) -> None:
 
 
 def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
-    """The median of steps that are alike: of one kind, with as many tokens, prompts, sequences and, within 512,
-    context."""
+    """Return the median of equal steps: of one kind, with equal tokens, prompts and sequences, and contexts within
+    512.
+    """
     alike: defaultdict[tuple[str, int, int, int, int, int, int], list[int]] = defaultdict(list)
     for work, ns in steps:
         kv = round(work.decode_kv_tokens / max(work.decode_sequences, 1) / 512) * 512
@@ -109,7 +109,6 @@ def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures of one engine."""
     model = options.model or write_model(folder / options.shape, options.shape, options.device)
     config = EngineConfig(
         model, options.shape, device=options.device, kv_memory_mb=KV_MB, max_sequences=256,
@@ -128,7 +127,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     reader = EventReader(engine, keep)
     try:
         async with asyncio.timeout(options.limit_s):
-            await lead(Led(engine, reader))
+            await lead(MeasuredEngine(engine, reader))
     except TimeoutError:
         print("out of time")
     finally:
@@ -150,7 +149,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure, print."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = asyncio.run(measure(options, Path(folder)))
     print(f"{'kind':<9}{'prompt':>7}{'batch':>7}{'context':>9}{'steps':>7}{'ms':>10}")
@@ -162,7 +160,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_model_options(made)
     made.add_argument("--device", default="cuda:0")

@@ -1,10 +1,10 @@
-"""`python -m load.gpu.kv_path`: how fast NIXL reads KV out of another process's memory on the same GPU, and which of
-UCX's transports carries it.
+"""`python -m load.gpu.kv_path`: the speed at which NIXL reads KV from another process on the same GPU, and UCX's
+transport.
 
-Two processes stand for a prefill and a decode worker: one holds the KV of a prompt, the other reads it block by block,
-in a random order, as vLLM's connector does: for several settings of UCX and sizes of block, with the holder at rest
-and while it computes. Beside it: CUDA IPC by torch alone, which UCX's cuda_ipc rests on. stdout: a table, then one JSON
-object as the last line.
+Two processes stand for a prefill and a decode worker: one holds the KV of a prompt, the other reads it block by
+block in a random order, as vLLM's connector does. Several settings of UCX and sizes of block are measured, with the
+holder at rest and while it computes. Beside them stands CUDA IPC by torch alone, on which UCX's cuda_ipc rests.
+stdout: a table, then one JSON object as the last line.
 """
 
 import argparse
@@ -21,23 +21,23 @@ from typing import Any, Final
 import torch
 import torch.multiprocessing
 
+# (UCX_TLS, UCX_CUDA_IPC_ENABLE_GET_ZCOPY, threads of NIXL). Empty leaves the choice to UCX; vLLM's connector takes
+# 4 threads.
 SETTINGS: Final = (("", "on", 4), ("", "on", 0), ("", "", 4), ("tcp,cuda_copy", "", 4))
-"""(UCX_TLS, UCX_CUDA_IPC_ENABLE_GET_ZCOPY, threads of NIXL). Empty leaves the choice to UCX; vLLM's connector takes 4
-threads."""
+# K or V of a layer of Llama-8B takes 32 KiB for a block of 16 tokens.
 BLOCK_KIB: Final = (32, 256, 2048)
-"""K or V of a layer of Llama-8B takes 32 KiB for a block of 16 tokens."""
 REPEATS: Final = 6
+# A cell is repeated for no longer than this.
 MOST_S: Final = 3.0
-"""After so long a cell is not repeated any more."""
+# Limit of one setting.
 LIMIT_S: Final = 60.0
-"""Of one setting."""
+# Time for a process to end by itself: UCX writes the rest of its log then.
 END_S: Final = 10.0
-"""For a process to end by itself: UCX writes the rest of its log then."""
 FILL: Final = 7
 
 
 def agent_of(name: str, memory: torch.Tensor, threads: int) -> Any:
-    """A NIXL agent that has registered `memory`. UCX's settings are read when NIXL is imported."""
+    """Return a NIXL agent that has registered `memory`. UCX's settings are read when NIXL is imported."""
     nixl = import_module("nixl._api")
     agent = nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=threads))
     agent.register_memory(memory)
@@ -45,7 +45,7 @@ def agent_of(name: str, memory: torch.Tensor, threads: int) -> Any:
 
 
 def hold(pipe: Connection, size: int, device: str, threads: int | None) -> None:
-    """The holder: computes while it is told to, until it is told to end. `threads`: None shares by CUDA IPC alone."""
+    """Hold the memory and compute when told to, until told to end. `threads` None shares by CUDA IPC alone."""
     memory = torch.full((size,), FILL, dtype=torch.uint8, device=device)
     agent = None if threads is None else agent_of("holder", memory, threads)
     pipe.send(memory if agent is None else (agent.get_agent_metadata(), memory.data_ptr()))
@@ -60,7 +60,7 @@ def hold(pipe: Connection, size: int, device: str, threads: int | None) -> None:
 
 
 def read(pipe: Connection, out: Connection, size: int, device: str, threads: int | None) -> None:
-    """The reader: sends a row for each size of block, with the holder at rest and busy."""
+    """Read, and send a row for each size of block, with the holder at rest and busy."""
     memory, shared = torch.zeros(size, dtype=torch.uint8, device=device), pipe.recv()
     agent = None if threads is None else agent_of("reader", memory, threads)
     name = "" if agent is None else agent.add_remote_agent(shared[0])
@@ -80,7 +80,7 @@ def read(pipe: Connection, out: Connection, size: int, device: str, threads: int
 
 
 def read_once(agent: Any, name: str, memory: torch.Tensor, shared: Any, block: int) -> float:
-    """Seconds until everything has been read."""
+    """Return the seconds until everything has been read."""
     if agent is None:
         begin_s = time.perf_counter()
         memory.copy_(shared)
@@ -106,7 +106,7 @@ def read_once(agent: Any, name: str, memory: torch.Tensor, shared: Any, block: i
 
 
 def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: str = "") -> dict[str, Any]:
-    """One setting in two processes of its own."""
+    """Measure one setting in two processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": f"{folder}/%p.log"}
         for name, value in (("UCX_TLS", tls), ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", get_zcopy)):
@@ -137,7 +137,7 @@ def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: st
 
 
 def transports(log: str) -> list[str]:
-    """How UCX reads memory of another process, by its own account: a line for each range of sizes."""
+    """Return how UCX reads memory of another process, from its own log: a line for each range of sizes."""
     found, reads = list[str](), False
     for line in log.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -149,7 +149,7 @@ def transports(log: str) -> list[str]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure each setting, print each as it comes."""
+    """Measure each setting, and print each when it is done."""
     found = []
     for tls, get_zcopy, threads in (*([("", "", None)] if options.device != "cpu" else []), *SETTINGS):
         one = measure(tls, threads, options.mb << 20, options.device, get_zcopy)
@@ -162,7 +162,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     made.add_argument("--device", default="cuda:0")
     made.add_argument("--mb", type=int, default=192, help="KV of a prompt: 1,500 tokens of Llama-8B")

@@ -1,10 +1,10 @@
-"""`python -m load.gpu.plain_steps`: steps of a plain Llama on one GPU, by CUDA events: what engines and profiles are
-held against.
+"""`python -m load.gpu.plain_steps`: steps of a plain Llama on one GPU by CUDA events, the yardstick of engines and
+profiles.
 
-A decoder of matrix products, torch's SDPA and a replayed CUDA graph; no engine, no scheduler, no sampling. Cells: whole
-prompts, decodes by batch and context, and mixed steps of both, whose attention runs one after the other. Each cell is
-the median of some replays; it is saved as soon as it is measured. stdout: a table, then one JSON object as the last
-line.
+A decoder of matrix products, torch's SDPA and a replayed CUDA graph; no engine, no scheduler, no sampling. Cells
+are whole prompts, decodes by batch and context, and mixed steps of both, whose attention runs one after the other.
+Each cell is the median of several replays and is saved as soon as it is measured. stdout: a table, then one JSON
+object as the last line.
 """
 
 import argparse
@@ -28,17 +28,17 @@ BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS: Final = (256, 1024, 4096)
 MIXED_PROMPTS: Final = (128, 512, 2048)
 MIXED_DECODES: Final = ((16, 1024), (64, 1024), (128, 1024), (64, 4096))
+# 35 GB of Llama-8B's KV.
 MAX_KV_TOKENS: Final = 270_000
-"""35 GB of Llama-8B's KV."""
 WARM_UPS, REPLAYS = 3, 9
 BACKENDS: Final = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+# Head dimension of Llama-8B.
 HEAD_DIM: Final = 128
-"""Llama-8B's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step. `prompt` tokens of a new prompt beside `batch` sequences of `context` tokens each."""
+    """One step: `prompt` tokens of a new prompt beside `batch` sequences of `context` tokens each."""
 
     prompt: int
     batch: int
@@ -46,7 +46,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """What is measured, in order: the parts of mixed steps are among the pure ones."""
+    """Return the measured steps, in order: the parts of mixed steps are among the pure ones."""
     return [
         *(Cell(prompt, 0, 0) for prompt in PROMPTS),
         *(Cell(0, b, c) for b in BATCHES for c in CONTEXTS if b * c <= MAX_KV_TOKENS),
@@ -73,13 +73,13 @@ class PlainLlama:
         self.kv = torch.zeros(0, device=device)
 
     def hold(self, cell: Cell) -> None:
-        """Room for the KV of the cell's decodes: [layers, 2, batch, kv_heads, context, head_dim]."""
-        self.kv = torch.zeros(0, device=self.device)  # the last cell's goes first: both may not fit
+        """Allocate the KV of the cell's decodes: [layers, 2, batch, kv_heads, context, head_dim]."""
+        self.kv = torch.zeros(0, device=self.device)  # frees the last cell's first: both may not fit
         size = (self.layers, 2, cell.batch, self.kv_heads, max(cell.context, 1), HEAD_DIM)
         self.kv = torch.randn(size, dtype=torch.bfloat16, device=self.device)
 
     def forward(self, ids: torch.Tensor, angles: torch.Tensor, cell: Cell) -> torch.Tensor:
-        """ids [tokens] int64, angles [tokens, 1, head_dim] as `rotated` takes them; returns logits [rows, vocab]."""
+        """Take ids [tokens] int64 and angles [tokens, 1, head_dim] as `rotated` does; return logits [rows, vocab]."""
         x = self.table[ids]
         for layer, (qkv, out, up, down) in enumerate(self.parts):
             attended = self._attend(functional.rms_norm(x, x.shape[-1:], self.norm) @ qkv.T, angles, layer, cell)
@@ -90,7 +90,7 @@ class PlainLlama:
         return functional.rms_norm(last, last.shape[-1:], self.norm) @ self.head.T
 
     def _attend(self, mixed: torch.Tensor, angles: torch.Tensor, layer: int, cell: Cell) -> torch.Tensor:
-        """mixed [tokens, (heads + 2 kv_heads) x head_dim]; returns [tokens, heads x head_dim]."""
+        """Take mixed [tokens, (heads + 2 kv_heads) x head_dim]; return [tokens, heads x head_dim]."""
         tokens = len(mixed)
         q, k, v = mixed.view(tokens, -1, HEAD_DIM).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, k = rotated(q, angles), rotated(k, angles)
@@ -111,14 +111,14 @@ class PlainLlama:
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, head_dim], angles [tokens, 1, head_dim] as cos and sin halves."""
+    """Rotate x [tokens, heads, head_dim] by angles [tokens, 1, head_dim], given as cos and sin halves."""
     cos, sin = angles.chunk(2, dim=-1)
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
 def replay_ms(step: Callable[[], object], graphed: bool) -> list[float]:
-    """Milliseconds of some runs of `step`, by CUDA events, replayed as a graph where asked for."""
+    """Return the ms of several runs of `step`, by CUDA events; with `graphed`, replayed as a graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -144,7 +144,7 @@ def replay_ms(step: Callable[[], object], graphed: bool) -> list[float]:
 
 
 def measure(model: PlainLlama, cell: Cell) -> dict[str, Any]:
-    """The cell's times by each attention backend that can compute it; the fastest is `ms`."""
+    """Return the cell's times by each attention backend that can compute it; the fastest is `ms`."""
     model.hold(cell)
     tokens = cell.prompt + cell.batch
     ids = torch.randint(0, len(model.table), (tokens,), device=model.device)
@@ -185,7 +185,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     made.add_argument("--device", default="cuda:0")
     made.add_argument("--limit-s", type=float, default=240.0)

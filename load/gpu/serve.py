@@ -1,9 +1,9 @@
 """`python -m load.gpu.serve --engine vllm`: a whole suite on one GPU, prefill and decode as two workers that share it.
 
-`fulcrum up` with a model of Llama-8B's shape; requests arrive at random for a while, and every answer is counted. With
-`--moves N` they arrive for as long again while workers change their roles N times.
-Reported: TTFT and TPOT as clients see them, failures, what the metrics service exposes of KV, occupancy by Fulcrum
-beside the GPU's own utilisation, how soon moves hold. stdout: a few lines, then one JSON object as the last line.
+`fulcrum up` with a model of Llama-8B's shape. Requests arrive at random for a while, and every answer is counted.
+With `--moves N` they arrive for as long again while workers change their roles N times. Reported are TTFT and TPOT
+as clients see them, failures, KV figures of the metrics service, occupancy by Fulcrum beside the GPU's own
+utilisation, and the time until moves hold. stdout: a few lines, then one JSON object as the last line.
 """
 
 import argparse
@@ -24,20 +24,20 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import play
-from load.planner.bench_spike import percentiles
-from load.planner.role_figures import spread_ms
+from load.planner.bench_role import spread_ms
+from load.report import percentiles
 
 START_S: Final = 240.0
 LOOK_S: Final = 0.25
+# Characters of a command's or log's end that are kept.
 TAIL: Final = 4000
-"""Characters of what a command or a log says that are kept."""
+# Lines of the metrics exposition that are kept.
 MOST_LINES: Final = 400
-"""Of what metrics exposes."""
 SHOWN: Final = ("requests", "answered", "failures", "ttft_ms", "tpot_ms", "gpu_utilisation")
 
 
 async def read_gpu(readings: list[float]) -> None:
-    """The GPU's own utilisation, 0..1, until cancelled."""
+    """Read the GPU's own utilisation, 0..1, until cancelled."""
     counters = open_nvml()
     while counters is not None:
         readings += [each.utilisation for each in counters.read() if each.utilisation is not None]
@@ -45,7 +45,7 @@ async def read_gpu(readings: list[float]) -> None:
 
 
 async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, moves: int = 0) -> dict[str, Any]:
-    """Requests that arrive at random, and what the suite says of itself right after them."""
+    """Send requests at random times; return the outcomes and what the suite reports right after them."""
     spec = f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
     trace, failed, readings, held = generate(spec, seed=seed), list[str](), list[float](), list[HeldMove]()
     beside = [asyncio.create_task(read_gpu(readings))]
@@ -77,7 +77,7 @@ async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, mo
 
 
 async def move(suite: RunningSuite, moves: int, pause_s: float, held: list[HeldMove]) -> None:
-    """Workers change roles, one every `pause_s`, and at the end have those of the start again."""
+    """Change roles of workers, one every `pause_s`, and restore those of the start at the end."""
     async with role_changer(suite) as changer:
         for _ in range(moves):
             held.append(await changer.move_one())
@@ -85,7 +85,7 @@ async def move(suite: RunningSuite, moves: int, pause_s: float, held: list[HeldM
 
 
 async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:
-    """What the suite says of its last `window_s` seconds."""
+    """Return what the suite reports of its last `window_s` seconds."""
     async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
         metrics = suite.ready["metrics"]
         occupancy = (await http.get(f"{metrics}/v1/occupancy", params={"window": f"{window_s}s"})).json()
@@ -96,7 +96,7 @@ async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start the suite, ask it, stop it."""
+    """Start the suite, load it, stop it."""
     model = options.model or write_model(folder / options.shape, options.shape, "cuda:0", options.tokenizer)
     roles = [f"--{role}={getattr(options, role)}" for role in ("prefill", "decode", "mixed")]
     env = {
@@ -137,7 +137,6 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Run, print."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = run(options, Path(folder))
     print(f"start_s          {found['start_s']}")
@@ -148,7 +147,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_model_options(made)
     made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")

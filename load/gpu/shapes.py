@@ -1,5 +1,6 @@
-"""Models of random weights in the shapes of real ones, written where a GPU machine has no weights and no network, and
-how vLLM starts with them there."""
+"""Models of random weights in the shapes of real ones, for GPU machines without weights and network, and vLLM's
+arguments for them.
+"""
 
 import argparse
 import shutil
@@ -13,6 +14,7 @@ from libs.testing.engines.real_model import write_random_llama
 
 LLAMA_8B: Final = "llama-3.1-8b"
 SMOLLM2_135M: Final = "smollm2-135m"
+# LlamaConfig by name, from the config.json of meta-llama/Llama-3.1-8B and HuggingFaceTB/SmolLM2-135M.
 SHAPES: Final = MappingProxyType(
     {
         LLAMA_8B: {
@@ -36,12 +38,12 @@ SHAPES: Final = MappingProxyType(
         },
     }
 )
-"""LlamaConfig by name, from the config.json of meta-llama/Llama-3.1-8B and HuggingFaceTB/SmolLM2-135M."""
 
 
 def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = None, **changes: Any) -> Path:
-    """A model of `shape` with random weights in bfloat16, drawn on `device`; `tokenizer`: the folder whose files it
-    takes. `changes`: of the shape."""
+    """Write a model of `shape` with random bfloat16 weights, drawn on `device`. `tokenizer` is a folder whose
+    tokenizer files it takes; `changes` override the shape.
+    """
     config = {**SHAPES[shape], "bos_token_id": 1, "eos_token_id": 2, **changes}
     write_random_llama(folder, device=device, dtype=torch.bfloat16, **config)
     for file in tokenizer.glob("*token*") if tokenizer else ():
@@ -50,7 +52,7 @@ def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = 
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which engine, which model, and where that is written."""
+    """Add the options for the engine, the model, and the folder of random weights."""
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
     parser.add_argument("--shape", choices=list(SHAPES), default=LLAMA_8B)
     parser.add_argument("--model", type=Path, help="a folder with weights in place of random ones")
@@ -58,8 +60,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def vllm_arguments(*, context_tokens: int, gpu_share: float, kv_mb: int) -> dict[str, Any]:
-    """Arguments of vLLM's engine: without its compiler, which takes minutes at its first start; decodes are CUDA
-    graphs. `gpu_share`: of the GPU's memory, 0..1."""
+    """Return vLLM's engine arguments: no compiler, which takes minutes at its first start; decodes are CUDA graphs.
+    `gpu_share` is of the GPU's memory, 0..1.
+    """
     return {
         "max_model_len": context_tokens,
         "gpu_memory_utilization": gpu_share,

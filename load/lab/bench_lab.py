@@ -1,10 +1,10 @@
-"""What each policy is worth in the lab: the highest rate at which it keeps the SLO, by workload and interference.
+"""The worth of each policy in the lab: the highest rate at which it keeps the SLO, by workload and interference.
 
-8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. A row a policy, a column a workload; a figure is
-relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests, 90 % of work,
-and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the live planner. At the
-end one JSON line. Quick by default: four workloads; `--eight` has all, as short; `--full` 16 workers, whole stretches,
-all interferences and several seeds, and takes hours.
+8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. Rows are policies, columns workloads. A
+figure is relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests,
+90 % of work, and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the
+live planner. The last line is JSON. Four short workloads by default; `--eight` has all of them, as short. `--full`
+takes hours: 16 workers, whole stretches, all interferences and several seeds.
 
 What is in libs/policy was tuned on seeds 1 to 3 and on stretches of traces that begin before 1,500 s. `--held-out`
 draws other seeds, and takes traces from 1,680 s on.
@@ -24,7 +24,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from libs.cli.lab.asked import parse_wrong
@@ -39,6 +38,7 @@ from libs.lab.traces.generate import generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from load.lab.compile_lab import run_compiled
+from load.report import show, titled_table
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 EIGHT: Final = {
@@ -84,25 +84,23 @@ _OURS: Final = ("#0b6e4f", "#1f9d6f", "#6fd3a8")
 _THEIRS: Final = ("#334155", "#94a3b8", "#b45309", "#f59e0b", "#7c3aed", "#be123c", "#0ea5e9", "#475569", "#d97706")
 FULL_INTERFERENCES: Final = (0.0, 0.5, 1.0)
 WARM_UP: Final = 0.15
+# Shares of a trace that are served and not scored.
 TAIL: Final = 0.1
-"""Shares of a trace that are served and not scored."""
+# Share of the fluid bound at which a search begins.
 START: Final = 0.55
-"""Of the fluid bound: where a search begins."""
+# After the last arrival, beside the time that the longest answer may take.
 OVERTIME_S: Final = 60.0
-"""After the last arrival, beside the time that the longest answer may take."""
 HELD_OUT_SEED: Final = 101
+# A held-out stretch of a trace begins so much later. Azure's two minutes from 2,400 s on have requests in four
+# seconds alone, so it takes those before them.
 HELD_OUT_LATER_S: Final = {MOONCAKE: 1200.0, AZURE: 1080.0}
-"""By which a held-out stretch of a trace begins later. Azure's two minutes from 2,400 s on have requests in four
-seconds alone, so it takes those before them."""
+# max_tokens of an answer, as its client sets it; policies do not see its true length.
 ALLOWED_TOKENS: Final = 4096
-"""Of an answer, as its client allows; what it comes to is known to nobody."""
 MEASURES: Final[Sequence[Measure]] = ("both", "requests", "work")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One search."""
-
     workload: str
     policy: str
     interference: float | None
@@ -110,20 +108,18 @@ class Cell:
     """What the cluster is wrong about, as `fulcrum lab run --wrong` takes it."""
 
 
+# The highest rate, by what has to be good.
 Edges = dict[Measure, Found]
-"""By what has to be good."""
+# Fluid bound of a workload and an interference.
 Bounds = dict[tuple[str, float | None], dict[Measure, float]]
-"""Fluid bound of a workload and an interference."""
 
 
 def main() -> None:
-    """Search, show, print one JSON line."""
     asked = _arguments()
     if not asked.plain:
         run_compiled("load.lab.bench_lab")
     asked.workers = asked.workers or (16 if asked.full else 8)
     quiet()
-    console = Console(file=sys.stdout, highlight=False, width=160)
     started = time.monotonic()
     all_of = FULL if asked.full else EIGHT
     asked_for = asked.workloads.split(",") if asked.workloads else list(all_of if asked.full or asked.eight else QUICK)
@@ -153,9 +149,9 @@ def main() -> None:
             asked.out.write_text(json.dumps(figures, indent=1) + "\n")
     for interference in interferences:
         for measure in MEASURES:
-            console.print(_table(found, workloads, policies, interference, bounds, measure=measure))
+            show(_table(found, workloads, policies, interference, bounds, measure=measure))
         if asked.wrong:
-            console.print(_lost(found, workloads, policies, interference, asked.wrong))
+            show(_lost(found, workloads, policies, interference, asked.wrong))
     figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
     if asked.picture and None in interferences:
         _draw(asked.picture, found, workloads, policies, bounds)
@@ -163,7 +159,7 @@ def main() -> None:
 
 
 def _figures(base: "Base", found: dict[Cell, Edges], bounds: Bounds, wall_s: float) -> Any:
-    """What `--out` keeps, also of a bench that is ended before all is found."""
+    """Return what `--out` keeps, also of a bench that is ended early."""
     return {
         "bench": "lab", "workers": base.workers, "model": base.model, "device": base.device, "slo": base.slo,
         "seeds": base.seeds, "held_out": base.held_out, "wall_s": wall_s,
@@ -179,8 +175,6 @@ def _figures(base: "Base", found: dict[Cell, Edges], bounds: Bounds, wall_s: flo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What all cells share."""
-
     workers: int
     model: str
     device: str
@@ -188,15 +182,15 @@ class Base:
     workloads: dict[str, str]
     seeds: int
     held_out: bool = False
-    """Whether seeds and stretches of traces are others than those that decisions were tuned on."""
+    """Whether seeds and stretches of traces differ from those that decisions were tuned on."""
 
     def experiment(self, cell: Cell) -> Experiment:
-        """At the workload's own rate."""
+        """Return the cell's experiment at the workload's own rate."""
         seed = HELD_OUT_SEED if self.held_out else 1
         trace = _trace(self.workloads[cell.workload], seed, held_out=self.held_out)
         seconds = trace.duration_ns / 1e9
         slo = parse_slo(self.slo)
-        # The longest answer ends at its pace: whoever uses the pace that the SLO allows would seem not to finish.
+        # The longest answer at the pace that the SLO allows: a policy that uses it would seem not to finish.
         pace_s = max(each.output_tokens for each in trace.requests) * slo.tpot_ns / 1e9
         return Experiment(
             trace,
@@ -246,7 +240,7 @@ def _there(text: str) -> bool:
 
 
 def _edge(found: dict[Cell, Edges], cell: Cell, measure: Measure) -> float:
-    """The highest rate there; 0 where it was not sought."""
+    """Return the highest rate; 0 where none was searched."""
     edges = found.get(cell, {})
     return edges[measure].rate_scale if measure in edges else 0.0
 
@@ -255,11 +249,9 @@ def _lost(
     found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
     wrongs: Sequence[str],
 ) -> Table:  # fmt: skip
-    """What is left of the highest rate where the cluster is wrong about itself."""
-    shown = Table(title="Highest rate, relative to that of a cluster that is wrong about nothing", title_justify="left",
-                  box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
-    for name in ("policy", "wrong", *workloads, "geomean"):
-        shown.add_column(name, justify="left" if name in ("policy", "wrong") else "right")
+    """Return the share of the highest rate that is left where the cluster is wrong about itself."""
+    title = "Highest rate, relative to that of a cluster that is wrong about nothing"
+    shown = titled_table(title, "policy", "wrong", *workloads, "geomean", left=("wrong",))
     for policy in policies:
         for wrong in wrongs:
             right = [_edge(found, Cell(w, policy, interference), "both") for w in workloads]
@@ -275,11 +267,7 @@ def _table(
     words = "as the profile has it" if interference is None else f"{interference:g}"
     good = "requests and work" if measure == "both" else measure
     title = f"Highest rate by {good}, relative to the best static split; interference {words}"
-    shown = Table(title=title, title_justify="left",
-                  box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
-    shown.add_column("policy")
-    for name in (*workloads, "geomean"):
-        shown.add_column(name, justify="right")
+    shown = titled_table(title, "policy", *workloads, "geomean")
 
     def relative(workload: str, rate: float) -> float | None:
         knee = _edge(found, Cell(workload, "static", interference), measure)
@@ -300,7 +288,7 @@ def _draw(
     path: Path, found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str],
     bounds: Bounds,
 ) -> None:  # fmt: skip
-    """Bars: of the fluid bound, what each policy reaches at the profile's own interference."""
+    """Draw bars: each policy's highest rate over the fluid bound, at the profile's own interference."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (only where a picture is asked for)
 
     figure = Figure(figsize=(9, 4.2), layout="constrained")

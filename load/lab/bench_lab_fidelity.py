@@ -1,11 +1,11 @@
-"""How near the lab is to what it stands for: the same trace in the lab and in the system, request by request.
+"""The lab against the system that it simulates: the same trace in both, request by request.
 
-`sim`: against gateway, workers and engine as they are, in virtual time on a network without faults: with equal delays
-of all messages, where the lab is to decide and to time all alike, and with drawn ones, beside what the simulation
-differs by from itself. `live`: against `fulcrum up` with simulated GPUs, over HTTP in real time. `torch`: against an
-engine that computes, on this machine's CPU. Of those two each run is kept in a file, and `judge` compares: what the lab
-cannot know (the hop, step times, the workers' CPU time) is calibrated on the first run and judged on the others, beside
-what runs of one trace differ by themselves. At the end one JSON line.
+`sim` compares with gateway, workers and engine as they are, in virtual time on a network without faults. With equal
+delays of all messages the lab must decide and time alike; with drawn delays it is held against the difference
+between two simulations. `live` compares with `fulcrum up` with simulated GPUs, over HTTP in real time; `torch` with
+an engine that computes, on this machine's CPU. Each run of those two is kept in a file, and `judge` compares them.
+Unknown constants (the hop, step times, the workers' CPU time) are calibrated on the first run and judged on the
+others, beside the difference between runs of one trace. The last line is JSON.
 """
 
 import argparse
@@ -27,20 +27,26 @@ from libs.lab.traces.request import Trace
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.lab.fidelity import (
+    LIVE,
+    SIM_CASES,
+    WARM_UP,
     Comparison,
     Constants,
+    Live,
     Replay,
     as_it_came,
     calibrate,
     compare,
     lab_replay,
+    live_trace,
     pooled,
     prompt_ids,
+    short,
     table,
+    traces_of,
     verdict,
 )
-from load.lab.fidelity_cases import LIVE, SIM_CASES, WARM_UP, Live, live_trace, short, traces_of
-from load.lab.fidelity_live import Kept, learned_steps, live_replay, settings, sim_settings
+from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings, sim_settings
 from load.lab.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 
 EXAMPLES: Final = """examples:
@@ -51,12 +57,12 @@ EXAMPLES: Final = """examples:
   python -m load.lab.bench_lab_fidelity live --seconds 110 --seed 2 --out b1
   python -m load.lab.bench_lab_fidelity judge a1 a2 b1                 # calibrated on a1
 """
+# Where calibration begins.
 FIRST: Final = Constants(1.0, LOOKUP_MS)
-"""Where calibration begins."""
 
 
 def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
-    """Each case in the simulation of the real code and in the lab: with equal delays, then with drawn ones."""
+    """Compare each case in the simulation of the real code and in the lab: with equal delays, then with drawn ones."""
     even, drawn, itself = list[Comparison](), list[Comparison](), list[Comparison]()
     for name, case in SIM_CASES.items():
         traces = traces_of(case.trace, 1) if not only or name in only else []
@@ -90,8 +96,8 @@ def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
     }
 
 
-def run_live(link: str, seconds: float, seed: int) -> Kept:
-    """A suite that nothing has run on but a warm-up."""
+def run_live(link: str, seconds: float, seed: int) -> LiveRun:
+    """Run a trace on a fresh suite, after a warm-up only."""
     live = LIVE[link]
     place, trace, before = live.case.place(), live_trace(live, seconds, seed), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="lab-fidelity-") as folder:
@@ -103,7 +109,7 @@ def run_live(link: str, seconds: float, seed: int) -> Kept:
             for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
                 replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
         replay = replace(replay, learned=learned_steps(cache, place.profile.step_time))
-    kept = Kept(link, seconds, seed, replay, before, os.getloadavg()[0])
+    kept = LiveRun(link, seconds, seed, replay, before, os.getloadavg()[0])
     print(
         f"{link}, seed {seed}: {len(replay.served)} of {len(trace.requests)} requests, sent at most"
         f" {replay.latest_ns / 1e6:.1f} ms late; load average {before:.2f} before, {kept.load_after:.2f} after"
@@ -111,8 +117,8 @@ def run_live(link: str, seconds: float, seed: int) -> Kept:
     return kept
 
 
-def judged(runs: Sequence[Kept]) -> dict[str, Any]:
-    """The lab against each run, calibrated on the first; and runs of one trace against each other."""
+def judged(runs: Sequence[LiveRun]) -> dict[str, Any]:
+    """Compare the lab with each run, calibrated on the first, and runs of one trace with each other."""
     first, live = runs[0], LIVE[runs[0].link]
     if {run.link for run in runs} != {first.link}:
         raise SystemExit(f"runs of different links: {sorted({run.link for run in runs})}")
@@ -158,19 +164,18 @@ def judged(runs: Sequence[Kept]) -> dict[str, Any]:
     }
 
 
-def _learned(live: Live, first: Kept) -> Any:
+def _learned(live: Live, first: LiveRun) -> Any:
     place = live.case.place()
     if live.real and first.replay.learned is not None:
         place = replace(place, profile=replace(place.profile, step_time=first.replay.learned))
     return place
 
 
-def _count(run: Kept) -> int:
+def _count(run: LiveRun) -> int:
     return len(run.trace.requests)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     made = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -191,7 +196,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def everything(seconds: float) -> dict[str, Any]:
-    """All links."""
     found: dict[str, Any] = {"sim": against_sim([], seeds=2)}
     for link in ("live", "torch"):
         found[link] = judged([run_live(link, seconds, seed) for seed in (1, 1, 2)])
@@ -199,7 +203,6 @@ def everything(seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a link."""
     asked = parser().parse_args()
     found: dict[str, Any]
     if asked.link == "sim":

@@ -1,9 +1,9 @@
-"""How fast the lab is: plain and compiled, on one core, beside DynoSim over the same trace in the same run.
+"""The speed of the lab, plain and compiled, on one core, beside DynoSim over the same trace in the same run.
 
-An hour of mooncake_conversation on 16 workers, chunks of 8,192 prompt tokens in all of them. Times are CPU seconds of
-one pinned process with the reading of the trace and without the start of Python; the best of the rounds counts. Then
-both simulators with equal step times, and what the lab takes by requests and by workers. At the end one JSON line.
-Needs FULCRUM_DATA; `make peer-dynamo` for DynoSim, and a C compiler for the compiled rows: else they are left out.
+An hour of mooncake_conversation on 16 workers, in chunks of 8,192 prompt tokens. Times are CPU seconds of one
+pinned process, with the reading of the trace and without the start of Python; the best of the rounds counts. Then
+follow both simulators with equal step times, and the lab's time by requests and by workers. The last line is JSON.
+Needs FULCRUM_DATA. `make peer-dynamo` adds DynoSim, and a C compiler the compiled rows.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from libs.lab.experiment import Experiment, run
@@ -30,7 +29,8 @@ from libs.lab.study import quiet, scaled
 from libs.lab.traces.read import read_trace
 from libs.policy.step_time import StepTimeModel
 from load.lab.compile_lab import ROOT, build, missing
-from load.peers.dynamo.install import python as peer_python
+from load.peers.dynamo_suite import python as peer_python
+from load.report import show, titled_table
 
 TRACE: Final = "mooncake_conversation.jsonl"
 BLOCK_TOKENS: Final = 512
@@ -38,13 +38,13 @@ BLOCKS: Final = 860
 CHUNK_TOKENS: Final = 8192
 MAX_SEQUENCES: Final = 256
 SLO: Final = "ttft=max(2s,3x),tpot=50ms"
+# DynoSim's router with the knowledge of the lab's policy: cached prefixes, or nothing of them.
 ROUTERS: Final = {"fulcrum": "kv_router", "static": "round_robin"}
-"""DynoSim's router that knows as much as the lab's policy does: cached prefixes, or nothing of them."""
+# Straight lines, which DynoSim's tables hold exactly: prefill by tokens of a step, decode by tokens of KV.
 EQUAL: Final = StepTimeModel(
     prefill_fixed_ns=10e6, prefill_token_ns=25_000, prefill_token_squared_ns=0.0,
     decode_fixed_ns=6e6, decode_sequence_ns=0.0, decode_kv_token_ns=50.0, interference=1.0,
 )  # fmt: skip
-"""Straight lines, which DynoSim's tables hold exactly: prefill by tokens of a step, decode by tokens of KV."""
 AIM_PLAIN, AIM_COMPILED = 0.3, 1.5
 WORKERS: Final = (16, 32, 64, 128, 256)
 SECONDS: Final = (450, 900, 1800, 3600)
@@ -60,17 +60,15 @@ class Job:
     seconds: float = 3600.0
     rate: float = 1.0
     equal: bool = False
-    """With `EQUAL` step times, and neither hops nor time for KV on its way, as in DynoSim."""
+    """Whether step times are `EQUAL`, with neither hops nor KV transfer time, as in DynoSim."""
     chunk_tokens: int = CHUNK_TOKENS
 
     @property
     def workers(self) -> int:
-        """All of them."""
         return self.prefill + self.decode
 
 
 def main() -> None:
-    """Measure, show, print one JSON line."""
     asked = _arguments()
     if asked.child:
         print(json.dumps(_run(Job(**json.loads(asked.child)))))
@@ -84,15 +82,12 @@ def main() -> None:
         build(asked.compiled)
         folders["compiled"] = asked.compiled.resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        console = Console(file=sys.stdout, highlight=False, width=140)
         speed = _speed(folders, asked.rounds) if "speed" in asked.parts else []
         equal = _equal(folders, Path(scratch)) if "equal" in asked.parts else []
         slopes = _slopes(folders) if "slopes" in asked.parts else []
         shown = [_speed_table(speed)] if speed else []
         shown += [_equal_table(equal)] if equal else []
-        for table in (*shown, *_slope_tables(slopes)):
-            console.print(table)
-            console.print()
+        show(*shown, *_slope_tables(slopes))
     print(json.dumps({"bench": "lab-speed", "cores": os.cpu_count(), "speed": speed, "equal": equal, "slopes": slopes}))
 
 
@@ -100,7 +95,7 @@ def main() -> None:
 
 
 def _run(job: Job) -> dict[str, Any]:
-    """In this process: CPU time with the reading of the trace, and the figures."""
+    """Run in this process; return CPU time with the reading of the trace, and the figures."""
     quiet()
     cpu, wall = time.process_time(), time.perf_counter()
     trace = read_trace(_trace(), seed=1, seconds=job.seconds)
@@ -132,7 +127,7 @@ def _equal_hardware() -> Hardware:
 
 
 def _lab(folder: Path, job: Job) -> dict[str, Any]:
-    """A run with `libs` of that folder, on one core."""
+    """Run with the `libs` of a folder, on one core."""
     command = [sys.executable, "-m", "load.lab.bench_lab_speed", "--child", json.dumps(asdict(job))]
     paths = dict.fromkeys((str(folder), str(ROOT)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), **_ONE_THREAD}
@@ -140,7 +135,7 @@ def _lab(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def _dynosim(router: str, profile: Path | None, trace: Path | None = None) -> dict[str, Any] | None:
-    """The same trace there, or one that was written for it; None where it is not installed."""
+    """Replay the same trace in DynoSim, or one written for it; return None if DynoSim is not installed."""
     if not peer_python().is_file():
         print("no rows of DynoSim: `make peer-dynamo` installs it", file=sys.stderr)
         return None
@@ -149,7 +144,7 @@ def _dynosim(router: str, profile: Path | None, trace: Path | None = None) -> di
         "chunk_tokens": CHUNK_TOKENS, "max_sequences": MAX_SEQUENCES, "router": router, "ttft_ms": 2000, "itl_ms": 50,
         "profile": str(profile or ""),
     }  # fmt: skip
-    script = Path(__file__).parents[1] / "peers" / "dynamo" / "simulate.py"
+    script = Path(__file__).parents[1] / "peers" / "dynamo_simulate.py"
     found = _last_line([str(peer_python()), str(script), json.dumps(asked)], ROOT, os.environ | _ONE_THREAD)
     each = found["summary"]
 
@@ -181,7 +176,7 @@ def _last_line(command: Sequence[str], folder: Path, environment: dict[str, str]
 
 
 def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Rows of (who, policy, best CPU seconds), those to compare in turns."""
+    """Return rows of (who, policy, best CPU seconds); those to compare take turns."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in range(rounds):
         for policy, router in ROUTERS.items():
@@ -208,7 +203,7 @@ def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
 
 
 def _equal(folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
-    """Both simulators with `EQUAL` step times; plain and compiled have to agree to the last digit."""
+    """Run both simulators with `EQUAL` step times; plain and compiled have to agree to the last digit."""
     table, spread = scratch / "equal.npz", scratch / "spread.jsonl"
     _write_profile(table)
     _write_spread(spread)
@@ -228,7 +223,9 @@ def _equal(folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
 
 
 def _write_spread(path: Path) -> None:
-    """The trace as the lab has it come: within a tick of its clock of 3 s, where DynoSim lets all come at once."""
+    """Write the trace with arrivals as the lab draws them: spread within a tick of its clock of 3 s, where DynoSim
+    lets all arrive at once.
+    """
     with path.open("w") as file:
         for each in read_trace(_trace(), seed=1, seconds=Job().seconds).requests:
             row = {"timestamp": each.arrival_ns / 1e6, "input_length": each.input_tokens,
@@ -237,7 +234,7 @@ def _write_spread(path: Path) -> None:
 
 
 def _write_profile(path: Path) -> None:
-    """`EQUAL` as the tables that DynoSim interpolates between, in milliseconds."""
+    """Write `EQUAL` as the tables that DynoSim interpolates between, in milliseconds."""
     tokens, kv = np.array([0.0, 200_000.0]), np.array([0.0, float(BLOCKS * BLOCK_TOKENS)])
     prefill = (EQUAL.prefill_fixed_ns + EQUAL.prefill_token_ns * tokens) / 1e6
     decode = (EQUAL.decode_fixed_ns + EQUAL.decode_kv_token_ns * kv) / 1e6
@@ -248,7 +245,9 @@ def _write_profile(path: Path) -> None:
 
 
 def _slopes(folders: dict[str, Path]) -> list[dict[str, Any]]:
-    """CPU time by requests, and by workers with as many requests: the same load on each worker, for a shorter time."""
+    """Measure CPU time by requests, and by workers with as many requests: the same load on each worker, for a shorter
+    time.
+    """
     jobs = [("requests", Job(seconds=seconds)) for seconds in SECONDS]
     for workers in WORKERS:
         times, prefill = workers // 16, round(workers * 9 / 16)
@@ -269,16 +268,8 @@ def _slopes(folders: dict[str, Path]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- shown
 
 
-def _table(title: str, *columns: str) -> Table:
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0),
-                  header_style="bold")  # fmt: skip
-    for place, name in enumerate(columns):
-        shown.add_column(name, justify="right" if place else "left", no_wrap=True)
-    return shown
-
-
 def _speed_table(rows: list[dict[str, Any]]) -> Table:
-    shown = _table(
+    shown = titled_table(
         f"An hour on 16 workers, one core; aims: plain {AIM_PLAIN}x of DynoSim, compiled {AIM_COMPILED}x",
         "simulator", "policy", "CPU s", "wall s", "times real time", "of DynoSim", "aim",
     )  # fmt: skip
@@ -293,7 +284,7 @@ def _speed_table(rows: list[dict[str, Any]]) -> Table:
 
 def _equal_table(rows: list[dict[str, Any]]) -> Table:
     quantiles = ("mean", "p50", "p90", "p99")
-    shown = _table("Equal step times; ms", "simulator", *(f"TTFT {q}" for q in quantiles),
+    shown = titled_table("Equal step times; ms", "simulator", *(f"TTFT {q}" for q in quantiles),
                    *(f"TPOT {q}" for q in quantiles), "reused")  # fmt: skip
     for row in rows:
         times = [f"{1e3 * row['ttft_s'][q]:,.1f}" for q in quantiles] + [
@@ -306,7 +297,7 @@ def _equal_table(rows: list[dict[str, Any]]) -> Table:
 def _slope_tables(rows: list[dict[str, Any]]) -> list[Table]:
     tables = []
     for what in dict.fromkeys(row["by"] for row in rows):
-        shown = _table(f"By {what}", "lab", "workers", "requests", "CPU s", "µs a request", "events a request")
+        shown = titled_table(f"By {what}", "lab", "workers", "requests", "CPU s", "µs a request", "events a request")
         for row in (row for row in rows if row["by"] == what):
             shown.add_row(row["who"], str(row["workers"]), f"{row['requests']:,}", f"{row['cpu_s']:.2f}",
                           f"{row['us_per_request']:.0f}", f"{row['events_per_request']:.1f}")  # fmt: skip

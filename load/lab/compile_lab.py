@@ -1,27 +1,147 @@
-"""`python -m load.lab.compile_lab build/lab`: what the lab runs on, compiled with mypyc: the same code, no second one.
+"""`python -m load.lab.compile_lab build/lab`: compiles the modules that the lab runs on with mypyc, from the same
+sources.
 
-The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the `.py`
-of that name. It is used where it is asked for, and nowhere else: `PYTHONPATH=build/lab fulcrum lab run …`. Figures are
-those of plain Python (tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which
-brings mypyc, setuptools and a C compiler; a build takes minutes.
+The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the
+`.py` of that name. Only `PYTHONPATH=build/lab fulcrum lab run …` uses it. Figures are those of plain Python
+(tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which brings mypyc,
+setuptools and a C compiler; a build takes minutes.
+
+mypyc leaves the `__init__` that `@dataclass` generates to the interpreter, which took a third of the compiled lab's
+time. The copies therefore get written constructors. Their records lose `frozen`, which the sources were checked
+for, and keep fields, defaults, equality and hash.
 """
 
 import argparse
+import ast
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from libs.lab.cluster.worker import LabWorker
-from load.lab import compile_records
-from load.lab.compile_records import bases, with_constructors
+
+
+class _Field(NamedTuple):
+    name: str
+    annotation: str
+    default: str
+    """Source of the default; empty if there is none."""
+    factory: str
+    init: bool
+
+
+def bases(sources: Iterable[str]) -> frozenset[str]:
+    """Return the names of all base classes: their fields go into constructors elsewhere."""
+    found: set[str] = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.update(base.id for base in node.bases if isinstance(base, ast.Name))
+    return frozenset(found)
+
+
+def with_constructors(source: str, derived_from: frozenset[str] = frozenset()) -> str:
+    """Return the module with a written constructor in each dataclass that has none, derives from no other and is no
+    base.
+    """
+    lines = source.splitlines()
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for node in reversed(classes):
+        decorator = _decorator(node)
+        if decorator is None or node.bases or node.name in derived_from or _has_constructor(node):
+            continue
+        fields = _fields(node)
+        if fields is None:
+            continue
+        assert node.end_lineno is not None and decorator.end_lineno is not None
+        lines[node.end_lineno : node.end_lineno] = _constructor(node, fields)
+        lines[decorator.lineno - 1 : decorator.end_lineno] = [_plain(decorator)]
+    return "\n".join(lines) + "\n"
+
+
+def _decorator(node: ast.ClassDef) -> ast.expr | None:
+    if len(node.decorator_list) != 1:
+        return None
+    found = node.decorator_list[0]
+    name = found.func if isinstance(found, ast.Call) else found
+    return found if isinstance(name, ast.Name) and name.id == "dataclass" else None
+
+
+def _plain(decorator: ast.expr) -> str:
+    """Return the decorator without its constructor; frozen classes keep their hash."""
+    keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+    options = {each.arg: ast.unparse(each.value) for each in keywords if each.arg is not None}
+    frozen = options.pop("frozen", "False") == "True"
+    if frozen and options.get("eq") != "False":
+        options["unsafe_hash"] = "True"
+    options["init"] = "False"
+    return f"@dataclass({', '.join(f'{name}={value}' for name, value in options.items())})"
+
+
+def _has_constructor(node: ast.ClassDef) -> bool:
+    return any(isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in node.body)
+
+
+def _fields(node: ast.ClassDef) -> list[_Field] | None:
+    """Return the fields; None if one is of an unknown kind."""
+    found = []
+    for each in node.body:
+        if not isinstance(each, ast.AnnAssign):
+            continue
+        annotation = _unquoted(each.annotation)
+        if not isinstance(each.target, ast.Name) or any(
+            word in annotation for word in ("ClassVar", "InitVar", "KW_ON")
+        ):
+            return None
+        field = _field(each.target.id, annotation, each.value)
+        if field.factory and "None" in annotation:
+            return None
+        found.append(field)
+    return found or None
+
+
+def _unquoted(annotation: ast.expr) -> str:
+    is_quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
+    return str(annotation.value) if is_quoted else ast.unparse(annotation)  # type: ignore[attr-defined]
+
+
+def _field(name: str, annotation: str, value: ast.expr | None) -> _Field:
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field"):
+        return _Field(name, annotation, ast.unparse(value) if value is not None else "", "", init=True)
+    options = {each.arg: ast.unparse(each.value) for each in value.keywords}
+    default, factory = options.get("default", ""), options.get("default_factory", "")
+    return _Field(name, annotation, default, factory, init=options.get("init") != "False")
+
+
+def _constructor(node: ast.ClassDef, fields: list[_Field]) -> list[str]:
+    taken, body = [], []
+    for each in fields:
+        if not each.init:
+            if each.default or each.factory:
+                body.append(f"self.{each.name} = {each.default or f'({each.factory})()'}")
+        elif each.factory:
+            taken.append(f'{each.name}: "{each.annotation} | None" = None')
+            body.append(f"self.{each.name} = {each.name} if {each.name} is not None else ({each.factory})()")
+        else:
+            taken.append(f'{each.name}: "{each.annotation}"' + (f" = {each.default}" if each.default else ""))
+            body.append(f"self.{each.name} = {each.name}")
+    if any(isinstance(each, ast.FunctionDef) and each.name == "__post_init__" for each in node.body):
+        body.append("self.__post_init__()")
+    return [
+        "",
+        f"    def __init__(self, {', '.join(taken)}) -> None:",
+        *(f"        {line}" for line in body or ["pass"]),
+    ]
+
 
 ROOT: Final = Path(__file__).parents[2]
+# Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run,
+# nor decisions about roles (libs/policy/planner, libs/policy/pressure), which are arithmetic on arrays.
 MODULES: Final = (
     "libs/policy/*.py",
     "libs/policy/gateway/*.py",
@@ -38,11 +158,10 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
-"""Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run, nor
-decisions about roles (libs/policy/planner, libs/policy/pressure), which are arithmetic on arrays."""
+# Decisions alone, compiled in a quarter of the time.
 DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
-"""Those that decide, and no more: compiled in a quarter of the time."""
 DIGEST: Final = "built-from"
+# Runs in a process of its own, since it works in the folder. `make check` checks types strictly.
 _BUILD: Final = """
 import sys
 from mypyc.build import mypycify
@@ -53,11 +172,10 @@ checks = ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=.m
 extensions = mypycify([*checks, *modules], opt_level=optimise, debug_level="0", multi_file=True)
 setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build_ext", "--inplace", "-j", jobs])
 """
-"""In a process of its own, since it works in the folder. Types were checked strictly by `make check`."""
 
 
 def missing() -> str:
-    """What this machine lacks to compile; empty where it has all."""
+    """Return what this machine lacks to compile; empty if nothing."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"no C compiler ({compiler})"
@@ -66,16 +184,16 @@ def missing() -> str:
 
 
 def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
-    """Of all that a build depends on."""
+    """Return a digest of everything that a build depends on."""
     of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD}".encode())
     for path in sorted((ROOT / "libs").rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    of.update(Path(compile_records.__file__).read_bytes())
+    of.update(Path(__file__).read_bytes())
     return of.hexdigest()
 
 
 def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bool:
-    """Compile into `folder`; whether anything was to be done. Raises CalledProcessError where a module fails."""
+    """Compile into `folder`; return whether anything was to be done. Raise CalledProcessError if a module fails."""
     wanted, mark = digest(optimise, globs), folder / DIGEST
     if mark.exists() and mark.read_text() == wanted:
         return False
@@ -83,7 +201,7 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
         raise SystemExit(f"{folder} holds something else: name a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    mark.write_text("")  # ours from now on, and not whole yet
+    mark.write_text("")  # ours from now on, and not complete yet
     shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in globs for path in sorted(ROOT.glob(glob))]
     modules = [path for path in modules if not path.endswith("__init__.py")]
@@ -101,8 +219,9 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
 
 
 def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
-    """Have the program `python -m module …` that runs now go on with compiled modules, built first where they are not
-    up to date. Returns, with all as it was, where they are in use already or cannot be built."""
+    """Restart the running program `python -m module …` with compiled modules, built first if they are out of date.
+    Return without a change if they are in use already or cannot be built.
+    """
     in_use = sys.modules[LabWorker.__module__].__file__ or ""
     if not in_use.endswith(".py") or missing():
         return
@@ -114,7 +233,6 @@ def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
     found = argparse.ArgumentParser(prog="python -m load.lab.compile_lab", description=__doc__)
     found.add_argument("folder", type=Path, nargs="?", default=Path("build/lab"), help="Where to.")
     found.add_argument("--optimise", type=int, default=3, choices=(0, 1, 2, 3), help="The C compiler's level.")
@@ -122,7 +240,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Build, and say how to use it."""
     options = parser().parse_args()
     if lacking := missing():
         raise SystemExit(f"cannot compile: {lacking}")

@@ -1,7 +1,10 @@
-"""Two runs of one trace side by side: what each request came to here and there, and how far the two differ."""
+"""Two runs of one trace side by side: each request's times in both, how far they differ, and the cases compared."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -11,41 +14,43 @@ from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
 from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
+from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
-from libs.perfmodel.profiles import Profile
+from libs.perfmodel.profiles import Profile, profile
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 
+# A gateway's own defaults, so that requests need name none.
 SLO: Final = "ttft=5s,tpot=100ms"
-"""A gateway's own defaults, so that requests need name none."""
+# Hops of a first token: to the prefill worker and back.
 HOPS: Final = 2
-"""Of a first token: to the prefill worker and back."""
+# Hops between the first token and the second: to the decode worker and back.
 HAND_OVER_HOPS: Final = 2
-"""Between the first token and the second: to the decode worker and back."""
 LEAST_HOP_MS: Final = 0.05
 CALIBRATIONS: Final = 6
+# Share of a found hop that one calibration takes up. A hop decides which step a sequence joins, so that the second
+# token moves by more than the hop does, and full corrections oscillate.
 DAMPING: Final = 0.4
-"""Share of a found hop that one calibration takes up: which step a sequence joins changes with its hop, so that the
-second token moves by more than the hop does, and full corrections swing to and fro."""
+# More than a trace has requests.
 POOL: Final = 10_000_000
-"""More than a trace has requests."""
+# A simulated clock counts seconds as a float, and its rounding adds up over the steps of an answer.
 SAME_NS: Final = 1_000.0
-"""A simulated clock's nanoseconds are those of a float of seconds, which add up over the steps of an answer."""
+# Aims: shares of the live figure, or a multiple of the difference between two live runs where that is more.
 TTFT_MEAN, TPOT_MEAN, P99, TIMES_SPREAD = 0.04, 0.01, 0.10, 1.5
-"""Aims: shares of the live figure, or a multiple of the difference between two live runs where that is more."""
+# Token ids of prompts are drawn below this: the built-in vocabulary's bytes.
 BYTES: Final = 256
-"""Ids of prompts are drawn below this: the built-in vocabulary's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one request came to."""
+    """The outcome of one request in one run."""
 
     arrival_ns: int
     ttft_ns: float
-    """From its arrival at the gateway."""
+    """From its arrival at the gateway, in nanoseconds."""
     tpot_ns: float
-    """0 where it had one token."""
+    """0 if the answer had one token."""
     prefill_worker: str
     decode_worker: str
     cached_tokens: int
@@ -53,23 +58,19 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One run of a trace."""
-
     served: Mapping[int, Served]
-    """By the request's number; those that failed are left out."""
+    """By the request's number, without those that failed."""
     preemptions: int
     client_ttft_ns: Mapping[int, float] | None = None
-    """Where a client measured it: from sending until the first piece came."""
+    """By number, from sending until the first piece arrived; None if no client measured it."""
     latest_ns: float = 0.0
-    """How much later than due its client sent a request at most."""
+    """The most by which its client was late to send a request."""
     learned: StepTimeModel | None = None
-    """What its workers had learned of their steps by its end."""
+    """The step times that its workers had learned by its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a cluster is made of."""
-
+class ClusterShape:
     profile: Profile
     roles: Sequence[tuple[Role, int]]
     """(role, prompt budget) of each worker, w0 first."""
@@ -80,19 +81,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the lab cannot know of the machine that a suite runs on."""
+    """Properties of a suite's machine that the lab cannot derive."""
 
     hop_ms: float
     lookup_ms: float = 0.0
     """From a request's arrival until the block index has answered."""
     step_ms: float = 0.0
-    """What a step takes longer than the engine alone, by the worker's own CPU time."""
+    """The excess of a step over the engine alone, by the worker's own CPU time."""
     gateway_ms: float = 0.0
-    """What the gateway takes of a first token's time, beside its look-up."""
+    """The gateway's share of a first token's time, beside its look-up."""
 
 
-def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
-    """The trace in the lab."""
+def lab_replay(place: ClusterShape, trace: Trace, constants: Constants) -> Replay:
     hop_ms, more_ns = constants.hop_ms, constants.step_ms * 1e6
     steps = place.profile.step_time
     steps = replace(
@@ -105,7 +105,7 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
         slo=parse_slo(SLO),
         hop_ms=hop_ms,
         lookup_ms=constants.lookup_ms,
-        link_gbps=place.link_gbps / place.profile.gpus,  # which is of one GPU there, of the worker here
+        link_gbps=place.link_gbps / place.profile.gpus,  # of one GPU in the lab, of the whole worker here
         chunk_tokens=place.chunk_tokens,
         max_sequences=place.max_sequences,
     )
@@ -126,11 +126,12 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
     return Replay(served, sum(worker.load().preemptions for worker in result.workers))
 
 
-def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -> Constants:
-    """Constants with which a typical request takes as long in the lab as it did.
+def calibrate(place: ClusterShape, trace: Trace, truth: Replay, constants: Constants) -> Constants:
+    """Return constants with which a typical request takes as long in the lab as it did.
 
-    It uses medians of the differences of each request's own times: a mean depends on queues, and queues on the order of
-    arrivals. The difference in decoding grows with the tokens, by a step's share, on top of the hops of one hand-over.
+    Uses medians of the differences of each request's own times: a mean depends on queues, and queues on the order
+    of arrivals. The difference in decoding grows with the tokens, by a step's share, on top of the hops of one
+    hand-over.
     """
     came = as_it_came(trace, truth)
     later = {each.number: each.output_tokens - 1 for each in came.requests}
@@ -152,7 +153,7 @@ def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(at 0, slope) of the line through the medians of the lower and the upper half of points (x, y)."""
+    """Return (at 0, slope) of the line through the medians of the lower and the upper half of points (x, y)."""
     middle = float(np.median([x for x, _ in points]))
     halves = [[each for each in points if each[0] <= middle], [each for each in points if each[0] > middle]]
     if not halves[1]:  # all at one x: slope and offset cannot be separated
@@ -165,7 +166,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def pooled(replays: Sequence[Replay]) -> Replay:
-    """Several traces as one; requests get numbers of their own."""
+    """Join the replays of several traces; requests get numbers of their own."""
     served = {
         place * POOL + number: each for place, replay in enumerate(replays) for number, each in replay.served.items()
     }
@@ -173,7 +174,7 @@ def pooled(replays: Sequence[Replay]) -> Replay:
 
 
 def as_it_came(trace: Trace, replay: Replay) -> Trace:
-    """The trace with the arrivals that a replay really had, and without what failed there."""
+    """Return the trace with the arrivals that a replay really had, without the requests that failed there."""
     first_ns = min(each.arrival_ns for each in replay.served.values())
     requests = [
         replace(each, arrival_ns=replay.served[each.number].arrival_ns - first_ns)
@@ -184,8 +185,9 @@ def as_it_came(trace: Trace, replay: Replay) -> Trace:
 
 
 def prompt_ids(trace: Trace, *, seed: int = 2) -> list[list[int]]:
-    """Token ids of each prompt: equal hash ids give equal blocks, and a prompt without any shares nothing, not with
-    those of another seed either."""
+    """Return the token ids of each prompt: equal hash ids give equal blocks. A prompt without hash ids shares nothing,
+    nor do prompts of different seeds.
+    """
     blocks: dict[int, list[int]] = {}
     prompts = []
     for request in trace.requests:
@@ -204,23 +206,21 @@ def prompt_ids(trace: Trace, *, seed: int = 2) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one time, over all requests of two runs; differences are the second run's from the first one's."""
+    """One time (TTFT or TPOT) over all requests of two runs; differences are the second run's from the first one's."""
 
     first_ms: Mapping[str, float]
     second_ms: Mapping[str, float]
     difference: Mapping[str, float]
-    """Shares of the first run's."""
+    """Differences as shares of the first run's values."""
     typical_gap_ms: float
-    """Median of what a request's own two times differ by."""
+    """Median difference of a request's own two times."""
     p99_gap_ms: float
     mean_gap_ms: float
-    """With its sign."""
+    """Mean difference of a request's two times, with its sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs of one trace."""
-
     case: str
     requests: int
     failed: int
@@ -235,12 +235,11 @@ class Comparison:
     preemptions: tuple[int, int]
 
     def as_json(self) -> dict[str, Any]:
-        """Rounded."""
         return dict(_rounded(asdict(self)))
 
 
 def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
-    """`first` is the truth; `asked`: requests of the trace."""
+    """Compare two runs, of which `first` is the truth; `asked` is the number of the trace's requests."""
     both = sorted(first.served.keys() & second.served.keys())
     pairs = [(first.served[number], second.served[number]) for number in both]
     later = [(one, other) for one, other in pairs if one.tpot_ns and other.tpot_ns]
@@ -289,7 +288,7 @@ def _summary(times_ms: Any) -> dict[str, float]:
 
 
 def verdict(lab: Comparison, spread: Sequence[Comparison]) -> dict[str, Any]:
-    """What the lab is off by, and what it may be; `spread`: of live runs against each other."""
+    """Return the lab's errors and the allowed ones; `spread` compares live runs with each other."""
     aims = {("ttft", "mean"): TTFT_MEAN, ("ttft", "p99"): P99, ("tpot", "mean"): TPOT_MEAN, ("tpot", "p99"): P99}
     found = {}
     for (time_name, of), aim in aims.items():
@@ -301,7 +300,6 @@ def verdict(lab: Comparison, spread: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Comparison], first: str, second: str) -> str:
-    """For people."""
     lines = [
         f"| case | requests | | {first}: mean, p50, p99 ms | {second} | difference | a request's own, median, p99 ms"
         " | same prefill, decode, times | cached tokens | preemptions |",
@@ -337,3 +335,120 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+MIB: Final = 2**20
+PREFILL, DECODE = (Role.PREFILL, 0), (Role.MIXED, 0)
+LLAMA_70B, LLAMA_8B, SMOLLM2 = "llama-70b-tp4-h100", "llama-8b-h100", "smollm2-135m-cpu"
+TWO_AND_TWO: Final = (PREFILL, PREFILL, DECODE, DECODE)
+# The share of the built-in model's context that prompts may take.
+MOST_PROMPT: Final = 7_000
+WARM_UP: Final = "poisson:rate=4,isl=500,osl=20,seconds=8"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    trace: str
+    profile: str
+    roles: Sequence[tuple[Role, int]]
+    chunk_tokens: int = 2048
+    max_sequences: int = 64
+    link_gbps: float = 100.0
+    kv_mib: int = 0
+    """KV memory of a worker; 0 takes the profile's."""
+
+    def place(self) -> ClusterShape:
+        """Return the cluster with KV memory in whole MiB, as the sim engine's setting has it."""
+        found: Profile = profile(self.profile)
+        memory = (self.kv_mib or found.kv_memory_bytes // MIB) * MIB
+        return ClusterShape(
+            replace(found, kv_memory_bytes=memory), self.roles, self.chunk_tokens, self.max_sequences, self.link_gbps
+        )
+
+
+# Two prefill workers compute so many prompts of 1,500 tokens in the mean, at 120.8 ms each, which bounds that
+# cluster.
+CAPACITY_RPS: Final = 16.55
+SIM_CASES: Final[Mapping[str, Case]] = MappingProxyType(
+    {
+        "1p1d": Case("poisson:rate=5,isl=1500,osl=100,seconds=80", LLAMA_70B, [PREFILL, DECODE]),
+        "1p1d-full": Case("poisson:rate=8,isl=1500,osl=100,seconds=40", LLAMA_70B, [PREFILL, DECODE]),
+        "2p2d-half": Case(f"poisson:rate={0.5 * CAPACITY_RPS:.2f},isl=1500,osl=100,seconds=60", LLAMA_70B, TWO_AND_TWO),
+        "2p2d-nine-tenths": Case(
+            f"poisson:rate={0.9 * CAPACITY_RPS:.2f},isl=1500,osl=100,seconds=40", LLAMA_70B, TWO_AND_TWO
+        ),
+        "2p2d-bursts": Case("gamma:rate=10,cv=2,isl=1500,osl=100,seconds=50", LLAMA_70B, TWO_AND_TWO),
+        "2p2d-flipflop": Case("flipflop:rate=6,isl=2000,osl=120,seconds=60", LLAMA_70B, TWO_AND_TWO),
+        "2p2d-little-kv": Case("poisson:rate=8,isl=1000,osl=150,seconds=50", LLAMA_70B, TWO_AND_TWO, kv_mib=4500),
+        "2p2d-few-places": Case("poisson:rate=8,isl=1000,osl=150,seconds=50", LLAMA_70B, TWO_AND_TWO, max_sequences=10),
+        "mixed": Case("poisson:rate=2,isl=1000,osl=100,seconds=150", LLAMA_70B, [(Role.MIXED, 512)]),
+        "2p2d-chats": Case("poisson:rate=8,isl=500,osl=80,seconds=50,sessions=40", LLAMA_70B, TWO_AND_TWO),
+        "2p2d-mooncake": Case("mooncake_conversation.jsonl@600+300", LLAMA_8B, TWO_AND_TWO),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A case on a suite of processes."""
+
+    case: Case
+    """The case; its trace lacks length and seed."""
+    arguments: Sequence[str]
+    real: bool = False
+    """Whether the engine computes: its step times are then those that the workers of the calibrating run learned."""
+
+
+LIVE: Final[Mapping[str, Live]] = MappingProxyType(
+    {
+        "live": Live(
+            Case("poisson:rate=30,isl=300,osl=12", LLAMA_8B, TWO_AND_TWO),
+            ("--engine", "sim", "--prefill", "2", "--decode", "2"),
+        ),
+        "live-long": Live(
+            Case("poisson:rate=8,isl=2000,osl=60", LLAMA_70B, TWO_AND_TWO),
+            ("--engine", "sim", "--prefill", "2", "--decode", "2"),
+        ),
+        "torch": Live(
+            Case(
+                "poisson:rate=0.6,isl=120,osl=24",
+                SMOLLM2,
+                [PREFILL, DECODE],
+                chunk_tokens=512,
+                max_sequences=16,
+                link_gbps=50.0,
+                kv_mib=512,
+            ),
+            ("--engine", "torch", "--prefill", "1", "--decode", "1"),
+            real=True,
+        ),
+    }
+)
+
+
+def traces_of(text: str, count: int) -> list[Trace]:
+    """Return `count` traces of a kind, or a part of a file; none if the file is absent."""
+    name, cut, part = text.partition("@")
+    if not cut:
+        return [generate(text, seed=seed) for seed in range(1, count + 1)]
+    path = Path(os.environ.get("FULCRUM_DATA", "")) / name
+    if not path.is_file():
+        return []
+    start_s, seconds = map(float, part.split("+"))
+    return [read_trace(path, seed=1, start_s=start_s, seconds=seconds)]
+
+
+def live_trace(live: Live, seconds: float, seed: int) -> Trace:
+    """Return a trace that a suite can serve."""
+    return short(generate(f"{live.case.trace},seconds={seconds:g}", seed=seed))
+
+
+def short(trace: Trace) -> Trace:
+    """Return the trace with prompts that fit the context, and two tokens or more to each answer, so that all are
+    handed over.
+    """
+    requests = [
+        replace(each, input_tokens=min(each.input_tokens, MOST_PROMPT), output_tokens=max(each.output_tokens, 2))
+        for each in trace.requests
+    ]
+    return replace(trace, requests=tuple(requests))

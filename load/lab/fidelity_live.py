@@ -18,55 +18,51 @@ from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from load.lab.fidelity import Place, Replay, Served
-from load.lab.fidelity_cases import LIVE, live_trace
+from load.lab.fidelity import LIVE, ClusterShape, Replay, Served, live_trace
 
+# Before the first request, to build everything that is sent.
 LEAD_S = 1.0
-"""Before the first request: everything to be sent is made."""
 ANSWER_S = 120.0
 READ_BYTES = 65_536
 REFUSED = b" 429 "
+# The status line of an answer begins in so many bytes.
 HEAD_BYTES = 32
-"""Of an answer: its status line begins in them."""
 
 
 class WrongAnswer(Exception):
-    """An error, or another number of tokens than was asked for."""
+    """An error, or another number of tokens than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request came to, and what its client saw."""
+    """The outcome of a request, and what its client measured."""
 
     served: Served
     client_ttft_ns: float
     late_ns: float
-    """How much later than due it was sent."""
+    """How long after its due time the request was sent."""
     number: int
     begun_ns: int
-    """By the monotonic clock, when the trace began."""
+    """When the trace began, by the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One run of a suite."""
-
+class LiveRun:
     link: str
     seconds: float
     seed: int
     replay: Replay
     load_before: float
-    """Load average of the machine."""
+    """Load average of the machine before the run."""
     load_after: float
 
     @property
     def trace(self) -> Trace:
-        """What it was asked."""
         return live_trace(LIVE[self.link], self.seconds, self.seed)
 
 
-def settings(place: Place, trace: Trace) -> dict[str, str]:
-    """Of a suite that is `place`, its engine aside."""
+def settings(place: ClusterShape, trace: Trace) -> dict[str, str]:
+    """Return settings of a suite of this composition, its engine aside."""
     return {
         "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": str(place.chunk_tokens),
         "FULCRUM_WORKER_MAX_SEQUENCES": str(place.max_sequences),
@@ -77,8 +73,7 @@ def settings(place: Place, trace: Trace) -> dict[str, str]:
     }
 
 
-def sim_settings(place: Place) -> dict[str, str]:
-    """Of its simulated GPUs."""
+def sim_settings(place: ClusterShape) -> dict[str, str]:
     return {
         "FULCRUM_WORKER_SIM_PROFILE": place.profile.name,
         "FULCRUM_WORKER_SIM_LINK_GBPS": str(place.link_gbps),
@@ -87,7 +82,7 @@ def sim_settings(place: Place) -> dict[str, str]:
 
 
 def learned_steps(folder: Path, prior: StepTimeModel) -> StepTimeModel:
-    """What workers of one kind have left of their step times in a cache folder."""
+    """Return the step times that workers of one kind have left in a cache folder."""
     found = {
         kind: fitted_model(json_format.Parse(path.read_text(), StepTime()))
         for kind in StepKind
@@ -96,10 +91,10 @@ def learned_steps(folder: Path, prior: StepTimeModel) -> StepTimeModel:
     return combine(prior, {kind: fit for kind, fit in found.items() if fit is not None})
 
 
-def live_replay(url: str, model: str, place: Place, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
-    """Ask each request in its time; those that are refused for lack of room are left out. Raises WrongAnswer."""
+def live_replay(url: str, model: str, place: ClusterShape, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
+    """Send each request at its time; those refused for lack of room are left out. Raise WrongAnswer on others."""
     gc.collect()
-    gc.disable()  # a pause of the client's would be taken for the server's
+    gc.disable()  # a pause of the client would be measured as the server's
     try:
         answers = asyncio.run(play(url, model, trace, prompts))
     finally:
@@ -120,8 +115,8 @@ def live_replay(url: str, model: str, place: Place, trace: Trace, prompts: Seque
     return Replay(served, 0, {number: each.client_ttft_ns for number, each in answers.items()}, late_ns)
 
 
-def _names(place: Place, served: Sequence[Served]) -> Mapping[str, str]:
-    """The lab's names of workers by their own, in alphabetical order of those of a role."""
+def _names(place: ClusterShape, served: Sequence[Served]) -> Mapping[str, str]:
+    """Map workers' own names to the lab's, in alphabetical order within a role."""
     prefill = sum(role is Role.PREFILL for role, _ in place.roles)
     first = sorted({each.prefill_worker for each in served})
     later = sorted({each.decode_worker for each in served if each.decode_worker} - set(first))
@@ -133,7 +128,9 @@ def _names(place: Place, served: Sequence[Served]) -> Mapping[str, str]:
 async def play(
     url: str, model: str, trace: Trace, prompts: Sequence[Sequence[int]], failed: list[str] | None = None
 ) -> dict[int, Answer]:
-    """Ask each request in its time. Raises WrongAnswer, or where there is a list for what has failed, enters it."""
+    """Send each request at its time. Failures are appended to `failed` if it is given; otherwise WrongAnswer is
+    raised.
+    """
     where = urlsplit(url)
     host, port = str(where.hostname), int(where.port or 80)
     requests = [
@@ -185,7 +182,7 @@ def _request(model: str, prompt: Sequence[int], tokens: int) -> bytes:
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[bytes, int]:
-    """All of the answer, and when its first piece came."""
+    """Return the whole answer, and when its first piece arrived."""
     parts, first_ns = bytearray(), 0
     while data := await reader.read(READ_BYTES):
         parts += data

@@ -19,43 +19,42 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.topics import REQUESTS
 from libs.lab.experiment import DEFAULT_BLOCK_TOKENS
 from libs.lab.traces.request import Trace
+from libs.model.builtin import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
 from libs.policy.roles import Role
 from load.chaos.clients import Ask, send
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
-from load.gateway.bench_prefix import write_model
-from load.lab.fidelity import Place, Replay, Served, prompt_ids
+from load.lab.fidelity import ClusterShape, Replay, Served, prompt_ids
 
+# Before the first request, for processes to find one another.
 SETTLE_S: Final = 3.0
-"""Before the first request: everybody has found everybody."""
+# After the last answer, for events to be published.
 TELL_S: Final = 2.0
-"""After the last answer: events have been published."""
 KV_LEASE_MS: Final = 30_000
+CONTEXT_TOKENS: Final = 131_072
 TELEMETRY_MS: Final = 100
-"""As suites have it."""
 GATEWAY: Final = "g0"
+# Round trip: the mean of `load.chaos.stores`.
 EVEN_STORE_MS: Final = 0.75
-"""There and back: the mean of `load.chaos.stores`."""
+# The mean of `load.chaos.net`: 0.1 ms, and 0.2 ms more in the mean.
 MEAN_HOP_MS: Final = 0.3
-"""Of `load.chaos.net`: 0.1 ms and 0.2 ms more in the mean."""
 
 
 class EvenNet(Net):
-    """Every message takes as long as every other, as in the lab."""
+    """A network on which every message takes equally long, as in the lab."""
 
     def __init__(self, loop: SimLoop, random: Random, log: Log, hop_ms: float) -> None:
         super().__init__(loop, random, log)
         self.hop_s = hop_ms / 1e3
 
     def delay_s(self, one: Node, other: Node) -> float:
-        """The same for all."""
         return self.hop_s
 
 
 class EvenStores(Stores):
-    """Every question to them takes as long as every other."""
+    """Stores on which every call takes equally long."""
 
     async def _travel(self) -> None:
         await self._pass(EVEN_STORE_MS / 2 / 1e3)
@@ -64,15 +63,15 @@ class EvenStores(Stores):
         await self._travel()
 
 
-def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | None = None) -> Replay:
-    """The trace on the simulated cluster; `seed` draws delays of the network and turns of processes.
+def sim_replay(place: ClusterShape, trace: Trace, *, seed: int = 0, hop_ms: float | None = None) -> Replay:
+    """Replay the trace on the simulated cluster; `seed` draws delays of the network and turns of processes.
 
-    With `hop_ms` every message takes so long.
+    With `hop_ms` every message takes exactly that long.
     """
     global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop])
-    gc.disable()  # finalizers would run at moments of their own
+    gc.disable()  # finalizers would run at random moments
     try:
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
             model = write_model(Path(folder) / "sim")
@@ -88,11 +87,21 @@ def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | Non
         structlog.reset_defaults()
 
 
+def write_model(folder: Path) -> Path:
+    """Create a model folder for the sim engine: the built-in vocabulary, with `CONTEXT_TOKENS` of context."""
+    folder.mkdir()
+    config = {"max_position_embeddings": CONTEXT_TOKENS, "vocab_size": SIM_VOCAB_SIZE, "eos_token_id": SIM_EOS}
+    (folder / "config.json").write_text(json.dumps(config))
+    sim_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "model.safetensors").write_bytes(b"")  # the sim engine never reads its content
+    return folder
+
+
 def _drop(_logger: Any, _method: str, _event: Any) -> str:
     raise structlog.DropEvent
 
 
-def _engine(place: Place, trace: Trace, model: Path) -> dict[str, Any]:
+def _engine(place: ClusterShape, trace: Trace, model: Path) -> dict[str, Any]:
     budgets = {budget for role, budget in place.roles if budget}
     return {
         "engine": "sim",
@@ -108,7 +117,7 @@ def _engine(place: Place, trace: Trace, model: Path) -> dict[str, Any]:
     } | ({"budget_tokens": budgets.pop()} if budgets else {})
 
 
-async def _run(net: Net, stores: Stores, cluster: Cluster, place: Place, trace: Trace) -> Replay:
+async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, trace: Trace) -> Replay:
     cluster.start_gateway(GATEWAY)
     for index, (role, budget) in enumerate(place.roles):
         cluster.start_worker(f"w{index}", "prefill" if role is Role.PREFILL else "mixed" if budget else "decode")
@@ -147,8 +156,9 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: Place, trace: 
 
 
 def _until_in_phase_s(cluster: Cluster, net: EvenNet, trace: Trace) -> float:
-    """Until a trace that begins then has its first request at the gateway as workers publish telemetry, as in the lab:
-    with it goes their load."""
+    """Return the delay after which the trace's first request reaches the gateway just as workers publish telemetry
+    with their load, as in the lab.
+    """
     arrives_s = cluster.loop.time() + trace.requests[0].arrival_ns / 1e9 + net.hop_s
     begun_s = min(each.served_s or 0.0 for each in cluster.workers())
     return (begun_s - arrives_s) % (TELEMETRY_MS / 1e3)

@@ -1,9 +1,10 @@
-"""What a person sees in a suite's first hour, and whether it wears out: CPU, memory, coverage, age of data, alerts.
+"""A suite's first hour, and whether it wears out: CPU, memory, coverage, age of data, alerts.
 
-`fulcrum up` on the sim engine, in several shapes; each first idle, then under a steady load of streams. A reader holds
-the live stream open all the while, as a page does. Every minute: CPU and memory of each process, the coverage of that
-minute, the age of the newest data shown, alerts that began. A line a minute goes to stderr; at the end come tables with
-the fitted growth of CPU by process, aims met or not, and one JSON line. Exits with 1 where an aim is not met.
+`fulcrum up` on the sim engine, in several shapes; each first idle, then under a steady load of streams. A reader
+holds the live stream open all the while, as a page does. Every minute are read: CPU and memory of each process, the
+coverage of that minute, the age of the newest data shown, and alerts that began. A line a minute goes to stderr. At
+the end come tables with the fitted growth of CPU by process, the verdict on each aim, and one JSON line. Exits with
+1 if an aim is not met.
 """
 
 import argparse
@@ -53,30 +54,30 @@ EXAMPLES = """examples:
   python -m load.metrics.bench_first_hour --kafka 127.0.0.1:9092                             the same on a real Kafka
 """
 MINUTE_S: Final = 60
+# Windows of coverage: kept longer than any phase takes.
 WINDOW_S: Final = 10
-"""Windows of coverage: kept longer than any phase takes."""
+# From the end of a minute until its coverage is first read; it is read again when the phase is over.
 SETTLE_S: Final = 4.0
-"""From the end of a minute until its coverage is first read; it is read again when the phase is over."""
+# Between two samples of the age of the newest data: no multiple of a tick's 100 ms.
 SAMPLE_S: Final = 0.13
-"""Between two looks at the age of the newest data: no multiple of a tick's 100 ms."""
 RETRY_S: Final = 0.5
 MAX_TRIES: Final = 10
 FIRST_DATA_S: Final = 60.0
 TOKENS: Final = 64
+# A token a letter on the sim engine.
 PROMPT: Final = "Tell me once more what you know of prefill and decode, and of how they share a device. " * 4
-"""A token a letter on the sim engine."""
 HELPERS: Final = "helpers"
+# Wakes fifty times a second, as idle processes do, and does the same each time.
 CONTROL_PROGRAM: Final = """
 import time
 while True:
     time.sleep(0.02)
     sum(range(2000))
 """
-"""Wakes fifty times a second, as idle processes do, and does the same each time."""
 
 
 class Watcher:
-    """Reads a suite's stream all the while, and samples how old the data is that it shows."""
+    """Follows a suite's stream all the while, and samples the age of the data that it shows."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -85,10 +86,10 @@ class Watcher:
         self._stalest_s: list[float] = []
         """Samples of a phase, 460 a minute."""
         self._counted = 0
-        """How many of them belong to minutes that are over."""
+        """How many samples belong to minutes that are over."""
 
     async def read_forever(self) -> None:
-        """Follow the stream until cancelled, and again wherever it ends."""
+        """Follow the stream until cancelled; reconnect wherever it ends."""
         while True:
             with suppress(httpx.HTTPError):
                 async with aclosing(messages(self._url)) as coming:
@@ -97,13 +98,13 @@ class Watcher:
             await asyncio.sleep(RETRY_S)
 
     async def until_shown(self, workers: int) -> None:
-        """Wait until this many workers are shown. Raises TimeoutError."""
+        """Wait until this many workers are shown. Raise TimeoutError if they are not."""
         async with asyncio.timeout(FIRST_DATA_S):
             while self._ages.workers < workers:  # noqa: ASYNC110 - the stream sets no event
                 await asyncio.sleep(SAMPLE_S)
 
     async def sample_forever(self) -> None:
-        """Look at the ages every `SAMPLE_S` until cancelled."""
+        """Sample the ages every `SAMPLE_S` until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             now_ms = time.time_ns() / 1e6
@@ -111,18 +112,17 @@ class Watcher:
             self._stalest_s.append(self._ages.stalest_s(now_ms))
 
     def begin(self) -> None:
-        """A phase."""
         self._newest_s.clear()
         self._stalest_s.clear()
         self._counted = 0
 
     def minute(self) -> dict[str, float]:
-        """Ages since the last call, as fields of Minute."""
+        """Return ages since the last call, as fields of Minute."""
         since, self._counted = self._counted, len(self._newest_s)
         return _ages(self._newest_s[since:], self._stalest_s[since:])
 
     def phase(self) -> dict[str, float]:
-        """Ages up to the last minute, as fields of Phase."""
+        """Return ages up to the last minute, as fields of Phase."""
         return _ages(self._newest_s[: self._counted], self._stalest_s[: self._counted])
 
 
@@ -132,23 +132,23 @@ def _ages(newest_s: Sequence[float], stalest_s: Sequence[float]) -> dict[str, fl
 
 
 class MinuteReports:
-    """What the metrics service answers about whole minutes."""
+    """Answers of the metrics service about whole minutes."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, workers: int) -> None:
         self._http = http
         self._url = url
         self._workers = workers
         self._alert = 0
-        """Number of the last one that was read."""
+        """Number of the last alert that was read."""
 
     async def coverage(self, end_unix_s: int) -> float:
-        """Of the minute that ended then, of all workers that were started."""
+        """Return the coverage of the minute that ended then, over all workers that were started."""
         span = {"window": f"{WINDOW_S}s", "span": f"{MINUTE_S}s", "end_unix_ms": end_unix_s * 1000}
         history = await self._get("/v1/occupancy/history", span)
         return float(sum(history["gpu_ns"]["covered"])) / (self._workers * MINUTE_S * 1e9)
 
     async def alerts(self) -> list[str]:
-        """Those that began to fire since the last call."""
+        """Return alerts that began to fire since the last call."""
         newest = await self._get("/v1/alerts", {"limit": 1000})
         news = [alert for alert in newest["recent"] if alert["number"] > self._alert]
         self._alert = max([self._alert, *(alert["number"] for alert in news)])
@@ -167,7 +167,7 @@ class Beside:
     """Processes beside the suite whose CPU is read too."""
 
     kafka: psutil.Process | None
-    """A broker that is not of the suite, where it runs on this machine."""
+    """A broker outside the suite, if it runs on this machine."""
     control: psutil.Process
 
 
@@ -181,7 +181,7 @@ class Machine:
         self._last = self._read()
 
     def minute(self) -> dict[str, Any]:
-        """Since the last call, as fields of Minute."""
+        """Return the usage since the last call, as fields of Minute."""
         (suite, own, busy_s), self._last = self._last, self._read()
         now, own_now, busy_now_s = self._last
         points = cpu_points(suite, now)
@@ -204,7 +204,7 @@ class Machine:
         )
 
     def _named(self) -> Iterator[tuple[str, psutil.Process]]:
-        """Each process under the name of the launcher's child that it is or comes from."""
+        """Yield each process under the name of the launcher's child that it is or descends from."""
         yield "launcher", self._launcher
         if self._beside.kafka is not None:
             yield "kafka", self._beside.kafka
@@ -215,7 +215,7 @@ class Machine:
 
 
 def load_minute(load: PacedLoad) -> dict[str, Any]:
-    """What came back since the last call, as fields of Minute."""
+    """Return the answers since the last call, as fields of Minute."""
     p50_s, p99_s = np.percentile(load.latencies_s, [50, 99]).tolist() if load.latencies_s else (None, None)
     found = {
         "answers": len(load.latencies_s),
@@ -231,13 +231,10 @@ def load_minute(load: PacedLoad) -> dict[str, Any]:
 
 
 async def until_unix_s(end_s: float) -> None:
-    """Sleep until then."""
     await asyncio.sleep(max(end_s - time.time(), 0.0))
 
 
 class SuiteObserver:
-    """Takes the figures of one suite, phase by phase."""
-
     def __init__(
         self, shape: str, suite: RunningSuite, reports: MinuteReports, watcher: Watcher, beside: Beside
     ) -> None:
@@ -273,7 +270,7 @@ class SuiteObserver:
 
 
 async def observe(shape: str, suite: RunningSuite, beside: Beside, options: argparse.Namespace) -> list[Phase]:
-    """Both phases of one suite, as far as they are asked for."""
+    """Run the requested phases of one suite."""
     url, gateway = str(suite.ready["metrics"]), urlsplit(suite.gateway)
     watcher, asked = Watcher(url), Shape(TOKENS, stream=True)
     requests = Requests(str(suite.ready["model"] or "sim"), asked, question=PROMPT)
@@ -296,14 +293,14 @@ def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
     arguments += ["--kafka", options.kafka] if options.kafka else []
     with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
-        # A cluster of its own: on a real Kafka nothing of an earlier suite is read.
+        # A cluster name of its own keeps records of earlier suites on a real Kafka out.
         env = {"FULCRUM_CLUSTER": f"first-hour-{secrets.token_hex(4)}", "FULCRUM_CACHE": str(Path(folder) / "cache")}
         with running_suite(Path(folder), *arguments, env=env) as suite:
             return uvloop.run(observe(shape, suite, beside, options))
 
 
 def shapes(text: str) -> list[str]:
-    """Of "1+1,3+5". Raises ArgumentTypeError."""
+    """Parse shapes such as "1+1,3+5". Raise ArgumentTypeError on others."""
     found = text.split(",")
     if not all(re.fullmatch(r"[1-9][0-9]*\+[1-9][0-9]*", shape, re.ASCII) for shape in found):
         raise argparse.ArgumentTypeError(f"{text!r} is not like 1+1,3+5: prefill and decode workers of each suite")
@@ -311,7 +308,7 @@ def shapes(text: str) -> list[str]:
 
 
 def broker(address: str | None) -> psutil.Process | None:
-    """The process behind --kafka where it runs on this machine."""
+    """Return the process behind --kafka if it runs on this machine."""
     host, _, port = (address or "").partition(":")
     found = listener_on(int(port)) if host in ("127.0.0.1", "localhost") and port.isdecimal() else None
     if address and found is None:
@@ -320,7 +317,6 @@ def broker(address: str | None) -> psutil.Process | None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -337,7 +333,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run it; the exit status."""
     options = parse(None)
     kafka, phases = broker(options.kafka), list[Phase]()
     console = Console(width=120)

@@ -1,10 +1,10 @@
-"""Live occupancy of fleets of GPUs that send ten times a second: what it costs, how fresh it is, how the page holds.
+"""Live occupancy of fleets of GPUs that send ten times a second: its cost, its freshness, and the page over it.
 
-Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own, with
-one reader here. Freshness: from the end of each step until the message that shows it has been read. Memory: the
-process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by instances that
-share it too, and for the page a real Chromium is open over 1,000 GPUs. Prints a table, then one JSON line; exits 1
-where one service over 1,000 GPUs or the page misses what is aimed at.
+Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own,
+with one reader here. Freshness is from the end of each step until the message that shows it has been read. Memory
+is the process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by
+instances that share it too, and a real Chromium shows the page over 1,000 GPUs. Prints a table, then one JSON line.
+Exits with 1 if one service over 1,000 GPUs or the page misses its aim.
 """
 
 import argparse
@@ -28,8 +28,8 @@ FULL_GPUS: Final = 1000
 SHARED_GPUS: Final = 3000
 SHARED_BY: Final = (2, 3)
 PAGE_GPUS: Final = 1000
+# Size of the fleet that the aims are for, read by one service.
 AIMED_GPUS: Final = 1000
-"""Of the fleet that the aims are for, read by one service."""
 MOST_FRESH_P99_MS: Final = 200.0
 MOST_CORES: Final = 1.0
 MOST_RSS_MB: Final = 500.0
@@ -53,28 +53,26 @@ FRAMES: Final = """seconds => new Promise(resolve => {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a fleet came to."""
-
     gpus: int
     instances: int
     full: bool
-    """It began with all the history that is ever kept."""
+    """Whether it began with all the history that is ever kept."""
     cpu_share: float
-    """Cores, of all instances together."""
+    """Cores in use, of all instances together."""
     rss_mb: float
-    """Peak of the largest instance."""
+    """Peak memory of the largest instance in MB."""
     fresh_p50_ms: float
     fresh_p99_ms: float
     tick_kb: float
     late_ms: float
-    """How far behind the telemetry the slowest instance was at the end."""
+    """How far the slowest instance was behind the telemetry at the end."""
     skipped_ticks: int
     unrevised_windows: int
 
 
 @asynccontextmanager
 async def service(gpus: int, used: list[dict[str, Any]], *more: str) -> AsyncIterator[str]:
-    """The parts of the metrics service with a fleet; its address. `used` gets what it used at the end."""
+    """Run the metrics service's parts with a fleet; yield the address. `used` gets the service's usage at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "load.metrics.occupancy_service", str(gpus), *more,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -93,7 +91,7 @@ async def service(gpus: int, used: list[dict[str, Any]], *more: str) -> AsyncIte
 
 @asynccontextmanager
 async def services(gpus: int, used: list[dict[str, Any]], instances: int, *, full: bool) -> AsyncIterator[str]:
-    """Several that share the fleet; the address of one of them."""
+    """Run several instances that share the fleet; yield the address of one of them."""
     more = ("--full",) * full
     async with AsyncExitStack() as stack:
         sockets = stack.enter_context(TemporaryDirectory())
@@ -106,7 +104,6 @@ async def services(gpus: int, used: list[dict[str, Any]], instances: int, *, ful
 
 
 async def measure(gpus: int, seconds: float, instances: int = 1, *, full: bool = False) -> Measured:
-    """One fleet."""
     reader = Reader(gpus)
     used: list[dict[str, Any]] = []
     async with services(gpus, used, instances, full=full) as url:
@@ -126,7 +123,7 @@ async def measure(gpus: int, seconds: float, instances: int = 1, *, full: bool =
 
 
 async def measure_page(seconds: float) -> dict[str, float]:
-    """Frames and long tasks of a page over `PAGE_GPUS`, once its history is loaded."""
+    """Return frames and long tasks of a page over `PAGE_GPUS`, once its history is loaded."""
     async with service(PAGE_GPUS, []) as url, browser() as running:
         page = await running.new_page(viewport=WIDE)
         await page.goto(f"{url}/")
@@ -144,7 +141,7 @@ async def measure_page(seconds: float) -> dict[str, float]:
 
 
 def slopes(fleets: Sequence[Measured]) -> list[dict[str, float]]:
-    """What 1,000 more GPUs cost, from each fleet of one empty service to the next."""
+    """Return what 1,000 more GPUs cost, from each fleet of one empty service to the next."""
     alone = [each for each in fleets if each.instances == 1 and not each.full]
     return [
         {
@@ -158,7 +155,6 @@ def slopes(fleets: Sequence[Measured]) -> list[dict[str, float]]:
 
 
 def misses(fleets: Sequence[Measured], page: dict[str, float] | None) -> list[str]:
-    """What was measured and is not as aimed at, in words."""
     aimed = [each for each in fleets if each.gpus == AIMED_GPUS and each.instances == 1]
     bounds = [
         (f"{each.gpus} GPUs{', all history kept' * each.full}: {name}", value, most)
@@ -178,7 +174,6 @@ def misses(fleets: Sequence[Measured], page: dict[str, float] | None) -> list[st
 
 
 def show(fleets: Sequence[Measured], page: dict[str, float] | None) -> None:
-    """The table."""
     heads = ("GPUs", "by", "CPU, cores", "peak RSS", "fresh p50", "p99", "a tick", "behind")
     print("".join(f"{head:>{width}}" for head, width in zip(heads, (6, 4, 12, 10, 11, 9, 10, 10), strict=True)))
     for each in fleets:
@@ -202,7 +197,6 @@ def show(fleets: Sequence[Measured], page: dict[str, float] | None) -> None:
 
 
 async def main() -> int:
-    """Measure and print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each fleet, after warm-up")
     parser.add_argument("--page-seconds", type=float, default=60.0, help="0: no page")

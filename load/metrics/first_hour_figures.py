@@ -1,4 +1,4 @@
-"""What the first-hour bench makes of its minutes: fitted growth, tables, verdicts. Pure."""
+"""The figures of the first-hour bench: fitted growth, tables, verdicts. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,28 +11,25 @@ from rich.table import Table
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
 CONTROL: Final = "(control)"
+# By shape: prefill and decode workers.
 MOST_IDLE_POINTS: Final = {"1+1": 12.0, "3+5": 25.0}
-"""By shape: prefill and decode workers."""
 MOST_GROWTH_POINTS_PER_HOUR: Final = 1.0
 LEAST_COVERAGE: Final = 99.0
 MOST_FRESH_P99_S: Final = 1.0
 FRESH_SHAPE: Final = "3+5"
+# In tables, by the beginning of a name; others stand last.
 ORDER: Final = ("kafka", "redis", "gateway", "prefill", "decode", "planner", "metrics", "launcher")
-"""In tables, by the beginning of a name; others stand last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A straight line by least squares."""
-
     slope: float | None
-    """None where no line is determined."""
+    """None if no line is determined."""
     error: float | None
-    """Standard error of the slope; None where only two points determine it."""
+    """Standard error of the slope; None if only two points determine it."""
 
 
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Fit:
-    """Of `ys` over `xs`."""
     if len(set(xs)) < 2:
         return Fit(None, None)
     x, y = np.array(xs, float), np.array(ys, float)
@@ -45,69 +42,66 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What one minute of a phase came to. CPU is in points: hundredths of a core."""
+    """The figures of one minute of a phase. CPU is in points: hundredths of a core."""
 
     ended_s: float
-    """Since the phase began."""
+    """Seconds from the beginning of the phase."""
     cpu_points: Mapping[str, float]
-    """By process."""
     rss_mb: Mapping[str, float]
     restarted: Sequence[str]
     bench_points: float
-    """Of this bench, its load and its reader of the stream included."""
+    """CPU of this bench, its load and its reader of the stream included."""
     elsewhere_points: float
-    """Of all that is neither suite nor bench on this machine."""
+    """CPU of all other processes on this machine."""
     coverage: float
-    """When the phase is over: what is missing then was lost, not late."""
+    """Read when the phase is over: what is missing then was lost, not late."""
     coverage_soon: float
-    """Some seconds after the minute."""
+    """Read some seconds after the minute."""
     fresh_p50_s: float
     fresh_p99_s: float
     stalest_p99_s: float
-    """Of the worker that is furthest behind."""
+    """Age of the data of the worker that is furthest behind."""
     alerts: Sequence[str]
-    """That began to fire: id and reason."""
+    """Id and reason of alerts that began to fire."""
     answers: int = 0
     answer_p50_s: float | None = None
     answer_p99_s: float | None = None
     failures: Mapping[str, int] = field(default_factory=dict)
     not_sent: int = 0
     control_points: float = 0.0
-    """Of a process that does the same in every minute: what it grows by is the machine's doing."""
+    """CPU of a process that does the same in every minute: its growth is the machine's."""
 
     @property
     def sum_points(self) -> float:
-        """Of the suite."""
+        """Return the points of the whole suite."""
         return sum(self.cpu_points.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One shape, idle or under load."""
-
     shape: str
     name: str
     minutes: Sequence[Minute]
     fresh_p50_s: float
-    """Over all samples of the phase."""
+    """Median over all samples of the phase."""
     fresh_p99_s: float
     stalest_p99_s: float
 
     @property
     def counted(self) -> Sequence[Minute]:
-        """All minutes but the first, in which things start."""
+        """Return all minutes but the first, in which processes start."""
         return self.minutes[1:]
 
     def mean_points(self) -> float | None:
-        """Of the suite, over the counted minutes."""
+        """Return the suite's points, over the counted minutes."""
         return _mean([minute.sum_points for minute in self.counted])
 
     def growth(self) -> Fit:
-        """Of the suite, in points an hour."""
+        """Return the suite's growth in points an hour."""
         return _growth(self.counted, [minute.sum_points for minute in self.counted])
 
     def growth_beside_control(self) -> Fit:
-        """The same at the speed that the machine had on average: each minute's points over those of the control."""
+        """Return the growth at the machine's mean speed: each minute's points over those of the control."""
         mean = _mean([minute.control_points for minute in self.counted])
         if not mean or not all(minute.control_points for minute in self.counted):
             return Fit(None, None)
@@ -116,13 +110,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process over a phase."""
-
     process: str
     first_points: float
     last_points: float
     mean_points: float | None
-    """Mean and growth leave the first minute out."""
+    """Mean points; mean and growth leave the first minute out."""
     growth_points_per_hour: float | None
     growth_error: float | None
     first_rss_mb: float
@@ -131,8 +123,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One aim, held to one phase."""
-
     shape: str
     phase: str
     aim: str
@@ -140,11 +130,10 @@ class Verdict:
     value: float | None
     error: float | None
     met: bool | None
-    """None: not measured."""
 
     @property
     def text(self) -> str:
-        """For people; names a value so near to its bound that chance may have decided."""
+        """Return a line for people, which marks a value so near to its bound that chance may have decided."""
         if self.met is None or self.value is None:
             return f"not measured: {self.shape} {self.phase}: {self.aim}"
         text = f"{'met' if self.met else 'not met'}: {self.shape} {self.phase}: {self.aim}: {self.value:.2f}"
@@ -155,7 +144,7 @@ class Verdict:
 
 
 def rows(phase: Phase) -> list[Row]:
-    """By process, then their sum."""
+    """Return a row for each process, then their sum."""
     if not phase.minutes:
         return []
     names = sorted({name for minute in phase.minutes for name in minute.cpu_points}, key=_place)
@@ -168,8 +157,6 @@ def rows(phase: Phase) -> list[Row]:
 
 
 def verdicts(phase: Phase) -> list[Verdict]:
-    """The aims that are for this phase."""
-
     def at_most(aim: str, value: float | None, most: float, error: float | None = None) -> Verdict:
         met = None if value is None else value <= most
         return Verdict(phase.shape, phase.name, f"{aim}, at most {most:g}", most, value, error, met)
@@ -196,7 +183,6 @@ def verdicts(phase: Phase) -> list[Verdict]:
 
 
 def progress(phase: str, number: int, of: int, minute: Minute) -> str:
-    """A minute as one line."""
     parts = [
         f"{phase}, minute {number} of {of}: suite {minute.sum_points:.1f} % of a core",
         f"bench {minute.bench_points:.1f}, elsewhere {minute.elsewhere_points:.1f}",
@@ -215,7 +201,6 @@ def progress(phase: str, number: int, of: int, minute: Minute) -> str:
 
 
 def process_table(phase: Phase) -> Table:
-    """CPU and memory by process."""
     table = Table(title=f"{phase.shape} {phase.name}: % of a core, by process", box=None, title_justify="left")
     table.add_column("process")
     for head in ("minute 1", "last", "mean*", "growth* an hour", "±", "MB, minute 1", "MB, last"):
@@ -235,7 +220,7 @@ def process_table(phase: Phase) -> Table:
 
 
 def summary(phase: Phase) -> str:
-    """What is not by process, in one line."""
+    """Return the figures that are not by process, in one line."""
     minutes = phase.minutes
     restarted = [name for minute in minutes for name in minute.restarted]
     failures: Counter[str] = sum((Counter(minute.failures) for minute in minutes), Counter())
@@ -261,7 +246,7 @@ def summary(phase: Phase) -> str:
 
 
 def as_json(phases: Sequence[Phase]) -> dict[str, Any]:
-    """Every figure of tables and progress, and the verdicts."""
+    """Return every figure of tables and progress, and the verdicts."""
     found = [
         {
             **asdict(phase),
@@ -276,7 +261,7 @@ def as_json(phases: Sequence[Phase]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """With four places after the point in every figure."""
+    """Round every figure to four decimal places."""
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -320,7 +305,7 @@ def _figure(value: float | None) -> str:
 
 
 def _alerts(minutes: Sequence[Minute]) -> str:
-    """How often each kind began to fire; ids and reasons are in the JSON."""
+    """Count how often each kind began to fire; ids and reasons are in the JSON."""
     return _counts(Counter(alert.partition("{")[0] for minute in minutes for alert in minute.alerts))
 
 

@@ -1,4 +1,4 @@
-"""Reads a stream of occupancy as a page does, and times when the end of every step of every worker shows."""
+"""Readers of a stream of occupancy, which follow it as a page does and time when the end of every step is shown."""
 
 import json
 import math
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from load.metrics.synthetic_fleet import synthetic_fleet
 
 WARM_UP_S: Final = 4.0
+# Windows are revised for no longer.
 KEPT_MS: Final = 2_000
-"""Windows are revised for no longer."""
 
 
 class Reader:
-    """Milliseconds from the end of a step until the message that shows it had been read."""
+    """Milliseconds from the end of a step until the message that shows it has been read."""
 
     def __init__(self, gpus: int) -> None:
         self._ends_ns = {worker.id: worker.step_ends_ns for worker in synthetic_fleet(gpus)}
         self._step_ends_ns: NDArray[np.int64] = np.zeros((0, 0), np.int64)
-        """[workers, steps]: of each, by place in the stream, when steps end in each window; 0 where it has fewer."""
+        """[workers, steps], by place in the stream: when steps end in each window; 0 where a worker has fewer."""
         self._covered: dict[int, NDArray[np.int64]] = {}
-        """By the start of a window."""
+        """Nanoseconds covered of each worker, by the start of a window."""
         self.freshness_ms: list[float] = []
         self.sizes: list[int] = []
 
     def take(self, event: str, data: str, now_ms: float) -> None:
-        """A message that was read at `now_ms`."""
+        """Take a message that was read at `now_ms`."""
         value = json.loads(data)
         if event == "members":
             self._members([worker["id"] for worker in value["workers"]])
@@ -50,7 +50,8 @@ class Reader:
         self._covered.clear()
 
     def _window(self, start_ms: int, places: list[int] | None, covered: NDArray[np.int64], now_ms: float) -> None:
-        """Each worker's steps end at the same places in each window: shown once it is covered up to there."""
+        # Each worker's steps end at the same places in each window: a step is shown once the window is covered up
+        # to there.
         known = self._covered.setdefault(start_ms, np.zeros(len(self._step_ends_ns), np.int64))
         at = np.arange(len(known)) if places is None else np.array(places, np.int64)
         ends = self._step_ends_ns[at]
@@ -59,7 +60,6 @@ class Reader:
         self.freshness_ms += (now_ms - start_ms - shown / 1e6).tolist()
 
     def percentiles_ms(self) -> Mapping[str, float]:
-        """p50 and p99."""
         p50, p99 = np.percentile(self.freshness_ms, [50, 99]).tolist() if self.freshness_ms else (np.nan, np.nan)
         return {"fresh_p50_ms": p50, "fresh_p99_ms": p99}
 
@@ -70,10 +70,9 @@ class Ages:
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._shown_ms: dict[str, float] = {}
-        """Of each worker, the last covered moment: of one that is gone too, whose data grows old."""
+        """The last covered moment of each worker. One that is gone stays, and its data grows old."""
 
     def take(self, event: str, data: str) -> None:
-        """Enter a message of the stream."""
         value = json.loads(data)
         if event == "members":
             self._ids = [worker["id"] for worker in value["workers"]]
@@ -86,20 +85,24 @@ class Ages:
 
     @property
     def workers(self) -> int:
-        """Of which something has been shown."""
+        """Return the number of workers of which something has been shown."""
         return len(self._shown_ms)
 
     def newest_s(self, now_ms: float) -> float:
-        """Since the newest moment shown of any worker; NaN before the first."""
+        """Return the seconds since the newest moment shown of any worker; NaN before the first."""
         return (now_ms - max(self._shown_ms.values(), default=math.nan)) / 1e3
 
     def stalest_s(self, now_ms: float) -> float:
-        """Since the newest moment shown of the worker that is furthest behind; NaN before the first."""
+        """Return the seconds since the newest moment shown of the worker that is furthest behind; NaN before the
+        first.
+        """
         return (now_ms - min(self._shown_ms.values(), default=math.nan)) / 1e3
 
 
 async def messages(url: str) -> AsyncGenerator[tuple[str, str, float], None]:
-    """Event, data and Unix ms of arrival of each message of a stream, until it ends. Raises httpx.HTTPError."""
+    """Yield event, data and Unix ms of arrival of each message of a stream, until it ends. Raise httpx.HTTPError on
+    failure.
+    """
     async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", f"{url}/v1/occupancy/stream") as answer:
         event, rest = "", b""
         async for piece in answer.aiter_raw():
@@ -113,7 +116,7 @@ async def messages(url: str) -> AsyncGenerator[tuple[str, str, float], None]:
 
 
 async def follow(url: str, reader: Reader, seconds: float) -> None:
-    """Read the stream for so long after a warm-up that does not count."""
+    """Read the stream for `seconds` after a warm-up that does not count."""
     began_s, warm = time.monotonic(), False
     async with aclosing(messages(url)) as coming:
         async for event, data, now_ms in coming:

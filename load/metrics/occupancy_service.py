@@ -1,8 +1,9 @@
 """The metrics service's own parts in a process of their own, fed with records as its bus client hands them over.
 
-`python -m load.metrics.occupancy_service GPUS`: prints its address, serves until its stdin ends, then prints what it
-used as JSON. Values come serialised, so that decoding them is part of the cost; fetching from the broker is not. With
-`--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by sockets.
+`python -m load.metrics.occupancy_service GPUS` prints its address, serves until its stdin ends, then prints its
+usage as JSON. Values arrive serialised, so that decoding them is part of the cost; fetching from the broker is not.
+With `--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by
+sockets.
 """
 
 import argparse
@@ -11,14 +12,18 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import uvloop
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, SharedWindows, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS, WINDOWS, Topic
 from libs.keys.change_guard import ChangeGuard
 from libs.policy.metrics.shares import Shares
@@ -26,36 +31,101 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry.fleet import MAX_FLEET_STEPS
+from libs.telemetry.members import Member
+from libs.telemetry.windows.rollups import KeptWindow, Written
+from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.worker.timeline import MAX_STEPS
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus
-from load.metrics.full_history import fill
 from load.metrics.synthetic_fleet import synthetic_fleet
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests.log import MAX_REQUESTS
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.stream import Hub, TickWriter
 
+STEP_NS: Final = 16_000_000
 MS_NS: Final = 1_000_000
+# The role's number in roll-ups.
+DECODE: Final = 2
+
+
+def fill(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -> None:
+    """Fill a state to all of its bounds up to `now_ns`, as two days with a fleet would: windows of all tiers, steps
+    with their work, requests.
+    """
+    _fill_windows(state, worker_ids, now_ns)
+    steps = min(MAX_STEPS, MAX_FLEET_STEPS // len(worker_ids))
+    for worker_id in worker_ids:
+        busy = _busy(worker_id, steps, now_ns - MS_NS)
+        state.fleet.add(busy, now_ns)
+        # The state of a worker holds its newest batch, and no real batch is as large as this one.
+        newest = StepBatch(worker_id=worker_id, sequence=2, node=busy.node, gpus=busy.gpus, engine=busy.engine)
+        newest.covered_from_unix_ns, newest.covered_to_unix_ns = busy.covered_to_unix_ns, now_ns
+        state.fleet.add(newest, now_ns)
+    for number in range(MAX_REQUESTS):
+        arrival_ns = now_ns - (MAX_REQUESTS - number) * MS_NS - 400 * MS_NS
+        event = RequestEvent(
+            request_id=f"chatcmpl-{number:032x}", prefill_worker=worker_ids[0], decode_worker=worker_ids[-1],
+            model="model-0", arrival_unix_ns=arrival_ns, ttft_ns=100 * MS_NS, decode_ns=300 * MS_NS, outcome=OUTCOME_OK,
+            prompt_tokens=512, output_tokens=64,
+        )  # fmt: skip
+        state.requests.add(event, now_ns)
+
+
+def _fill_windows(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -> None:
+    finest, *coarse = state.rollups.tiers
+    newest_ns = now_ns - now_ns % finest.window_ns
+    written = [Written(each, PhaseTime(finest.window_ns, 0, finest.window_ns // 2, 0), DECODE) for each in worker_ids]
+    for back in range(finest.windows, 0, -1):
+        state.rollups.write(newest_ns - back * finest.window_ns, written)
+    state.members.enter(Member(each, "node", "model-0", 1) for each in worker_ids)
+    for tier in coarse:
+        times = np.tile(np.array([tier.window_ns, 0, tier.window_ns // 2, 0], np.int64), (len(worker_ids), 1))
+        roles = np.full(len(worker_ids), DECODE, np.uint8)
+        start_ns = now_ns - now_ns % tier.window_ns
+        for back in range(tier.windows - 1, -1, -1):
+            state.rollups.restore(
+                KeptWindow(tier.window_ns, start_ns - back * tier.window_ns, worker_ids, times, roles)
+            )
+
+
+def _busy(worker_id: str, steps: int, now_ns: int) -> StepBatch:
+    """Return a worker's batch with its model's shape, from an incarnation before the live one."""
+    began_ns = now_ns - steps * STEP_NS
+    starts_ns = range(began_ns, now_ns, STEP_NS)
+    return StepBatch(
+        worker_id=worker_id, sequence=1, node="node", gpus=1, engine="sim",
+        covered_from_unix_ns=began_ns, covered_to_unix_ns=now_ns,
+        compute=Compute(layer_parameters=10**9, parameter_bytes=2, peak_flops_per_s=1e15, peak_bytes_per_s=1e12),
+        steps=step_columns(
+            StepRow(start_ns, start_ns + STEP_NS, decode_sequences=16, decode_kv_tokens=16_000)
+            for start_ns in starts_ns
+        ),
+    )  # fmt: skip
+
+
 LENGTH_BYTES: Final = 4
 PIECE_BYTES: Final = 2**15
 PEERS_S: Final = 10.0
 
 
 class Intake:
-    """What comes, serialised, each message after its length."""
+    """The serialised messages that arrive, each after its length."""
 
     def __init__(self, state: MetricsState, clock: SystemClock) -> None:
         self._state = state
         self._clock = clock
 
     async def take_forever(self, source: asyncio.StreamReader, topic: Topic) -> None:
-        """Enter what comes, all that is there at a time as a consumer does, until cancelled or the source ends."""
+        """Enter messages, all that have arrived at a time as a consumer does, until cancelled or the source ends."""
         rest = b""
         while piece := await source.read(PIECE_BYTES):
             rest, at = rest + piece, 0
@@ -67,11 +137,11 @@ class Intake:
                 self._state.take(Record(topic, "", value, 0, 0), self._clock.now_ns())
                 at = end
             rest = rest[at:]
-            await asyncio.sleep(0)  # a stream that has more gives nobody else a turn
+            await asyncio.sleep(0)  # a stream with more data would starve the other tasks
 
 
 class Peers:
-    """The other instances: reads from each of them, and writes to all."""
+    """Connections to the other instances: reads from each of them, and writes to all."""
 
     def __init__(self, folder: Path, number: int, instances: int) -> None:
         self._path = folder / str(number)
@@ -80,13 +150,12 @@ class Peers:
         self._server: asyncio.Server | None = None
 
     def send(self, message: SharedWindows) -> None:
-        """Write the message to every connected instance."""
         value = message.SerializeToString()
         for hearer in [each for each in self._hearers if not each.is_closing()]:
             hearer.write(len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
     async def connect(self, intake: Intake, tasks: TaskOwner) -> None:
-        """Until every other one is heard and hears."""
+        """Wait until both directions to every other instance are up."""
         self._server = await asyncio.start_unix_server(lambda _, writer: self._hearers.append(writer), self._path)
         for other in self._others:
             await until(other.exists, timeout_s=PEERS_S)
@@ -96,7 +165,6 @@ class Peers:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
     settings = MetricsSettings()
     clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
     sharing, peers = None, None

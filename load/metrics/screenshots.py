@@ -1,7 +1,8 @@
-"""Pictures for the documentation: the page over a simulated suite under load, light, dark, wide and on a phone, a
-worker's steps, 1,000 GPUs that do not exist, and `fulcrum top`.
+"""Pictures for the documentation: the page over a simulated suite under load, a worker's steps, a fleet, and `fulcrum
+top`.
 
-`make screenshots` writes docs/images/*.png, with few colours so that they stay small.
+`make screenshots` writes docs/images/*.png, with few colours so that they stay small. The page is taken light,
+dark, wide and on a phone; the fleet is of 1,000 synthetic GPUs.
 """
 
 import argparse
@@ -30,8 +31,8 @@ from load.metrics.bench_occupancy import service
 
 WORKERS: Final = ("--engine", "sim", "--prefill", "3", "--decode", "4", "--mixed", "1")
 LAPTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
+# Name, size, colours, and the rest of the address.
 Picture = tuple[str, ViewportSize, Literal["light", "dark"], str]
-"""Name, size, colours, and what follows the address."""
 PICTURES: Final[tuple[Picture, ...]] = (
     ("page-light", WIDE, "light", ""),
     ("page-dark", WIDE, "dark", ""),
@@ -49,18 +50,18 @@ MODELS: Final = ("chat-8b", "coder-34b", "night-70b")
 POOL: Final = ("--engine", "sim", "--pool", "2", *(word for model in MODELS for word in ("--model", model)))
 HISTORY_DAYS, BIN_S = 6, 900.0
 FLEET_GPUS: Final = 1_000
+# Columns and lines.
 TERMINAL: Final = (120, 30)
-"""Cells and lines."""
 COLORS: Final = 128
 CLIENTS: Final = 4
+# Nearly a whole range of 30 s.
 LOADED_S: Final = 25.0
-"""Nearly a whole range of 30 s."""
 SETTLED_MS: Final = 3_000.0
 
 
 @asynccontextmanager
 async def waves(url: str) -> AsyncIterator[None]:
-    """Clients whose prompts grow and shrink by the seconds, while the context is open."""
+    """Run clients whose prompts grow and shrink by the seconds, while the context is open."""
 
     async def client(http: httpx.AsyncClient) -> None:
         while True:
@@ -80,7 +81,7 @@ async def waves(url: str) -> AsyncIterator[None]:
 
 
 async def take(running: Browser, url: str, folder: Path, pictures: Sequence[Picture]) -> None:
-    """Every picture; raises when a page complains of something."""
+    """Take every picture; raise if a page logs an error."""
     for name, viewport, scheme, path in pictures:
         page = await running.new_page(viewport=viewport, color_scheme=scheme)
         errors = listen_for_errors(page)
@@ -94,13 +95,12 @@ async def take(running: Browser, url: str, folder: Path, pictures: Sequence[Pict
 
 
 def keep(taken: bytes, file: Path) -> None:
-    """Write it with few colours."""
     Image.open(io.BytesIO(taken)).convert("RGB").quantize(COLORS).save(file, optimize=True)
     print(f"{file} {file.stat().st_size / 1024:.0f} kB")
 
 
 async def take_top(running: Browser, url: str, file: Path) -> None:
-    """`fulcrum top`, as a terminal shows it."""
+    """Take a picture of `fulcrum top` as a terminal shows it."""
     app = Top(Feed(url))
     async with app.run_test(size=TERMINAL) as pilot:
         await pilot.pause(SETTLED_MS / 1e3)
@@ -112,7 +112,6 @@ async def take_top(running: Browser, url: str, file: Path) -> None:
 
 
 async def run(suite: RunningSuite, folder: Path) -> None:
-    """Load, a role move, pictures."""
     async with waves(suite.gateway), browser() as running:
         await asyncio.sleep(LOADED_S / 2)
         await asyncio.to_thread(suite.fulcrum, "role", "decode-2", "prefill", "--reason", "prompts wait")
@@ -122,7 +121,7 @@ async def run(suite: RunningSuite, folder: Path) -> None:
 
 
 def made_history() -> dict[str, Any]:
-    """Six days with a hump in the afternoon, prompts twice as long for the last two; up to now."""
+    """Return six days that end now, with a peak in the afternoon and prompts twice as long in the last two."""
     bins = round(HISTORY_DAYS * 86_400 / BIN_S)
     start_s = time.time() // BIN_S * BIN_S - bins * BIN_S
     chance, requests, prompts = Random(1), [], []
@@ -137,7 +136,6 @@ def made_history() -> dict[str, Any]:
 
 
 async def run_views(suite: RunningSuite, folder: Path) -> None:
-    """A history, some requests to each model, pictures."""
     token = {"authorization": f"Bearer {suite.ready['token']}"}
     async with httpx.AsyncClient(timeout=60) as http, browser() as running:
         brought = await http.post(f"{suite.ready['metrics']}/v1/demand", json=made_history(), headers=token)
@@ -152,14 +150,12 @@ async def run_views(suite: RunningSuite, folder: Path) -> None:
 
 
 async def run_fleet(folder: Path) -> None:
-    """Pictures of many GPUs."""
     async with service(FLEET_GPUS, []) as url, browser() as running:
         await asyncio.sleep(LOADED_S)
         await take(running, url, folder, FLEET)
 
 
 def main() -> None:
-    """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("docs/images"))
     parser.add_argument("--fleet", action="store_true", help="only those of 1,000 GPUs; needs a machine to itself")
@@ -180,8 +176,8 @@ def main() -> None:
 
 
 def views(folder: Path) -> None:
-    """Pictures of the views beside the live one."""
-    with TemporaryDirectory() as place, held_port() as port:  # the page wants a planner whose port is known
+    """Take pictures of the views beside the live one."""
+    with TemporaryDirectory() as place, held_port() as port:  # the page needs a planner whose port is known
         env = {"FULCRUM_CACHE": place, "FULCRUM_PLANNER_MODE": "auto"}
         with running_suite(Path(place), *POOL, "--gateway-port", str(port), env=env) as suite:
             asyncio.run(run_views(suite, folder))

@@ -1,4 +1,4 @@
-"""Step telemetry of many GPUs that do not exist: a batch each, ten times a second, at phases of their own."""
+"""Step telemetry of many synthetic GPUs: a batch each, ten times a second, at phases of their own."""
 
 import contextlib
 import random
@@ -14,11 +14,11 @@ from libs.contracts.step_row import StepRow, step_columns
 
 PERIOD_NS: Final = 100_000_000
 WORKERS_PER_NODE: Final = 8
+# From when a batch is sent until it arrives: Kafka takes some milliseconds, the embedded broker, which is polled
+# every 40 ms, up to 45.
 ARRIVAL_NS: Final = 30_000_000
-"""From when a batch is sent until it comes: Kafka takes some milliseconds, the embedded broker, which is asked every
-40 ms, up to 45."""
+# Batches that are due within it are sent together.
 SLICE_NS: Final = 5_000_000
-"""What is due within it is sent together."""
 DECODE_STEP_NS: Final = 20_000_000
 PREFILL_STEP_NS: Final = 50_000_000
 PREFILL_SHARE: Final = 0.3
@@ -33,18 +33,19 @@ _COMPUTE: Final = Compute(
 
 
 class SyntheticWorker:
-    """One worker of one GPU. Its message is made once and only dated anew, so that making it costs little."""
+    """One worker of one GPU. Its message is built once and only dated anew, so that the generator costs little."""
 
     def __init__(self, number: int, *, prefill: bool, busy: float, phase_ns: int, running: float) -> None:
-        """It sends `phase_ns` into each 100 ms. Then a step has run for `running` of its time, so that the batch covers
-        the time before it."""
+        """A batch is sent `phase_ns` into each 100 ms. By then a step has run for `running` of its time, so that the
+        batch covers the time before it.
+        """
         self.phase_ns = phase_ns
         role, budget = role_from_name("prefill" if prefill else "decode")
         step_ns = PREFILL_STEP_NS if prefill else DECODE_STEP_NS
         self._held_ns = int(running * step_ns)
         ends_ns = range(phase_ns - self._held_ns, phase_ns - self._held_ns - PERIOD_NS, -step_ns)
         self.step_ends_ns = sorted(end_ns % PERIOD_NS or PERIOD_NS for end_ns in ends_ns)
-        """Into each 100 ms, (0, `PERIOD_NS`]."""
+        """Ends of steps within each 100 ms, (0, `PERIOD_NS`]."""
         step = StepRow(
             1, prefill_tokens=1024 * prefill, prefill_sequences=int(prefill), prefill_context_tokens=1024 * prefill,
             decode_sequences=0 if prefill else 16, decode_kv_tokens=0 if prefill else 16_000,
@@ -62,11 +63,10 @@ class SyntheticWorker:
 
     @property
     def id(self) -> str:
-        """Its name."""
         return self._batch.worker_id
 
     def batch(self, sent_ns: int) -> bytes:
-        """What it sends at that moment, serialised: 100 ms that end with the step that ended last."""
+        """Return the batch sent at that moment, serialised: 100 ms that end with the latest finished step."""
         batch, end_ns = self._batch, sent_ns - self._held_ns
         batch.sequence += 1
         batch.covered_from_unix_ns, batch.covered_to_unix_ns = end_ns - PERIOD_NS, end_ns
@@ -76,7 +76,7 @@ class SyntheticWorker:
 
 
 def synthetic_fleet(gpus: int, seed: int = 1) -> list[SyntheticWorker]:
-    """`gpus` workers, sorted by the phase at which they send."""
+    """Return `gpus` workers, sorted by the phase at which they send."""
     chance = random.Random(seed)
     workers = [
         SyntheticWorker(
@@ -92,8 +92,9 @@ def synthetic_fleet(gpus: int, seed: int = 1) -> list[SyntheticWorker]:
 
 
 def send_forever(gpus: int, number: int = 0, of: int = 1) -> None:
-    """Write to stdout what a fleet sends, when it would come: each batch after its length in 4 bytes. Of all workers
-    every `of`-th, from the `number`-th on."""
+    """Write a fleet's batches to stdout at their times of arrival, each after its length in 4 bytes. Of all workers
+    every `of`-th is written, from the `number`-th on.
+    """
     fleet, out = synthetic_fleet(gpus)[number::of], sys.stdout.buffer
     start_ns = time.time_ns() // PERIOD_NS * PERIOD_NS
     while True:

@@ -1,9 +1,9 @@
-"""`make bench-planner`: what deciding about many workers costs: CPU time a second, and how long a decision takes.
+"""`make bench-planner`: the cost of deciding about many workers: CPU time a second, and the time of a decision.
 
-The planner's state is fed with serialised messages as a metrics service and two gateways send them: loads ten times a
-second, queues five times. Demand turns from decodes to prompts and back every five seconds, so that there is something
-to decide; what is decided is carried out at once. Parsing, entering, deciding and serialising what is published count;
-the broker's client does not.
+The planner's state is fed with serialised messages as a metrics service and two gateways send them: loads ten times
+a second, queues five times. Demand turns from decodes to prompts and back every five seconds, so that there is
+something to decide; decisions are carried out at once. Parsing, entering, deciding and serialising count; the
+broker's client does not.
 """
 
 import argparse
@@ -50,7 +50,7 @@ KEPT: Final = 1_000
 
 
 class Fleet:
-    """Workers that do what they are asked, and report it."""
+    """Workers that carry out every order, and report it."""
 
     def __init__(self, workers: int, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ class Fleet:
         self._turn = 0
 
     def loads(self, now_ns: int, *, prompts_press: bool) -> bytes:
-        """A message of all of them."""
+        """Return a serialised message with the loads of all workers."""
         count = len(self.workers)
         prefill = np.array([each.assignment.role == ROLE_PREFILL for each in self.workers])
         noise = self._chance.uniform(0.8, 1.2, count)
@@ -96,7 +96,7 @@ class Fleet:
         return message.SerializeToString()
 
     def queues(self, now_ns: int, *, prompts_press: bool) -> bytes:
-        """What a gateway holds."""
+        """Return a serialised message with the queue of a gateway."""
         tokens = 40 * len(self.workers) if prompts_press else 0
         queues = [
             ModelQueue(model=f"model-{number}", prefill_requests=tokens // 500, prefill_tokens=tokens)
@@ -120,7 +120,7 @@ def _worker(number: int, chance: random.Random) -> Worker:
 
 
 def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
-    """CPU time by part, and the times of decisions."""
+    """Return CPU time by part, and the times of decisions."""
     fleet, state = (
         Fleet(workers, seed),
         PlannerState(
@@ -177,7 +177,6 @@ def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a line a size, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--seconds", type=int, default=60, help="of the planner's time")
@@ -185,7 +184,7 @@ def main() -> None:
     found = []
     print(f"{'workers':>8} {'CPU':>7} {'tick p50':>9} {'p99':>7} {'most':>7}  ms   by part")
     for workers in asked.workers:
-        run(workers, 3)  # whatever happens once
+        run(workers, 3)  # warms up
         collect_seldom()  # as services do
         row = run(workers, asked.seconds)
         found.append(row)

@@ -1,13 +1,14 @@
 """`make bench-policy-live`: the policy of before against ours, on live suites of sixteen simulated GPUs, in turns.
 
 Before: first come, first served, and roles stand still. Ours: late requests last, and the planner moves roles and
-budgets. Each load is asked at growing rates, of either policy in turns, and of the lab's cluster of the same GPUs. A
-policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did not;
-the gain is ours over before, and the lab's gain stands beside it. `--near` asks the lab at all rates first, and each
-policy live only at the two between which the lab has its edge. The lab is calibrated on one live run, of the policy of
-before at the lowest rate of the first load: each step takes as much longer as TPOT did at p50. `--torch`: on one
-prefill, one decode and one mixed worker that compute; the lab begins with the step times that they measured in that
-run. At the end one JSON line.
+budgets. Each load runs at growing rates, under either policy in turns, and on the lab's cluster of the same GPUs. A
+policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did
+not. The gain is ours over before, and the lab's gain stands beside it.
+
+With `--near` the lab runs all rates first, and each policy runs live only at the two between which the lab has its
+edge. The lab is calibrated on one live run, of the policy of before at the lowest rate of the first load: each step
+takes as much longer as TPOT did at p50. `--torch` runs on one prefill, one decode and one mixed worker that
+compute; the lab begins with the step times that they measured in that run. The last line is JSON.
 """
 
 import argparse
@@ -32,14 +33,14 @@ from load.planner.bench_spike import Policy, run
 from load.planner.live_kinds import SIM, TORCH_SMOLLM2, TTFT_MS, LiveKind
 from load.planner.stories import Story, flipflop, flood, made
 
+# A TTFT that no request misses: with it no request is ever late, and all are served first come, first served.
 NEVER_MS: Final = 86_400_000
-"""A TTFT that no request misses: with it nobody is ever late, and all are served first come, first served."""
 WANTED: Final = 0.9
 WORKERS: Final = 16
 
 
 def mix(rate: float, seconds: int) -> Story:
-    """Chat, long prompts and long answers side by side."""
+    """Mix chat, long prompts and long answers."""
     spec = (
         f"both:rate={rate},isl=500,osl=100,spread=0.25,seconds={seconds},flood_rate={rate},flood_isl=5000,"
         f"flood_at=0.3,flood_seconds={seconds // 3},writing_rate={rate / 4},writing_isl=300,writing_osl=600"
@@ -48,13 +49,13 @@ def mix(rate: float, seconds: int) -> Story:
 
 
 def torch_flipflop(rate: float, seconds: int) -> Story:
-    """For three workers of SmolLM2 on a CPU."""
+    """Return a story for three workers of SmolLM2 on a CPU."""
     return Story(f"flipflop:rate={rate},isl=240,osl=24,spread=0.3,seconds={seconds},period=10,swing=4", [])
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """A load, and the rates at which it is asked."""
+    """A load, and the rates at which it is run."""
 
     story: Callable[[float, int], Story]
     rates: Sequence[float]
@@ -72,7 +73,7 @@ TORCH_LOADS: Final[Mapping[str, Ladder]] = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two, live and in the lab."""
+    """One of the two policies, live and in the lab."""
 
     name: str
     live: Policy
@@ -80,7 +81,7 @@ class Side:
     lab: str
 
     def lab_policy(self, kind: LiveKind) -> LabPolicy:
-        """With the roles that the live suite begins with."""
+        """Return the lab's policy with the roles that the live suite begins with."""
         live = self.live
         roles = [(Role.PREFILL, 0)] * live.prefill + [(Role.MIXED, 0)] * live.decode
         roles += [(Role.MIXED, kind.place.chunk_tokens)] * live.mixed
@@ -88,7 +89,7 @@ class Side:
 
 
 def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
-    """(before, ours), both from half and half, and `mixed` beside them."""
+    """Return (before, ours), both from half and half, and `mixed` workers beside them."""
     half = (workers - mixed) // 2
     before = Policy("before", half, workers - half - mixed, mixed, "advisory")
     return (
@@ -98,14 +99,14 @@ def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
 
 
 def run_in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
-    """(share of requests that are good, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
+    """Return (share of good requests, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
     experiment = kind.experiment(made(story, seed), side.live.workers, seed=seed)
     report, result = run_lab(experiment, side.lab_policy(kind))
     return report.score.slo_attainment, statistics.median(each.tpot_ns / 1e6 for each in result.answers if each.tpot_ns)
 
 
 def highest(good: Mapping[float, float]) -> tuple[float, bool]:
-    """(rate at which `WANTED` would be good, whether it lies between rates that were asked)."""
+    """Return (rate at which `WANTED` would be good, whether it lies between measured rates)."""
     rates = sorted(good)
     kept = 0.0
     for number, rate in enumerate(rates):
@@ -119,7 +120,7 @@ def highest(good: Mapping[float, float]) -> tuple[float, bool]:
 
 
 def near(good: Mapping[float, float]) -> list[float]:
-    """The last rate that kept the SLO and the first that did not; the outermost two where all did, or none."""
+    """Return the last rate that kept the SLO and the first that did not; the outermost two where all did, or none."""
     rates = sorted(good)
     failing = next((number for number, rate in enumerate(rates) if good[rate] < WANTED), len(rates) - 1)
     first = max(failing - 1, 0)
@@ -127,7 +128,7 @@ def near(good: Mapping[float, float]) -> list[float]:
 
 
 def in_turns(sides: Sequence[Side], rates: Mapping[str, Sequence[float]]) -> list[tuple[Side, float]]:
-    """Each side at its rates, the lowest first; now one and now the other begins."""
+    """Pair each side with its rates, the lowest first; the sides take turns at beginning."""
     found: list[tuple[Side, float]] = []
     for number in range(max(map(len, rates.values()))):
         turn = [(side, rates[side.name][number]) for side in sides if number < len(rates[side.name])]
@@ -137,30 +138,28 @@ def in_turns(sides: Sequence[Side], rates: Mapping[str, Sequence[float]]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class PolicyComparison:
-    """What all loads are asked of."""
+    """The setting in which all loads are compared."""
 
     sides: Sequence[Side]
     kind: LiveKind
     lab_kind: LiveKind
-    """What the lab takes it for."""
     seconds: int
     seed: int
     near: bool
     lab_only: bool
     cache: Path
-    """Where workers that compute keep what they measured."""
+    """Folder in which workers that compute keep their measurements."""
     calibration: Mapping[str, Any] | None = None
     """The run that the lab was calibrated on."""
 
     def live(self, side: Side, story: Story) -> dict[str, Any]:
-        """One run of a suite."""
         cache = None if self.kind.simulated else self.cache
         found = run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind, cache=cache)
         del found["timeline"]
         return found
 
     def calibrated(self, ladder: Ladder, rate: float) -> "PolicyComparison":
-        """With a lab whose steps take as long as those of one live run."""
+        """Return a comparison whose lab has the step times of one live run."""
         before, story = self.sides[0], ladder.story(rate, self.seconds)
         print(f"steps are measured at {rate:g} ...", file=sys.stderr, flush=True)
         found = self.live(before, story)
@@ -180,7 +179,6 @@ class PolicyComparison:
 
 
 def compare(name: str, ladder: Ladder, rates: Sequence[float], bench: PolicyComparison) -> dict[str, Any]:
-    """One load at all rates."""
     lab: dict[str, dict[float, float]] = {side.name: {} for side in bench.sides}
     for side, rate in product(bench.sides, rates):
         lab[side.name][rate], _ = run_in_lab(side, ladder.story(rate, bench.seconds), bench.lab_kind, bench.seed)
@@ -211,7 +209,6 @@ def compare(name: str, ladder: Ladder, rates: Sequence[float], bench: PolicyComp
 
 
 def main() -> None:
-    """Print a table a load, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="all by default")
     parser.add_argument("--rates", nargs="+", type=float, help="requests a second; a ladder of its own for each load")

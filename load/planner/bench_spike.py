@@ -1,17 +1,16 @@
 """`make bench-spike`: stories in which the mix of work turns, on live suites of simulated GPUs, policy by policy.
 
-Each policy serves the same requests, at the same times, on a whole suite of its own: gateway, sixteen workers in a few
-processes, broker, Redis, planner and metrics. It prints how many requests were good, TTFT and TPOT, what failed, and
-when the planner moved. A turn is the arrival of the first request after the mix has changed; its first useful
-move is the first decision after it that changes workers towards the phase that the new mix presses on. An effect is
-the worker's own time of its change, from when it was decided.
+Each policy serves the same requests, at the same times, on a whole suite of its own: gateway, sixteen workers in a
+few processes, broker, Redis, planner and metrics. It prints the share of good requests, TTFT and TPOT, failures,
+and the planner's moves. A turn is the arrival of the first request after the mix has changed. Its first useful move
+is the first decision after it that changes workers towards the phase that the new mix presses on. An effect is the
+time from a decision until the worker's own time of its change.
 """
 
 import argparse
 import asyncio
 import gc
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -24,29 +23,74 @@ from typing import Any, Final
 
 import httpx
 
+from libs.cli.planner.in_lab import standing_before
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.roles import role_from_name
+from libs.lab.counterfactual import Standing, counterfactual
 from libs.lab.rivals.port import RivalSetting, Slo
 from libs.lab.study import quiet
 from libs.lab.traces.request import Trace
+from libs.policy.roles import Role
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import Answer, play
 from load.planner.dynamo_live import DynamoLive
 from load.planner.live_kinds import SIM, TORCH_TINY, TPOT_MS, TTFT_MS, LiveKind
-from load.planner.spike_worth import MOST_JUDGED, judged
 from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
+from load.report import percentiles
 
+# The first decisions of a run are judged: each takes two runs of the lab.
+MOST_JUDGED: Final = 64
+# Reasons of decisions that are to improve something; one that gives budgets back after a calm is not.
+PRESSED: Final = frozenset(("prompts_press", "decodes_press"))
+
+
+def judged(
+    decisions: list[dict[str, Any]],
+    workers: list[dict[str, Any]],
+    *,
+    trace: Trace,
+    kind: LiveKind,
+    start_unix_ns: int,
+    most: int = MOST_JUDGED,
+) -> dict[str, bool]:
+    """Return by id whether requests would have fared worse without a decision, of those that answer pressure.
+    `workers` are as they stood after all `decisions`.
+    """
+    experiment = kind.experiment(trace, len(workers))
+    found: dict[str, bool] = {}
+    for decision in [each for each in decisions if each["reason_code"] in PRESSED][:most]:
+        standing = standing_before(decision, workers, decisions)
+        names = sorted(standing)
+        changes = {names.index(each["worker"]): _standing(each) for each in decision["changes"]}
+        at_s = (decision["decided_unix_ns"] - start_unix_ns) / 1e9
+        try:
+            roles = [standing[name] for name in names]
+            found[decision["id"]] = counterfactual(experiment, roles, changes, at_s).useful
+        except InvalidRequest:
+            continue  # nothing came after it
+    return found
+
+
+def _standing(change: Mapping[str, Any]) -> Standing:
+    number, budget = role_from_name(change["role"], change["budget_tokens"])
+    return Standing(Role(number), budget)
+
+
+COLOURS: Final = {"prefill": "#1f77b4", "decode": "#2ca02c", "with prompts": "#bcbd22"}
+PANELS: Final = ("TTFT, s", "TPOT, ms", "prompts wait,\ns of one GPU", "workers")
+# Between looks at workers: short enough to see each change before the next one.
 POLL_S: Final = 0.05
-"""Between looks at workers: a change of theirs is seen before the next one."""
 TORCH_WORKERS: Final = 4
+# Until a worker that Dynamo's policy restarts serves again: a third of the lab's time, which favours Dynamo.
 DYNAMO_START_S: Final = 10.0
-"""Until a worker that Dynamo's policy restarts serves again: a third of what the lab gives it, kind to it."""
+# A move later than this after a turn answers something else.
 TURN_S: Final = 3.0
-"""A move later than this after a turn answers something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a suite is started."""
+    """The roles and planner with which a suite is started."""
 
     name: str
     prefill: int
@@ -54,16 +98,14 @@ class Policy:
     mixed: int
     mode: str
     dynamo_start_s: float | None = None
-    """With Dynamo's load policy: until a worker whose role it changes serves again."""
+    """Seconds until a worker serves again whose role Dynamo's load policy changes; None without that policy."""
 
     @property
     def workers(self) -> int:
-        """Of all roles."""
         return self.prefill + self.decode + self.mixed
 
 
 def policies(workers: int) -> list[Policy]:
-    """Ours, and what stands still."""
     half = workers // 2
     return [
         Policy("auto", half, workers - half, 0, "auto"),
@@ -75,23 +117,21 @@ def policies(workers: int) -> list[Policy]:
 
 
 @dataclass(slots=True)
-class Seen:
-    """What a suite did while it served."""
+class Observations:
+    """Observations of a suite while it served."""
 
     start_unix_ns: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By worker and epoch, when it took it by its own clock."""
+    """By worker and epoch, when the worker changed by its own clock."""
     workers: list[dict[str, Any]] = field(default_factory=list)
-    """At the last look."""
     dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
-    """(Unix ns, worker, its role to be)"""
+    """(Unix ns, worker, its new role)"""
     looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
-    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
+    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of waiting prompts)"""
 
 
-async def watch(suite: RunningSuite, seen: Seen) -> None:
-    """Look at workers and decisions until cancelled."""
+async def watch(suite: RunningSuite, seen: Observations) -> None:
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
         while True:
@@ -111,9 +151,9 @@ async def watch(suite: RunningSuite, seen: Seen) -> None:
 
 async def serve(
     suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], dynamo: DynamoLive | None = None
-) -> tuple[dict[int, Answer], list[str], Seen]:
-    """The whole trace, and what was seen meanwhile."""
-    seen, failed = Seen(), list[str]()
+) -> tuple[dict[int, Answer], list[str], Observations]:
+    """Play the whole trace; return answers, failures and observations."""
+    seen, failed = Observations(), list[str]()
     watching = [asyncio.create_task(watch(suite, seen))]
     watching += [asyncio.create_task(dynamo.run())] if dynamo else []
     seen.start_unix_ns = time.time_ns()
@@ -135,15 +175,16 @@ async def serve(
 
 
 def is_good(answer: Answer, trace: Trace, kind: LiveKind) -> bool:
-    """By the client's clock for TTFT."""
+    """Return whether an answer met the SLO, with TTFT by the client's clock."""
     tokens = trace.requests[answer.number].input_tokens
     limit_ns = kind.slo.ttft_limit_ns(kind.speed.prompt_ns(tokens, tokens**2))
     return answer.client_ttft_ns <= limit_ns and answer.served.tpot_ns <= kind.slo.tpot_ns
 
 
-def moves(story: Story, trace: Trace, seen: Seen, useful: Mapping[str, bool] | None) -> dict[str, Any]:
-    """How soon decisions came after turns, and changes after decisions. `useful`: by decision, as the lab says; None
-    where nothing is known of that, and each decision counts that its reason code fits."""
+def moves(story: Story, trace: Trace, seen: Observations, useful: Mapping[str, bool] | None) -> dict[str, Any]:
+    """Return how soon decisions followed turns, and changes followed decisions. `useful` is the lab's judgement by
+    decision; with None each decision counts whose reason code fits.
+    """
     changes = changing(seen)
     useful_ms, first_ms = [], []
     for at_s, phase in story.turns:
@@ -180,18 +221,10 @@ def _soonest_ms(decisions: Sequence[Mapping[str, Any]], turn_ns: int) -> float |
     return None if soonest is None else soonest / 1e6
 
 
-def changing(seen: Seen) -> list[dict[str, Any]]:
-    """Decisions that changed workers, in their order."""
+def changing(seen: Observations) -> list[dict[str, Any]]:
+    """Return decisions that changed workers, in their order."""
     found = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
     return sorted(found, key=lambda each: (each["decided_unix_ns"], each["sequence"]))
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50 and p99; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
 
 
 def run(
@@ -204,8 +237,9 @@ def run(
     cache: Path | None = None,
     most_judged: int = MOST_JUDGED,
 ) -> dict[str, Any]:
-    """One policy on one story. `ttft_ms`: what the gateway takes requests to want; they are scored by the kind's SLO.
-    `cache`: a folder in which what workers learn stays; with None they begin without knowing their step times."""
+    """Run one policy on one story. `ttft_ms` is the gateway's deadline; requests are scored by the kind's SLO. `cache`
+    is a folder for what workers learn; with None they begin without step times.
+    """
     trace = made(story, seed)
     prompts = prompt_ids(trace, seed=seed)
     cluster = RivalSetting(
@@ -249,8 +283,8 @@ def run(
     }
 
 
-def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
-    """For a picture: each request's arrival and TTFT, and each change with its reason."""
+def timeline(seen: Observations, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
+    """Return the data of a picture: each request's arrival and TTFT, and each change with its reason."""
     changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
     theirs = [[(at - seen.start_unix_ns) / 1e9, "dynamo", [who], to] for at, who, to in seen.dynamo_moves]
     return {
@@ -267,8 +301,43 @@ def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, 
     }
 
 
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write an SVG of one story: a column a policy; TTFT, TPOT, waiting prompts and roles over time, changes marked."""
+    import matplotlib  # noqa: PLC0415 (only where a picture is asked for)
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    figure, axes = pyplot.subplots(
+        len(PANELS), len(rows), figsize=(4.6 * len(rows), 7.5), sharex=True, sharey="row", squeeze=False
+    )
+    for column, row in enumerate(rows):
+        line = row["timeline"]
+        ttft, tpot, waits, workers = axes[:, column]
+        times = [each[0] for each in line["requests"]]
+        ttft.plot(times, [each[1] / 1e3 for each in line["requests"]], ".", markersize=3, color="#444444")
+        tpot.plot(times, [each[2] for each in line["requests"]], ".", markersize=3, color="#444444")
+        looks = [each for each in line["looks"] if 0 <= each[0] <= max(times) + 5]
+        at_s = [each[0] for each in looks]
+        waits.plot(at_s, [each[4] / 1e3 for each in looks], color="#d62728", linewidth=1)
+        counts = ([each[1] for each in looks], [each[2] - each[3] for each in looks], [each[3] for each in looks])
+        workers.stackplot(at_s, *counts, labels=list(COLOURS), colors=list(COLOURS.values()), step="post")
+        for changed_s, action, *_ in line["changes"]:
+            if action != "role_moved":
+                for panel in (ttft, tpot, waits, workers):
+                    panel.axvline(changed_s, color="#9467bd", linewidth=0.8, alpha=0.6)
+        ttft.set_title(f"{row['policy']}: {row['good']:.1%} good, TTFT p99 {row['ttft_ms']['p99'] / 1e3:.1f} s")
+        workers.set_xlabel("s")
+    for panel, title in zip(axes[:, 0], PANELS, strict=True):
+        panel.set_ylabel(title)
+    axes[-1, -1].legend(loc="lower right", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
 def print_row(found: dict[str, Any]) -> str:
-    """A line of the table under `HEAD`."""
+    """Return a line of the table under `HEAD`."""
 
     def two(name: str) -> str:
         each = found.get(name)
@@ -296,7 +365,6 @@ HEAD: Final = "\n".join(
 
 
 def main() -> None:
-    """Print a table a story, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
     parser.add_argument(
@@ -332,8 +400,6 @@ def main() -> None:
     if asked.out:
         asked.out.write_text(json.dumps(found))
     if asked.picture:
-        from load.planner.spike_picture import draw  # noqa: PLC0415 (matplotlib, only where asked for)
-
         asked.picture.mkdir(parents=True, exist_ok=True)
         for name, rows in found.items():
             draw(rows, asked.picture / f"spike-{name}.svg")

@@ -1,9 +1,9 @@
 """Dynamo's load policy on a live suite: its decisions, from the telemetry of our workers, as restarts or as moves.
 
-A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. What ran there
+A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. Work on it
 moves with its KV or ends in place, where Dynamo's own restart aborts it: the suite does better by this policy than
-Dynamo would. Without a time to start it changes roles as ours does, which tells its policy from its mechanism. Prompts
-that wait in our gateways count as queued at prefill workers, evenly.
+Dynamo would. Without a start time it changes roles as ours does, which separates its policy from its mechanism.
+Prompts that wait in our gateways count as queued at prefill workers, evenly.
 """
 
 import asyncio
@@ -27,39 +27,37 @@ from libs.testing.suites.suite import RunningSuite
 
 ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.MIXED, "mixed": Role.MIXED, "standby": Role.STANDBY}
 ACTOR: Final = "dynamo-load"
+# Newest steps of a worker that are kept between two looks.
 MAX_STEPS: Final = 256
-"""Of a worker that are kept between two looks, the newest."""
 
 
 @dataclass(slots=True)
-class Heard:
-    """One worker's telemetry since the last look."""
+class WorkerTelemetry:
+    """The telemetry of one worker since the last look."""
 
     batch: StepBatch
     steps: list[tuple[StepWork, int]] = field(default_factory=list)
 
     def take(self, batch: StepBatch) -> None:
-        """The next batch."""
         self.batch = batch
         self.steps = [*self.steps, *(_timed(each) for each in step_rows(batch.steps))][-MAX_STEPS:]
 
 
 class DynamoLive:
-    """Looks every `DynamoMover.every_ns` and changes roles, until cancelled."""
+    """Dynamo's policy on a suite: looks every `DynamoMover.every_ns` and changes roles, until cancelled."""
 
     def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
-        """start_s: until a worker serves again in its other role; 0: at once, by a move that restarts nothing."""
+        """`start_s` is the time until a worker serves again in its other role; with 0 a move restarts nothing."""
         self._suite = suite
         self._cluster = cluster
         self._start_s = start_s
         self._mover = DynamoMover(cluster, "load", "kalman")
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, WorkerTelemetry] = {}
         self._starting: set[str] = set()
         self.moves: list[tuple[int, str, str]] = []
-        """(Unix ns, worker, the role that it is to have)"""
+        """(Unix ns, worker, its new role)"""
 
     async def run(self) -> None:
-        """Until cancelled."""
         headers = {"authorization": f"Bearer {self._suite.ready['token']}"}
         url = self._suite.ready["planner"]
         async with (
@@ -77,7 +75,7 @@ class DynamoLive:
                     tasks.create_task(self._move(http, names[move.index], move), name=f"move {move.index}")
 
     def _decide(self, names: Sequence[str], listed: Mapping[str, Any], waiting_ms: float) -> Sequence[Move]:
-        """`waiting_ms`: that one worker would take for all prompts that wait."""
+        """Decide moves. `waiting_ms` is the time that one worker would take for all waiting prompts."""
         chunk, prefill = self._cluster.speed.chunk_tokens, sum(each["role"] == "prefill" for each in listed.values())
         tokens = round(waiting_ms * 1e6 * chunk / self._cluster.speed.prompt_ns(chunk, chunk**2) / max(prefill, 1))
         workers = [self._seen(index, name, listed[name], tokens) for index, name in enumerate(names)]
@@ -133,7 +131,7 @@ class DynamoLive:
             async with aclosing(cast(Any, bus.subscribe([STEPS]))) as records:
                 async for record in records:
                     batch = cast(StepBatch, record.value)
-                    self._heard.setdefault(batch.worker_id, Heard(batch)).take(batch)
+                    self._heard.setdefault(batch.worker_id, WorkerTelemetry(batch)).take(batch)
         finally:
             await bus.close()
 

@@ -1,9 +1,9 @@
 """`make soak-planner`: random spikes on a whole suite whose processes and stores are killed and frozen at random.
 
-Every answer is compared with that of the same request while nothing went wrong. Lost is a request that nobody answers
-within a minute, however often its client asks again; doubled one with other tokens than it asked for; wrong one with
-another text. Prints a table and, as its last line, one JSON object; exit code 1 where anything was lost, doubled or
-wrong, a worker moved more often than its rest allows, or memory grew.
+Every answer is compared with the undisturbed one. A request is lost if nobody answers it within a minute, however
+often its client repeats it; doubled if it gets another number of tokens; wrong if it gets another text. Prints a
+table and, as its last line, one JSON object. Exits with 1 if anything was lost, doubled or wrong, if a worker moved
+more often than its rest allows, or if memory grew.
 """
 
 import argparse
@@ -33,20 +33,20 @@ VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics"
 FREEZES: Final = ("prefill-1", "decode-1", "planner")
 FREEZE_S: Final = (0.3, 3.0)
 HOUR_S, CI_S = 3_600, 300
+# Every other prompt is long with a short answer, the others short with a long answer.
 PROMPTS: Final = 40
-"""Every other one is long with a short answer, and the others short with a long answer."""
+# Share of arrivals that are spikes, of long prompts alone or of long answers alone.
 SPIKE_SHARE: Final = 0.04
-"""Of arrivals, those that are spikes: of long prompts alone, or of long answers alone."""
+# Requests of a spike: long answers fill the slots of all decode workers several times.
 SPIKE: Final = (30, 80)
-"""Requests of a spike: long answers fill the places of all decode workers several times."""
 ANSWER_S: Final = 60.0
 AGAIN_S: Final = 0.25
+# Requests under way: a spike beyond waits in the client.
 MAX_OPEN: Final = 96
-"""Requests under way: a spike beyond waits in the client."""
 WATCH_S: Final = 0.5
 REPORT_INTERVAL_S: Final = 30.0
+# Growth of one life of a process, over at least a minute of it: more is a leak.
 GROWTH_MIB_PER_MIN: Final = 8.0
-"""Of one life of a process, over at least a minute of it: more is a leak."""
 LEAST_LIFE_S: Final = 60.0
 WARM_S: Final = 20.0
 ENV: Final = {
@@ -59,9 +59,7 @@ ENV: Final = {
 
 
 @dataclass(slots=True)
-class Soaked:
-    """What came of it."""
-
+class SoakResult:
     answered: int = 0
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
@@ -75,23 +73,21 @@ class Soaked:
 
 
 class Soak:
-    """One run."""
-
     def __init__(self, suite: RunningSuite, seed: int) -> None:
         self.suite = suite
         self.chance = random.Random(seed)
         self.gateways: list[str] = list(suite.ready["gateways"])
-        self.found = Soaked()
+        self.found = SoakResult()
         self.expected: dict[int, str] = {}
         self.open = asyncio.Semaphore(MAX_OPEN)
         self.began_s = time.monotonic()
 
-    async def run(self, seconds: float) -> Soaked:
-        """References first, then trouble until the time is over, then whatever still runs."""
+    async def run(self, seconds: float) -> SoakResult:
+        """Collect references, then inflict faults until the time is over, then wait for what still runs."""
         async with httpx.AsyncClient(timeout=ANSWER_S) as http:
             for number in range(PROMPTS):
                 self.expected[number] = await self._ask(http, number)
-            self.found = Soaked()
+            self.found = SoakResult()
             self.began_s = time.monotonic()
             trouble = TaskOwner()
             trouble.spawn("faults", self._fault_forever())
@@ -110,7 +106,7 @@ class Soak:
         return self.found
 
     def _ask_some(self, http: httpx.AsyncClient, asking: set[asyncio.Task[None]]) -> None:
-        """One request, or a spike of them."""
+        """Start one request, or a spike of them."""
         numbers = [self.chance.randrange(PROMPTS)]
         if self.chance.random() < SPIKE_SHARE:
             first = self.chance.randrange(2)
@@ -134,7 +130,7 @@ class Soak:
             self.found.wrong.append(f"{number}: {text[:60]!r} in place of {self.expected[number][:60]!r}")
 
     async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
-        """As a client behind a load balancer: of another gateway where one is away or refuses."""
+        """Send a request as a client behind a load balancer: to another gateway where one is away or refuses."""
         long = number % 2 == 0
         tokens = 8 if long else 64
         body = {
@@ -196,7 +192,7 @@ class Soak:
                 answer = await http.get(f"{self.suite.ready['planner']}/v1/decisions?limit=200", timeout=2)
                 self.found.decisions |= {each["id"]: each for each in answer.json()} if answer.is_success else {}
             except (httpx.TransportError, ValueError):
-                pass  # it was killed, or is frozen
+                pass  # the process was killed or is frozen
             for name in ("planner", "metrics", "gateway-1"):
                 pid = pid_of(self.suite, name)
                 if pid is not None and psutil.pid_exists(pid):
@@ -205,8 +201,8 @@ class Soak:
             await asyncio.sleep(WATCH_S)
 
 
-def restless(found: Soaked) -> list[str]:
-    """Moves of a worker that came sooner than its rest allows after its last one."""
+def restless(found: SoakResult) -> list[str]:
+    """Return moves of a worker that came before its rest after the last one was over."""
     moved: dict[str, list[int]] = defaultdict(list)
     for each in found.decisions.values():
         if each["action"] == "set_role":
@@ -220,8 +216,8 @@ def restless(found: Soaked) -> list[str]:
     ]
 
 
-def growth(found: Soaked) -> dict[str, float]:
-    """MiB a minute, of the life of each kind of process that grew most, after it had warmed up."""
+def growth(found: SoakResult) -> dict[str, float]:
+    """Return MiB a minute of the fastest-growing life of each kind of process, after its warm-up."""
     most: dict[str, float] = {}
     for (name, _), samples in found.rss.items():
         warm = [each for each in samples if each[0] - samples[0][0] >= WARM_S]
@@ -232,7 +228,7 @@ def growth(found: Soaked) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print, and exit 1 where something was not as it has to be."""
+    """Run, print, and exit 1 if an invariant was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=CI_S)
     parser.add_argument("--hour", action="store_const", dest="seconds", const=HOUR_S)
@@ -263,7 +259,7 @@ def main() -> None:
     sys.exit(bool(found.lost or found.doubled or found.wrong or hasty or leaks))
 
 
-async def _soak(suite: RunningSuite, seed: int, seconds: float) -> Soaked:
+async def _soak(suite: RunningSuite, seed: int, seconds: float) -> SoakResult:
     return await Soak(suite, seed).run(seconds)
 
 

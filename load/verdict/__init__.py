@@ -1,1 +1,0 @@
-"""Planted situations: whether the verdict names what is wrong, and how soon."""

@@ -1,88 +1,26 @@
-"""`make bench-verdict`: planted situations on live suites of simulated GPUs, and whether the verdict names them.
+"""`make bench-verdict`: planted situations on simulated GPUs in virtual time, and whether the verdict names them.
 
-On each suite several trials run one after the other: roles, prompt and output lengths, rate and faults are drawn by
-seed, and the planner only advises. A trial is right when the first verdict that names anything is the planted one,
-within three seconds from when the cause is there by the clients' own account, nothing else is named until its end, and
-what was planted behind it has been named by then; of a distractor, when nothing is named.
+Roles, prompt and output lengths, rate and faults are drawn by seed, and the planner only advises. A trial is right when
+the first verdict that names anything is the planted one, within three seconds from when clients see its cause. Nothing
+else may be named until its end, and what was planted behind it must be named by then. In a distractor, nothing may be
+named.
 """
 
 import argparse
-import asyncio
 import json
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
-import httpx
-
-from libs.testing.suites.suite import RunningSuite, running_suite
-from load.verdict.drawn import DrawnSuite, draw_suite
 from load.verdict.judge import Outcome
-from load.verdict.knee import WORKLOADS, find_knee, rows
-from load.verdict.lasting import LASTS_S, run_lasting
-from load.verdict.situations import (
-    KV_NAMES,
-    NAMES,
-    WORKERS,
-    Planted,
-    Situations,
-)
-from load.verdict.trial import Bench
-from load.verdict.virtual import run_trial
-
-PER_PROCESS: Final = 4
+from load.verdict.situations import KV_NAMES, NAMES, Planted, Situations, draw_suite
+from load.verdict.virtual import LASTS_S, run_lasting, run_trial
 
 
 def run_suite(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outcome]:
-    """A suite with a device drawn by the seed, and a trial for each name."""
-    with live_suite(seed=seed, little_kv=little_kv) as (suite, drawn, faults):
-        return asyncio.run(_trials(suite, drawn, faults, names, seed=seed))
-
-
-@contextmanager
-def live_suite(*, seed: int, little_kv: bool) -> Iterator[tuple[RunningSuite, DrawnSuite, Path]]:
-    """Of simulated workers, with the file of their faults; its planner only advises."""
-    drawn = draw_suite(seed, little_kv=little_kv)
-    with tempfile.TemporaryDirectory() as folder:
-        faults = Path(folder) / "faults.json"
-        faults.write_text("{}")
-        env = {
-            "FULCRUM_CACHE": f"{folder}/cache",
-            **{f"FULCRUM_WORKER_{name.upper()}": str(value) for name, value in drawn.worker().items()},
-            "FULCRUM_WORKER_SIM_FAULTS": str(faults),
-            **{f"FULCRUM_GATEWAY_{name.upper()}": str(value) for name, value in drawn.targets().items()},
-            **{f"FULCRUM_METRICS_{name.upper()}": str(value) for name, value in drawn.targets().items()},
-            **{f"FULCRUM_PLANNER_{name.upper()}": str(value) for name, value in drawn.planner().items()},
-            "FULCRUM_WORKER_NAMES": "gpu",
-            "FULCRUM_LOG_LEVEL": "warning",
-        }
-        half = WORKERS // 2
-        arguments = ("--engine", "sim", "--prefill", str(half), "--decode", str(WORKERS - half))
-        with running_suite(Path(folder), *arguments, "--workers-per-process", str(PER_PROCESS), env=env) as suite:
-            yield suite, drawn, faults
-
-
-async def _trials(
-    suite: RunningSuite, drawn: DrawnSuite, faults: Path, names: Sequence[str], *, seed: int
-) -> list[Outcome]:
-    found = []
-    async with httpx.AsyncClient(timeout=10) as http:
-        bench = Bench(suite, drawn, faults, http)
-        for number, name in enumerate(names):
-            planted = Situations(drawn.device, seed * 1_000 + number).of(name)
-            outcome = await bench.trial(planted, seed * 1_000 + number)
-            found.append(outcome)
-            print(_line(planted, outcome), flush=True)
-    return found
-
-
-def run_virtually(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outcome]:
-    """The same in virtual time: each trial on a suite of its own, and the advice followed at its end."""
+    """Run a trial for each name on one drawn device, each on a suite of its own, and follow the advice at its end."""
     found = []
     drawn = draw_suite(seed, little_kv=little_kv)
     for number, name in enumerate(names):
@@ -105,21 +43,15 @@ def _line(planted: Planted, outcome: Outcome) -> str:
 
 
 def main() -> None:
-    """Print a line a trial, and one JSON line."""
+    """Print one line for each trial, and one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suites", type=int, default=6, help="every third has little KV")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--names", nargs="+", help="only these situations, on each suite")
     parser.add_argument("--kv", action="store_true", help="little KV on every suite")
-    parser.add_argument("--virtual", action="store_true", help="in virtual time, with the advice followed")
     parser.add_argument("--out", type=Path, help="all outcomes as JSON")
-    parser.add_argument("--knee", action="store_true", help="pressure against the knee that a search finds instead")
     parser.add_argument("--lasting", action="store_true", help="ten minutes in balance and two of overload instead")
     asked = parser.parse_args()
-    if asked.knee:
-        for workload in WORKLOADS:
-            print(json.dumps(rows([find_knee(*workload, asked.seed)])), flush=True)
-        return
     if asked.lasting:
         for seed in range(asked.seed, asked.seed + asked.suites):
             for name in LASTS_S:
@@ -130,8 +62,7 @@ def main() -> None:
     for number in range(asked.suites):
         little_kv = asked.kv or (number % 3 == 2)
         names = asked.names or (KV_NAMES if little_kv else NAMES)
-        run = run_virtually if asked.virtual else run_suite
-        found += run(names, seed=asked.seed + number, little_kv=little_kv)
+        found += run_suite(names, seed=asked.seed + number, little_kv=little_kv)
         if asked.out:
             asked.out.write_text(json.dumps([asdict(each) for each in found]))
     followed = [each.off for each in found if each.off is not None]

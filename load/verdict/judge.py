@@ -1,4 +1,4 @@
-"""What a trial was: whether its cause was there, what `/v1/status` said meanwhile, and whether that was right."""
+"""The judgement of a trial: whether its cause was present, what `/v1/status` reported, and whether that was right."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -9,19 +9,19 @@ from libs.policy.pressure.splits import KV_FILL
 from load.verdict.situations import Device, Planted
 
 WITHIN_S: Final = 3.0
+# A trial goes on for so long after its cause appeared: a wrong verdict later counts too.
 AFTER_S: Final = 4.0
-"""A trial goes on for so long after the cause was there: what is said wrong later counts too."""
 DISTRACTED_S: Final = 14.0
+# A cause that is not present by then was not planted well: the trial reports it and counts as failed.
 MOST_S: Final = 20.0
-"""A cause that is not there by then was not planted well: such a trial says so and counts as failed."""
 LOOK_S: Final = 0.05
 CALM: Final = frozenset({"idle", "balanced", "unknown"})
+# A prefill worker's worth of waiting prompts that counts as a queue.
 QUEUED_S: Final = 0.5
-"""A prefill worker's worth of prompts that waits is a queue."""
 
 
 class Request(Protocol):
-    """One request, as far as its client knows."""
+    """One request as its client sees it."""
 
     isl: int
     tokens: int
@@ -31,41 +31,39 @@ class Request(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a trial."""
-
     name: str
     seed: int
     wanted: Sequence[str]
     right: bool
     why: str
-    """Empty where it is right."""
+    """The reason why it is wrong; empty where it is right."""
     cause_s: float | None
-    """From the first request or fault until the cause was there, by the clients' own account; None: it never was."""
+    """Seconds from the first request or fault until clients saw the cause; None if they never did."""
     named_s: float | None
-    """From then until the right code was first; below 0: before."""
+    """Seconds from then until the right code was first reported; negative if it was earlier."""
     sentence: str
     seen: list[tuple[float, str]] = field(default_factory=list)
-    """Each change of the verdict."""
+    """Each change of the verdict: seconds, and the codes."""
     pressures: list[tuple[float, ...]] = field(default_factory=list)
     """(s, prefill, batch, KV, cluster; of decode workers: KV wait, starved, busy)"""
     alerts: list[str] = field(default_factory=list)
     behind_s: float | None = None
-    """Until all that was planted stood among the causes; None: it never did."""
+    """Seconds until all planted causes stood in the verdict; None if they never did."""
     predicted: float | None = None
-    """By the advice: the pressure that following it leaves. None: there was none to follow."""
+    """The pressure that following the advice leaves, as the advice predicts it. None if there was no advice."""
     left: float | None = None
-    """What it left."""
+    """The pressure measured after the advice was followed."""
 
     @property
     def off(self) -> float | None:
-        """What it left over what was predicted, less 1."""
+        """Return the relative error of the prediction: measured over predicted, less 1."""
         if self.predicted is None or self.left is None:
             return None
         return self.left / max(self.predicted, 1e-9) - 1
 
 
 def is_there(device: Device, planted: Planted, asked: Iterable[Request]) -> bool:
-    """By what clients have asked and got: a queue of prompts, or more sequences than hold TPOT or KV."""
+    """Return whether clients see the cause: a queue of prompts, or more sequences than TPOT or KV allows."""
     live = [each for each in asked if not each.done]
     queued = [each for each in live if not each.first_s]
     decoding = [each for each in live if each.first_s]
@@ -91,7 +89,7 @@ async def until_caused(
     now_s: Callable[[], float],
     began_s: float,
 ) -> float | None:
-    """Until the cause has been there long enough; when it came, from `began_s`; None: it never did."""
+    """Wait until the cause has been present long enough; return when it appeared in seconds from `began_s`, or None."""
     if not planted.wanted:
         await asyncio.sleep(DISTRACTED_S)
         return 0.0
@@ -109,13 +107,13 @@ async def until_caused(
 
 @dataclass(slots=True)
 class Reported:
-    """What `/v1/status` said, change by change."""
+    """What `/v1/status` reported, change by change."""
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
     pressures: list[tuple[float, ...]] = field(default_factory=list)
 
     def take(self, status: dict[str, Any], at_s: float) -> None:
-        """One answer, as of a moment."""
+        """Record one answer as of a moment."""
         verdict = status["verdict"]
         causes = frozenset(each["code"] for each in verdict["causes"])
         last = self.changes[-1] if self.changes else None
@@ -130,7 +128,9 @@ class Reported:
 
 
 def judged(planted: Planted, seed: int, reported: Reported, began_s: float, cause_s: float | None) -> Outcome:
-    """What came of it: times are from `began_s`, `cause_s` is from then too; None: it never came."""
+    """Judge a trial. Reported times are relative to `began_s`, as `cause_s` is; None means that the cause never
+    appeared.
+    """
     changes = [(at_s - began_s, code, causes, sentence) for at_s, code, causes, sentence in reported.changes]
     outcome = Outcome(planted.name, seed, sorted(planted.wanted), False, "", cause_s, None, "")
     outcome.seen = [(round(at_s, 2), " ".join([code, *sorted(causes - {code})])) for at_s, code, causes, _ in changes]

@@ -1,4 +1,4 @@
-"""What is planted: the split of roles, requests, faults, and what the verdict has to be. Drawn by seed."""
+"""Planted situations, drawn by seed: roles, requests, faults and devices, and the verdict that they must get."""
 
 import math
 import random
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from libs.perfmodel.profiles import profile
 from libs.policy.pressure.pools import least_pressed
 from libs.policy.pressure.splits import KV_FILL, WorkerProfile, Workload, most_decodes
 from libs.policy.step_time import StepTimeModel
@@ -14,20 +15,18 @@ WORKERS: Final = 8
 CHUNK_TOKENS: Final = 512
 MAX_SEQUENCES: Final = 32
 TTFT_S: Final = 4.0
+# An imbalance asks for no more than this share of what the whole cluster can do in its best roles.
 FIT: Final = 0.85
-"""Of what the whole cluster can do in its best roles, an imbalance asks for no more."""
 MOST_DRAWS: Final = 2_000
 MOST_RATE: Final = 22.0
 MOST_AT_ONCE: Final = 140
+# Share of the TTFT limit that prompts arriving at once may take of prefill workers.
 MOST_PROMPTS: Final = 0.5
-"""Of the TTFT limit, what those at once may take prefill workers."""
 """What two cores carry beside the suite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What each worker is, in truth."""
-
     step_time: StepTimeModel
     kv_tokens: int
     tpot_ns: int
@@ -35,27 +34,27 @@ class Device:
 
     @property
     def engine(self) -> WorkerProfile:
-        """As pressure is reckoned with."""
+        """Return the worker as pressure is computed with."""
         return WorkerProfile(self.step_time, CHUNK_TOKENS, MAX_SEQUENCES, self.kv_tokens)
 
     def prompt_s(self, tokens: float) -> float:
-        """One prompt on one worker."""
+        """Return the seconds that one prompt takes one worker."""
         return tokens / self.engine.chunk_speed / 1e9
 
     def step_s(self, batch: float, context: float) -> float:
-        """One decode step."""
+        """Return the seconds of one decode step."""
         model = self.step_time
         steps = model.reading_ns(batch) + batch * (model.decode_sequence_ns + context * model.decode_kv_token_ns)
         return steps / 1e9
 
     def largest_batch(self, context: float) -> int:
-        """Of one worker, within TPOT."""
+        """Return the largest batch of one worker within the TPOT target."""
         return round(most_decodes(self.engine, self.tpot_ns, round(context)))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests: at first `at_once`, from then on `rate` a second."""
+    """Requests: `at_once` at first, from then on `rate` a second."""
 
     isl: int
     osl: int
@@ -65,29 +64,26 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One trial."""
-
     name: str
     wanted: frozenset[str]
-    """Codes of which the verdict must be one; empty: none but balanced or idle."""
+    """Codes of which the verdict must be one; empty allows only balanced or idle."""
     behind: frozenset[str]
     """Codes that must stand among the causes as well."""
     prefill: int
     before: Load | None
-    """What runs for some seconds before."""
+    """A load that runs for some seconds before."""
     load: Load
     faults: Mapping[str, Any] = field(default_factory=dict)
-    """Of the first worker of a role, or of each: {"decode": {"slow": 3}}, {"every decode": {"link_s": 2}}."""
+    """Faults of the first worker of a role, or of each: {"decode": {"slow": 3}}, {"every decode": {"link_s": 2}}."""
     batch_lines: int = 0
 
     @property
     def decode(self) -> int:
-        """Workers."""
         return WORKERS - self.prefill
 
 
 def work_of(device: Device, load: Load, decode: int) -> Workload:
-    """What a load comes to once it goes on as it is."""
+    """Return the workload that a load amounts to in its steady state."""
     context = load.isl + load.osl / 2
     batch = 0.0
     for _ in range(50):  # sequences there are, by how long each stays, by how many there are
@@ -98,7 +94,7 @@ def work_of(device: Device, load: Load, decode: int) -> Workload:
 
 
 def presses(device: Device, load: Load, prefill: int) -> tuple[float, float, float, float]:
-    """(prefill, batch, KV, the least over all roles), in truth."""
+    """Return the true pressures: (prefill, batch, KV, the least over all roles)."""
     decode = WORKERS - prefill
     work = work_of(device, load, decode)
     context = load.isl + load.osl / 2
@@ -117,14 +113,12 @@ def _draw(random_: random.Random, make: Callable[[], Planted | None]) -> Planted
 
 
 class Situations:
-    """Draws trials for a device."""
-
     def __init__(self, device: Device, seed: int) -> None:
         self._device = device
         self._random = random.Random(seed)
 
     def of(self, name: str) -> Planted:
-        """One of `NAMES`."""
+        """Draw a situation by one of `NAMES`."""
         make: Callable[[], Planted | None] = getattr(self, f"_{name}")
         return _draw(self._random, make)
 
@@ -136,7 +130,7 @@ class Situations:
         return Load(isl, out, pressure * prefill / self._device.prompt_s(isl))
 
     def _decode_load(self, decode: int, pressure: float, *, kv: bool, isl: tuple[int, int] = (60, 150)) -> Load:
-        """As many sequences as press this hard; each that ends is replaced."""
+        """Draw a load of as many sequences as press this hard; each that ends is replaced."""
         isl_drawn = self._random.randint(*((250, 400) if kv else isl))
         out = self._random.randint(150, 260)
         context, device = isl_drawn + out / 2, self._device
@@ -145,7 +139,7 @@ class Situations:
         return Load(isl_drawn, out, count / (out * device.step_s(count / decode, context)), count)
 
     def _calm(self, prefill: int) -> Load:
-        """A third of what either phase can do, or less."""
+        """Draw a load of a third of what either phase can do, or less."""
         isl, out = self._lengths()
         for rate in (1.0, 0.8, 0.6, 0.4, 0.3, 0.2):
             load = Load(isl, out, rate)
@@ -180,7 +174,7 @@ class Situations:
         return self._decode_bound(kv=True)
 
     def _balanced(self, low: float, high: float) -> tuple[int, Load] | None:
-        """A split and a load under which the phase that is worse off is pressed as hard as that."""
+        """Draw a split and a load whose worse phase has a pressure in [low, high]; None if there is none."""
         prefill = self._random.randint(2, 6)
         isl, out = self._lengths((30, 120))
         rate = self._random.uniform(low, high) * prefill / self._device.prompt_s(isl)
@@ -263,11 +257,11 @@ NAMES: Final = (
     "two_link_and_slow",
 )
 KV_NAMES: Final = ("decode_bound_kv", "busy", "decode_bound_kv", "slow_worker", "decode_bound_kv", "slow_link")
-"""On devices with little KV."""
+"""Situations for devices with little KV memory."""
 
 
 def arrivals(load: Load, seed: int, seconds: float) -> Iterator[tuple[float, int, int]]:
-    """(s, ISL, OSL) of each request: those at once within a fifth of a second, then Poisson, lengths by a quarter."""
+    """Yield (s, ISL, OSL) of each request: those at once within 0.2 s, then Poisson; lengths vary by a quarter."""
     drawn = random.Random(seed)
 
     def length(mean: int) -> int:
@@ -278,3 +272,66 @@ def arrivals(load: Load, seed: int, seconds: float) -> Iterator[tuple[float, int
     at_s = 0.0
     while load.rate and (at_s := at_s + drawn.expovariate(load.rate)) < seconds:
         yield at_s, length(load.isl), length(load.osl)
+
+
+# (name, factor of its speed, TPOT target in ms). Steps last a fifth of a second, so that a few requests a second
+# fill eight workers and what a busy machine adds to a step is little beside it.
+PROFILES: Final = (("llama-70b-tp4-h100", (0.07, 0.09), 310.0), ("llama-8b-h100", (0.03, 0.04), 330.0))
+LITTLE_KV_TOKENS: Final = (3_400, 4_400)
+# With little KV many long prompts arrive at once, and are to be no shortage.
+LITTLE_KV_TTFT_S: Final = 8.0
+MUCH_KV_TOKENS: Final = 60_000
+LINK_GBPS: Final = 400.0
+BLOCK_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSuite:
+    """A drawn device, with the settings of workers and services that go with it."""
+
+    device: Device
+    profile: str
+    speedup: float
+    kv_bytes: int
+    """KV bytes of one token."""
+    memory_mb: int
+
+    def worker(self) -> dict[str, Any]:
+        return {
+            "prefill_chunk_tokens": CHUNK_TOKENS,
+            "max_sequences": MAX_SEQUENCES,
+            "block_size_tokens": BLOCK_TOKENS,
+            "threads": 1,
+            "sim_profile": self.profile,
+            "sim_speedup": self.speedup,
+            "sim_kv_memory_mb": self.memory_mb,
+            "sim_link_gbps": LINK_GBPS,
+        }
+
+    def targets(self) -> dict[str, Any]:
+        """Return the SLO targets of gateways and metrics."""
+        return {
+            "ttft_deadline_ms": round(self.device.ttft_s * 1000),
+            "tpot_target_ms": self.device.tpot_ns / 1e6,
+        }
+
+    def planner(self) -> dict[str, Any]:
+        """Return settings of a planner that only advises, by the same target."""
+        return {"mode": "advisory", "tpot_target_ms": self.device.tpot_ns / 1e6}
+
+    def link_gbps(self, isl: int, link_s: float) -> float:
+        """Return the speed of a link on which the KV of a prompt takes `link_s`."""
+        return isl * self.kv_bytes * 8 / link_s / 1e9 / self.speedup
+
+
+def draw_suite(seed: int, *, little_kv: bool) -> DrawnSuite:
+    """Draw one of `PROFILES` and its speed."""
+    drawn = random.Random(seed)
+    name, (low, high), tpot_ms = drawn.choice(PROFILES)
+    chosen, speedup = profile(name), drawn.uniform(low, high)
+    kv_tokens = drawn.randint(*LITTLE_KV_TOKENS) if little_kv else MUCH_KV_TOKENS
+    memory_mb = max(round(kv_tokens * chosen.kv_bytes_per_token / 2**20), 1)
+    kv_tokens = memory_mb * 2**20 // (BLOCK_TOKENS * chosen.kv_bytes_per_token) * BLOCK_TOKENS
+    ttft_s = LITTLE_KV_TTFT_S if little_kv else TTFT_S
+    device = Device(chosen.step_time.scaled(1 / speedup), kv_tokens, round(tpot_ms * 1e6), ttft_s)
+    return DrawnSuite(device, name, speedup, chosen.kv_bytes_per_token, memory_mb)

@@ -1,49 +1,137 @@
-"""One trial in virtual time: gateway, workers, planner and metrics as they are, on a machine that is never late."""
+"""Trials in virtual time: gateway, workers, planner and metrics as they are, on a machine that is never late.
+
+`run_trial` plants one situation and can follow the advice; `run_lasting` plays one load for minutes.
+"""
 
 import asyncio
 import json
 import statistics
 import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from libs.bus.work import Handle
-from libs.contracts.topics import Topic
-from load.chaos.endless_job import EndlessJob
+from google.protobuf.message import Message
+
+from libs.bus.port import Record
+from libs.bus.work import Handle, Produced
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
+from libs.contracts.topics import BATCH_SHARES, Topic
+from load.chaos.cluster import EPOCH_NS
 from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
-from load.verdict.drawn import DrawnSuite
-from load.verdict.judge import Outcome, Reported, judged, until_caused
-from load.verdict.situations import WORKERS, Planted, arrivals
+from load.verdict.judge import CALM, Outcome, Reported, judged, until_caused
+from load.verdict.situations import WORKERS, DrawnSuite, Planted, Situations, arrivals, draw_suite
 from services.gateway.batch.run import BatchPorts
 
 POLL_S: Final = 0.1
 BEFORE_S: Final = 5.0
+# Length of a light load of both phases, from which workers learn their step times.
 WARM_S: Final = 8.0
-"""Of a light load of both phases, in which workers learn how long their steps take."""
 REST_S: Final = 40.0
 PLAYED_S: Final = 60.0
+# When the pressure left by advised moves is measured, in seconds after them: sequences that were held decode once
+# their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
-"""After advised moves, between when the pressure that they left is measured: those that were held decode once their
-prompts are computed, which takes about a second."""
+# Prompt and output tokens of a batch line.
 LINE: Final = (210, 40)
-"""Tokens of a batch line."""
+LASTS_S: Final = {"busy": 600.0, "too_small": 120.0}
+OK, TOO_MANY = 200, 429
+# A planted situation is named by then, or never.
+NAMED_WITHIN_S: Final = 20.0
+ENDPOINT = "/v1/completions"
+SHARE_LINES = 256
+LANES = 8
+WINDOW_NS = 24 * 3600 * 1_000_000_000
+
+
+class EndlessJob:
+    """A batch job without end: the work bus and the file store of a gateway, as far as its runner uses them. Counts
+    answers.
+    """
+
+    def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = output_tokens
+        self._numbers = count()
+        self.answered = 0
+        self.failed = 0
+
+    async def send(self, topic: Topic, value: Message) -> None: ...
+
+    async def committed(self, topic: Topic, group: str) -> list[int]:
+        return []
+
+    async def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
+        await asyncio.Event().wait()
+        yield Record(topic, "", Share(), 0, 0)
+
+    async def work(self, topic: Topic, group: str, handle: Handle) -> None:
+        """Run lanes of shares; other topics have none."""
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(LANES if topic is BATCH_SHARES else 0):
+                lanes.create_task(handle(_Lane(self, number)))
+            await asyncio.Event().wait()
+
+    def share(self) -> Share:
+        """Return another share, in a file of its own."""
+        number = next(self._numbers)
+        return Share(
+            share_id=f"share-{number}", job_id="batch_endless", number=number, input_file_id=f"file-{number}",
+            endpoint=ENDPOINT, first_line=1, lines=SHARE_LINES, expires_unix_ns=EPOCH_NS + WINDOW_NS,
+            first_place=number * SHARE_LINES,
+        )  # fmt: skip
+
+    def count(self, produced: Sequence[Produced]) -> None:
+        for one in produced:
+            if isinstance(one, tuple) and isinstance(one[1], Result):
+                self.answered += one[1].ok
+                self.failed += not one[1].ok
+
+    async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Yield the lines of a share, no two prompts alike."""
+        for place in range(SHARE_LINES):
+            prompt = f"{file_id} {place} ".ljust(self._prompt_tokens, "y")
+            body = {"model": "sim", "prompt": prompt, "max_tokens": self._output_tokens, "ignore_eos": True}
+            line = {"custom_id": f"{file_id}-{place}", "method": "POST", "url": ENDPOINT, "body": body}
+            yield json.dumps(line).encode() + b"\n"
+
+
+class _Lane:
+    note = ""
+    end = 0
+    replayed = True
+
+    def __init__(self, job: EndlessJob, partition: int) -> None:
+        self._job = job
+        self.partition = partition
+
+    async def batches(self) -> AsyncIterator[list[Record]]:
+        for offset in count():
+            yield [Record(BATCH_SHARES, "", self._job.share(), self.partition, offset)]
+
+    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
+        self._job.count(produced)
 
 
 class WaitingJob(EndlessJob):
-    """A batch backlog that begins when it is let."""
+    """A batch backlog that starts when `begin` is set."""
 
     def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         super().__init__(prompt_tokens, output_tokens)
         self.begin = asyncio.Event()
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Nothing before."""
         await self.begin.wait()
         await super().work(topic, group, handle)
 
 
 def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = True) -> Outcome:
-    """From a cluster at rest; with `apply` the advice is followed at the end, where there is any."""
+    """Run one trial from a cluster at rest; with `apply` follow the advice at its end, if there is any."""
     with tempfile.TemporaryDirectory() as folder:
         faults = Path(folder) / "faults.json"
         faults.write_text("{}")
@@ -71,7 +159,7 @@ class _Trial:
         self._faults = faults
         self._job = job
         self._first = 0
-        """Requests that were asked before the trial."""
+        """Number of requests made before the trial."""
 
     async def run(self, seed: int, *, apply: bool) -> Outcome:
         suite, planted = self._suite, self._planted
@@ -98,7 +186,7 @@ class _Trial:
         return outcome
 
     async def _warm(self, seed: int) -> None:
-        """Workers learn their steps, then all is quiet."""
+        """Let workers learn their step times, then wait until all is quiet."""
         suite, load = self._suite, self._planted.load
         every_s = 2 * self._drawn.device.prompt_s(load.isl)
         many = range(int(WARM_S / every_s))
@@ -108,7 +196,7 @@ class _Trial:
             await asyncio.sleep(0.2)
 
     async def _apply(self, outcome: Outcome, reported: Reported) -> None:
-        """Follow the advice, and hold what it predicted against what it left."""
+        """Follow the advice, and record the pressure that it predicted and the one that it left."""
         action = self._suite.status()["verdict"]["action"]
         if action is None:
             return
@@ -137,3 +225,69 @@ class _Trial:
             for worker in workers[role] if whose != role else workers[role][:1]:
                 found[worker] = own
         return found
+
+
+@dataclass(slots=True)
+class LastingResult:
+    """The verdicts reported over one long load."""
+
+    name: str
+    seed: int
+    split: str
+    said_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that each verdict stood, counted from when the planted one was first named; in balance, from the
+    beginning.
+    """
+    changes: list[tuple[float, str]] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    answered: int = 0
+    refused: int = 0
+    sentence: str = ""
+    """The first sentence of a wrong verdict."""
+
+    @property
+    def right_s(self) -> float:
+        """Return the seconds for which the verdict was right."""
+        right = CALM if self.name == "busy" else frozenset({self.name})
+        return sum(long_s for code, long_s in self.said_s.items() if code in right)
+
+
+def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> LastingResult:
+    """Play one load on a device drawn by the seed. `lasts_s` replaces the usual length if it is not 0."""
+    drawn = draw_suite(seed, little_kv=False)
+    planted = Situations(drawn.device, seed * 1_000).of(name)
+    spec = SuiteSpec(
+        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
+        worker=drawn.worker(), gateway=drawn.targets(), planner=drawn.planner(), metrics=drawn.targets(),
+    )  # fmt: skip
+
+    async def play(suite: VirtualSuite) -> LastingResult:
+        return await _play_lasting(suite, planted, seed, lasts_s or LASTS_S[name])
+
+    return run_virtual(spec, seed, play)
+
+
+async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_s: float) -> LastingResult:
+    found = LastingResult(planted.name, seed, f"{planted.prefill}P+{WORKERS - planted.prefill}D")
+    right = CALM if planted.name == "busy" else planted.wanted
+    suite.play(list(arrivals(planted.load, seed, lasts_s)))
+    fired, began_s, named = suite.alerts(), suite.now_s, planted.name == "busy"
+    said_s, alerts = defaultdict[str, float](float), set[str]()
+    while suite.now_s < began_s + lasts_s:
+        await asyncio.sleep(POLL_S)
+        verdict = suite.status()["verdict"]
+        code, at_s = str(verdict["code"]), suite.now_s - began_s
+        named = named or code in right or at_s > NAMED_WITHIN_S
+        if not named:
+            continue
+        if not found.changes or found.changes[-1][1] != code:
+            found.changes.append((round(at_s, 1), code))
+        if code not in right and not found.sentence:
+            found.sentence = verdict["sentence"]
+        said_s[code] += POLL_S
+        alerts |= suite.alerts() - fired
+    found.said_s = {code: round(long_s, 1) for code, long_s in said_s.items()}
+    found.alerts = sorted(alerts)
+    found.answered = sum(each.status == OK and each.done for each in suite.asked)
+    found.refused = sum(each.status == TOO_MANY for each in suite.asked)
+    return found

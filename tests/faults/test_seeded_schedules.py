@@ -14,8 +14,8 @@ from libs.policy.worker.credits import CreditPool
 from libs.testing.memory.broker import Incoming, MemoryBroker
 from libs.worker.gateways.outbox import Outbox
 from libs.worker.roles.assignment import AssignmentState
+from load.chaos.faults import CONTROL_WEIGHTS
 from load.chaos.run import Plan, run_seed
-from load.chaos.schedule import CONTROL_WEIGHTS
 from services.metrics.accounting.answer import GpuTime
 from services.metrics.state import MetricsState
 from services.planner import run as planner

@@ -3,8 +3,7 @@
 The effect is the change of pressure from now. It is evaluated with demand as it is and with the spread by which
 demand varies, and with the present queue computed by then or not. Prompts that wait only for decode places are
 computed as soon as there are some, and by then their sequences decode or have ended. The range covers both
-outcomes. `make bench-advice` compares it with the lab, and the measured effect of advice that was followed is
-reported beside it.
+outcomes. The measured effect of advice that was followed is reported beside it.
 """
 
 import shlex

@@ -11,7 +11,12 @@ from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Role
 from load.lab.fidelity import (
+    DECODE,
     HOPS,
+    LLAMA_70B,
+    PREFILL,
+    TWO_AND_TWO,
+    Case,
     Constants,
     Replay,
     Served,
@@ -24,7 +29,6 @@ from load.lab.fidelity import (
     prompt_ids,
     verdict,
 )
-from load.lab.fidelity_cases import DECODE, LLAMA_70B, PREFILL, TWO_AND_TWO, Case
 from load.lab.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 
 CASES = {

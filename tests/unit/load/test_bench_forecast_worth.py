@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from load.forecast.bench_forecast_worth import clairvoyant, forecast, outcome, reactive
-from load.forecast.worth_dynamo import DynamoPlanner
-from load.forecast.worth_minutes import MinuteRule
-from load.forecast.worth_world import MOST_WORKERS, START_MIN, World
+from load.forecast.worth import MOST_WORKERS, START_MIN, DynamoPlanner, MinuteRule, World
 
 ALL = slice(0, None)
 

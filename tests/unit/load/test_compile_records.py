@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from load.lab.compile_records import bases, with_constructors
+from load.lab.compile_lab import bases, with_constructors
 
 SOURCE = '''
 from dataclasses import dataclass, field

@@ -1,57 +1,14 @@
 """What `make bench-gpu` runs, and the grids and loads it does that with: judged here without a GPU."""
 
-from dataclasses import replace
-
 import pytest
 
-from libs.engine.port import Capabilities
-from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepWork
-from load.engine import bench_phase, bench_steps, bench_tune
+from load.engine import bench_phase
 from load.engine.clocked import Call
-from load.engine.step_grid import CPU_SIZES, GPU_SIZES, Cell, batch_of, folds, grid
 from load.gpu import bench_gpu, engine_steps, kv_path, plain_steps, serve
 from load.gpu.against_profile import against_profile, kind_of, profile_of
 
-SMOLLM_KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
-ROOMY = Capabilities(
-    max_context_tokens=8192,
-    max_sequences=512,
-    kv_blocks=(bench_steps.GPU_KV_MEMORY_MB << 20) // (16 * SMOLLM_KV_TOKEN_BYTES),
-    kv_block_bytes=16 * SMOLLM_KV_TOKEN_BYTES,
-    block_size_tokens=16,
-    kv_layout="test",
-)
 DEVICE = "cuda:1"
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda:NVIDIA H200"])
-def test_every_step_of_a_grid_is_measured_in_its_parts_too_and_fits(device: str) -> None:
-    cells = grid(device, ROOMY)
-    sizes = GPU_SIZES if device != "cpu" else CPU_SIZES
-    assert len(cells) == len(sizes.chunks) + len(sizes.decodes) + len(sizes.mixed_chunks) * len(sizes.mixed_decodes)
-    mixed = [cell for cell in cells if cell.kind is StepKind.MIXED]
-    assert all(Cell(cell.chunk, None) in cells and Cell(None, cell.decode) in cells for cell in mixed)
-    assert sorted(repr(cell) for part in folds(cells) for cell in part) == sorted(map(repr, cells))
-
-
-def test_a_gpus_grid_goes_as_far_as_gpus_are_used() -> None:
-    cells = grid("cuda:NVIDIA H200", ROOMY)
-    assert max(cell.work.prefill_tokens for cell in cells) == 8192
-    assert max(cell.work.decode_sequences for cell in cells) == 256
-    assert max(cell.work.decode_kv_tokens for cell in cells) == 256 * 4096
-    assert any(cell.chunk == (8192, 0) and cell.decode == (256, 256) for cell in cells)
-
-
-@pytest.mark.parametrize(("blocks", "context"), [(40, 8192), (2000, 8192), (60_000, 2048)])
-def test_of_a_grid_only_steps_are_left_that_an_engine_has_room_for(blocks: int, context: int) -> None:
-    small = replace(ROOMY, kv_blocks=blocks, max_context_tokens=context)
-    cells = grid("cuda:NVIDIA H200", small)
-    assert 0 < len(cells) < len(grid("cuda:NVIDIA H200", ROOMY))
-    for cell in cells:
-        for chunk in batch_of(cell, small).chunks:
-            assert max(chunk.block_table) < blocks
-            assert len(chunk.history) <= context
 
 
 def test_every_part_is_given_the_gpu_and_its_arguments_are_taken() -> None:
@@ -62,8 +19,6 @@ def test_every_part_is_given_the_gpu_and_its_arguments_are_taken() -> None:
         if part.watches_time:
             assert commands[name][-2:] == ["--limit-s", "70"]
     parsers = {
-        "step_times": bench_steps.parser(),
-        "tune": bench_tune.parser(),
         "phase": bench_phase.parser(),
         "plain_steps": plain_steps.parser(),
         "engine_steps": engine_steps.parser(),
@@ -135,21 +90,10 @@ def test_several_prompts_of_a_step_are_not_held_to_one_of_their_length() -> None
     assert [each["predicted_ms"] for each in found] == [round(profile.step_time.step_ns(several) / 1e6, 3)]
 
 
-def test_a_gpu_gets_the_load_and_memory_of_a_gpu() -> None:
-    sim, torch = bench_tune.CASES
-    assert (
-        bench_tune.case_on(torch, DEVICE).median_tokens
-        > torch.median_tokens
-        == bench_tune.case_on(torch, "cpu").median_tokens
-    )
-    assert bench_tune.case_on(sim, DEVICE) == sim and bench_tune.worker_env(sim, DEVICE) == {}
-    assert bench_tune.worker_env(torch, DEVICE)["FULCRUM_WORKER_DEVICE"] == DEVICE
+def test_a_gpu_gets_the_load_of_a_gpu() -> None:
     assert bench_phase.shape_of("torch", DEVICE) == bench_phase.GPU_SHAPE
     assert bench_phase.shape_of("torch", "auto") == bench_phase.SHAPES["torch"]
     assert bench_phase.shape_of("sim", DEVICE) == bench_phase.SHAPES["sim"]
-    for device, memory_mb in ((DEVICE, bench_steps.GPU_KV_MEMORY_MB), ("auto", bench_steps.CPU_KV_MEMORY_MB)):
-        assert bench_steps.kv_memory_mb(bench_steps.parser().parse_args(["--device", device])) == memory_mb
-    assert bench_steps.kv_memory_mb(bench_steps.parser().parse_args(["--kv-memory-mb", "77"])) == 77
 
 
 def test_busy_time_is_held_to_the_gpus_own_clock() -> None:

@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import DescribeResponse
 from libs.testing.suites.role_moves import RoleChanger
 from libs.worker.admin.client import RoleMove
-from load.planner.role_figures import aim_met, faults, spread_ms, table
+from load.planner.bench_role import aim_met, faults, spread_ms, table
 
 GOOD: dict[str, Any] = {
     "engine": "sim",

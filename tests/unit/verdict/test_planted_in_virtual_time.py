@@ -2,11 +2,9 @@
 
 import pytest
 
-from load.verdict.drawn import draw_suite
 from load.verdict.judge import WITHIN_S
-from load.verdict.lasting import run_lasting
-from load.verdict.situations import Situations
-from load.verdict.virtual import run_trial
+from load.verdict.situations import Situations, draw_suite
+from load.verdict.virtual import run_lasting, run_trial
 
 SEED = 7
 

@@ -1,1 +1,0 @@
-"""Many models on few GPUs, on whole suites."""

@@ -1,1 +1,0 @@
-"""NVIDIA Dynamo: its frontend over a prefill and a decode mocker, on CPU."""

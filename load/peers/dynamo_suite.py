@@ -1,0 +1,80 @@
+"""Dynamo's frontend and its two mockers as processes of a bench.
+
+`python -m load.peers.dynamo_suite` (`make peer-dynamo`) installs them into a venv of their own in the cache folder.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from libs.runtime.net.ports import held_port
+from libs.runtime.paths import cache_dir
+
+HERE = Path(__file__).parent
+WHEELS, NEEDS = HERE / "dynamo_wheels.txt", HERE / "dynamo_needs.txt"
+
+
+def python() -> Path:
+    """Return the path of the venv's interpreter, which may not exist yet."""
+    return cache_dir() / "peers" / "dynamo" / "bin" / "python"
+
+
+def install() -> None:
+    """Install Dynamo, unless the same wheels have been installed before."""
+    venv = python().parents[1]
+    stamp, wanted = venv / "fulcrum-installed", WHEELS.read_text() + NEEDS.read_text()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    uv = (sys.executable, "-m", "uv")
+    subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], check=True)
+    install = (*uv, "pip", "install", "--quiet", "--python", str(python()))
+    subprocess.run([*install, "--no-deps", "-r", str(WHEELS)], check=True)
+    subprocess.run([*install, "-r", str(NEEDS)], check=True)
+    stamp.write_text(wanted)
+
+
+LOOPBACK = "127.0.0.1"
+_HOSTS = ("DYN_SYSTEM_HOST", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
+_MOCKER = ("--speedup-ratio", "1000000", "--kv-transfer-bandwidth", "0")
+STOP_S = 5.0
+
+
+@contextmanager
+def running_dynamo(model: Path, name: str) -> Iterator[tuple[int, list[int]]]:
+    """Yield the frontend's port and the pids of frontend, prefill and decode mocker, which may not answer yet."""
+    if not python().exists():
+        raise FileNotFoundError("Dynamo is not installed: run `make peer-dynamo`")
+    served = ("dynamo.mocker", "--model-path", str(model), "--model-name", name, *_MOCKER, "--disaggregation-mode")
+    with ExitStack() as stack:
+        port = stack.enter_context(held_port())
+        own_port = ("--http-host", LOOPBACK, "--http-port", str(port))
+        frontend = ("dynamo.frontend", *own_port, "--router-mode", "round-robin")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-dynamo-")))
+        own = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "kv"), "DYN_LOG": "error"}
+        env = {**os.environ, **own, **dict.fromkeys(_HOSTS, LOOPBACK), "HF_HUB_OFFLINE": "1"}
+        log = stack.enter_context((folder / "log").open("wb"))
+        pids = []
+        for command in (frontend, (*served, "prefill"), (*served, "decode")):
+            process = subprocess.Popen([str(python()), "-m", *command], env=env, stdout=log, stderr=log)
+            stack.callback(_stop, process)
+            pids.append(process.pid)
+        yield port, pids
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    install()

@@ -1,0 +1,291 @@
+"""`make bench-models-live`: many models on few simulated GPUs, under generated requests, on a whole suite.
+
+Made minutes are compressed: arrivals, step times and load times alike are `--compress` times as fast, and so are
+the planner's turn and window. Network, processes and the planner's other periods are not. A client that gets 503
+comes back after Retry-After. Two predictions are checked. The wait in each answer's header is compared with the
+time until its first token, less the time of the model's answers that had no wait. Retry-After is compared with the
+second try.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from libs.lab.models.generate import generate_usage
+from libs.lab.models.usage import UsageLog, use_by_window
+from libs.model.fetch import SIM_SIZE_BYTES
+from libs.perfmodel.profiles import profile
+from libs.testing.suites.suite import RunningSuite, running_suite
+from load.planner.model_replay import Device, Replay
+from services.planner.models.keeper import Knobs
+
+# Steps of some 50 ms, so that two cores carry all processes; weights are as large as `--size` says.
+PROFILE: Final = "smollm2-135m-cpu"
+WAIT_HEADER: Final = "x-fulcrum-expected-wait-ms"
+MAX_TRIES: Final = 6
+REQUEST_TIMEOUT_S: Final = 180.0
+# A simulated worker's speeds, by its settings' defaults.
+SIM_LOAD_GB_PER_S, SIM_WAKE_GB_PER_S, SIM_OVERHEAD_S = 4.0, 25.0, 0.5
+POLL_S: Final = 0.5
+# Fields of the planner's report that are kept.
+KEPT: Final = ("active_now", "switches", "cold_starts", "switched_s", "at_once", "reserve_gpus", "windows")
+MINUTE_S: Final = 60.0
+NEAR_S: Final = 0.5
+# A wait is as predicted if it is off by no more than either of these.
+NEAR_SHARE: Final = 0.25
+
+
+@dataclass(slots=True)
+class Outcome:
+    model: str
+    at_s: float
+    statuses: list[int] = field(default_factory=list)
+    expected_s: float = 0.0
+    """Wait that the answer's header named; 0 if none."""
+    first_s: float = 0.0
+    """Seconds from sending the answered try until its first token."""
+    tokens: int = 0
+    wanted: int = 0
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.error and self.tokens == self.wanted
+
+
+def spec_of(options: argparse.Namespace) -> str:
+    """Return the specification of the made log."""
+    return (
+        f"{options.kind}:models={options.models},rate={options.rate},exec={options.exec_s},"
+        f"seconds={options.minutes * MINUTE_S:g},zipf={options.zipf}"
+    ).replace(",zipf=0.0", "")
+
+
+def settings(options: argparse.Namespace) -> dict[str, str]:
+    """Return settings of the suite's processes, in which everything that takes time is compressed."""
+    speed = options.compress
+    return {
+        "FULCRUM_PLANNER_MODE": "auto",
+        "FULCRUM_PLANNER_MODELS_TURN_S": str(options.turn_s / speed),
+        "FULCRUM_PLANNER_MODELS_WINDOW_S": str(max(MINUTE_S / speed, 1.0)),
+        "FULCRUM_PLANNER_MODELS_COLD_COST_GPU_S": str(options.cold_cost / speed),
+        "FULCRUM_WORKER_SIM_PROFILE": PROFILE,
+        "FULCRUM_WORKER_SIM_SPEEDUP": str(speed),
+        "FULCRUM_WORKER_HOST_MEMORY_MB": str(options.host_gb * 1000),
+        "FULCRUM_WORKER_TELEMETRY_MS": "300",
+        "FULCRUM_GATEWAY_SILENT_AFTER_MS": "5000",
+        "FULCRUM_GATEWAY_MAX_SILENT_MS": "20000",
+    }
+
+
+async def ask(client: httpx.AsyncClient, url: str, found: Outcome) -> None:
+    """Send one request, again after 503 or 429 as long as the answer asks to come back."""
+    body = {"model": found.model, "prompt": "a b c d", "max_tokens": found.wanted, "stream": True, "ignore_eos": True}
+    body["stream_options"] = {"include_usage": True}
+    for _ in range(MAX_TRIES):
+        found.error, began_s = "", time.monotonic()
+        try:
+            async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+                found.statuses.append(answer.status_code)
+                if answer.status_code == httpx.codes.OK:
+                    found.expected_s = float(answer.headers.get(WAIT_HEADER, 0)) / 1000
+                    await _read(answer, found, began_s)
+                    return
+                found.error = (await answer.aread()).decode()[:200]
+                back_s = float(answer.headers.get("retry-after", 0))
+        except httpx.HTTPError as error:
+            found.statuses.append(0)
+            found.error, back_s = repr(error), 0.0
+        if not back_s:
+            return
+        await asyncio.sleep(back_s)
+
+
+async def _read(answer: httpx.Response, found: Outcome, began_s: float) -> None:
+    async for line in answer.aiter_lines():
+        if not line.startswith("data: {"):
+            continue
+        value = json.loads(line[6:])
+        if value.get("choices") and not found.first_s:
+            found.first_s = time.monotonic() - began_s
+        if "error" in value:
+            found.error = json.dumps(value["error"])
+        if value.get("usage"):
+            found.tokens = value["usage"]["completion_tokens"]
+
+
+async def play(url: str, log: UsageLog, speed: float) -> list[Outcome]:
+    """Send all requests of the log at their times."""
+    step_ns = profile(PROFILE).step_time.decode_fixed_ns + profile(PROFILE).step_time.decode_sequence_ns
+    outcomes, tasks = [], []
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as client:
+        began_s = time.monotonic()
+        for at_s, place, exec_s in zip(log.t_s.tolist(), log.model.tolist(), log.exec_s.tolist(), strict=True):
+            await asyncio.sleep(max(began_s + at_s / speed - time.monotonic(), 0.0))
+            tokens = max(round(exec_s / (step_ns / 1e9)), 1)
+            found = Outcome(log.models[place], at_s, wanted=min(tokens, 4_000))
+            outcomes.append(found)
+            tasks.append(asyncio.create_task(ask(client, url, found)))
+        await asyncio.gather(*tasks)
+    return outcomes
+
+
+async def watch(planner: str, seen: list[dict[str, Any]]) -> None:
+    """Record the planner's report of the pool, until cancelled."""
+    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        while True:
+            try:
+                answer = (await client.get(f"{planner}/v1/models")).json()
+            except httpx.HTTPError:
+                answer = {}
+            if "models" in answer:
+                states = Counter(each["state"] for each in answer["models"])
+                seen.append({"states": dict(states), **{key: answer[key] for key in KEPT}})
+            await asyncio.sleep(POLL_S)
+
+
+def figures(
+    outcomes: Sequence[Outcome], seen: Sequence[Mapping[str, Any]], options: argparse.Namespace
+) -> dict[str, Any]:
+    statuses = Counter(str(status) for each in outcomes for status in each.statuses)
+    warm = [each.first_s for each in outcomes if each.is_whole and not each.expected_s and len(each.statuses) == 1]
+    warm_s = statistics.median(warm) if warm else 0.0
+    cold = [each for each in outcomes if each.is_whole and each.expected_s]
+    waits = [(each.expected_s, max(each.first_s - warm_s, 0.0)) for each in cold]
+    near = sum(abs(reported - came) <= max(NEAR_S, NEAR_SHARE * came) for reported, came in waits)
+    again = [each for each in outcomes if httpx.codes.SERVICE_UNAVAILABLE in each.statuses]
+    failed = [each for each in outcomes if not each.is_whole]
+    last = seen[-1] if seen else {}
+    switched_s = float(last.get("switched_s") or 0.0)
+    expected = [each["at_once"]["expected"] for each in seen if each["at_once"]]
+    busy_s = sum(each["active_now"] for each in seen) * POLL_S
+    return {
+        "requests": len(outcomes),
+        "models": options.models,
+        "gpus": options.gpus,
+        "compressed": options.compress,
+        "whole": len(outcomes) - len(failed),
+        "lost": len(failed),
+        "not_found": statuses.get("404", 0),
+        "asked_to_come_back": len(again),
+        "came_back_once_was_enough": sum(each.statuses == [503, 200] for each in again),
+        "statuses": dict(statuses),
+        "cold": len(cold),
+        "cold_share": round(len(cold) / max(len(outcomes), 1), 3),
+        "warm_first_token_s": round(warm_s, 4),
+        "wait_stated_s": _spread([reported for reported, _ in waits]),
+        "wait_came_s": _spread([came for _, came in waits]),
+        "stated_less_came_s": _spread([reported - came for reported, came in waits]),
+        "as_predicted_share": round(near / max(len(waits), 1), 3),
+        "cold_starts": last.get("cold_starts"),
+        "switches": last.get("switches"),
+        "switched_s": round(switched_s, 1),
+        "served_per_switched_s": round(busy_s / switched_s, 2) if switched_s else None,
+        "active_mean": _mean([each["active_now"] for each in seen]),
+        "predicted_at_once_mean": _mean(expected),
+        "errors": [f"{each.model}: {each.error or f'{each.tokens} of {each.wanted} tokens'}" for each in failed[:10]],
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(statistics.fmean(values), 2) if values else None
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    found = sorted(values)
+    shares = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+    return {name: round(found[min(int(share * len(found)), len(found) - 1)], 3) for name, share in shares.items()}
+
+
+def foretell(log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
+    """Replay the log on the same pool in virtual time."""
+    speed = options.compress
+    overhead_s = SIM_OVERHEAD_S / speed
+    device = Device(
+        size_bytes=SIM_SIZE_BYTES,
+        load_s=SIM_SIZE_BYTES / (SIM_LOAD_GB_PER_S * 1e9) / speed + overhead_s,
+        wake_s=SIM_SIZE_BYTES / (SIM_WAKE_GB_PER_S * 1e9) / speed + overhead_s,
+        sleep_s=SIM_SIZE_BYTES / (SIM_WAKE_GB_PER_S * 1e9) / speed,
+        host_models=int(options.host_gb * 1000 * 2**20 // SIM_SIZE_BYTES),
+    )
+    knobs = Knobs(options.turn_s / speed, options.cold_cost / speed, True, max(MINUTE_S / speed, 1.0))
+    found = Replay(log, options.gpus, device, knobs, speed=speed).run()
+    return {
+        "cold": found.cold,
+        "cold_share": round(found.cold / max(found.requests, 1), 3),
+        "wait_s": _spread(found.waits_s),
+        "cold_starts": found.cold_starts,
+        "switches": found.switches,
+    }
+
+
+async def run(suite: RunningSuite, log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
+    seen: list[dict[str, Any]] = []
+    watching = asyncio.create_task(watch(str(suite.ready["planner"]), seen))
+    outcomes = await play(suite.gateway, log, options.compress)
+    watching.cancel()
+    if options.report is not None:
+        options.report.write_text("".join(json.dumps(asdict(each)) + "\n" for each in outcomes))
+    return figures(outcomes, seen, options)
+
+
+def main() -> int:
+    """Print figures; return 1 if a request was lost or a model not found."""
+    parser = argparse.ArgumentParser(prog="bench-models-live")
+    parser.add_argument("--kind", default="gamma", help="of made logs, see `fulcrum models generate`")
+    parser.add_argument("--models", type=int, default=40)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--workers-per-gpu", type=int, default=1, help="that take turns on each simulated GPU")
+    parser.add_argument("--minutes", type=float, default=30.0, help="that are generated")
+    parser.add_argument("--compress", type=float, default=6.0, help="how much faster they are played")
+    parser.add_argument("--rate", type=float, default=0.012, help="requests a second of a model")
+    parser.add_argument("--exec-s", type=float, default=8.0, help="mean seconds that a request runs")
+    parser.add_argument("--zipf", type=float, default=0.0)
+    parser.add_argument("--turn-s", type=float, default=10.0)
+    parser.add_argument("--cold-cost", type=float, default=300.0, help="GPU-seconds")
+    parser.add_argument("--host-gb", type=int, default=64, help="host memory of each worker for models asleep")
+    parser.add_argument("--per-process", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--report", type=Path, help="every request as JSON, a line each")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    log = generate_usage(spec_of(options), seed=options.seed)
+    use = use_by_window(log, MINUTE_S)
+    print(
+        f"{len(log.t_s)} requests to {options.models} models in {options.minutes:g} generated minutes, played"
+        f" {options.compress:g} times as fast on {options.gpus} simulated GPUs; {use.mean_models.mean():.1f} models in"
+        f" use on average, {use.peak_models.max()} at most", file=sys.stderr,
+    )  # fmt: skip
+    # In the prediction each worker has a GPU of its own.
+    beforehand = foretell(log, options) if options.workers_per_gpu == 1 else None
+    print(f"in virtual time: {json.dumps(beforehand)}", file=sys.stderr)
+    names = [word for name in log.models for word in ("--model", name)]
+    shared = options.workers_per_gpu
+    together = ("--workers-per-gpu", str(shared)) if shared > 1 else ("--workers-per-process", str(options.per_process))
+    shape = ("--engine", "sim", "--pool", str(options.gpus * shared), *together, *names)
+    with tempfile.TemporaryDirectory() as folder, running_suite(Path(folder), *shape, env=settings(options)) as suite:
+        found = {**asyncio.run(run(suite, log, options)), "in_virtual_time": beforehand}
+    if options.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name}: {json.dumps(value)}")
+    return 1 if found["lost"] or found["not_found"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
