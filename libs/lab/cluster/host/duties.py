@@ -113,17 +113,17 @@ class Duties:
 
     # ------------------------------------------------------------ credits
 
-    def heard(self, frame: ToWorker) -> None:
+    def received(self, frame: ToWorker) -> None:
         """Record the gateway's queue and its returned and spent credits."""
         if frame.demand is not None:
-            self._heard_demand(frame.demand)
+            self._set_demand(frame.demand)
         pools, self._unsettled = self.credits, True
         pools.prefill.returned(GATEWAY, frame.returned_prefill)
         pools.decode.returned(GATEWAY, frame.returned_decode)
         pools.prefill.spent(GATEWAY, frame.spent_prefill)
         pools.decode.spent(GATEWAY, frame.spent_decode)
 
-    def _heard_demand(self, demand: QueuedDemand) -> None:
+    def _set_demand(self, demand: QueuedDemand) -> None:
         waiting, _, deadline_ns = demand
         self._waiting = GatewayDemand(self._waiting.gateway_id, waiting, deadline_ns)
 
@@ -165,7 +165,7 @@ class Duties:
             code = Refusal.NO_CAPACITY
         return None if code is None else SequenceRefused(request.sequence_id, code, code.name.lower())
 
-    def came(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
+    def record_outputs(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
         """Count the outputs of sequences and add them to the next frame."""
         ended = False
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
