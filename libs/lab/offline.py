@@ -14,10 +14,9 @@ import numpy as np
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, LabReport, run
-from libs.lab.hindsight import merit
 from libs.lab.policies import AUTO, MIXED, OFFLINE, policy_named
 from libs.lab.score import is_good
-from libs.lab.search import WANTED, passes
+from libs.lab.search import WANTED, merit, passes
 from libs.policy.roles import Role
 
 RUNS: Final = 40
