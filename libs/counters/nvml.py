@@ -34,8 +34,8 @@ class NvmlCounters:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._closed = False
-        count = self._asked(library.nvmlDeviceGetCount) or 0
-        found = (self._asked(library.nvmlDeviceGetHandleByIndex, index) for index in range(count))
+        count = self._query(library.nvmlDeviceGetCount) or 0
+        found = (self._query(library.nvmlDeviceGetHandleByIndex, index) for index in range(count))
         self.gpus = [_Gpu(index, device) for index, device in enumerate(found) if device is not None]
         self._gpm: dict[int, list[Any]] = {gpu.index: [] for gpu in self.gpus if self._has_gpm(gpu)}
         """The previous sample of each GPU with GPM, to which the next one is compared."""
@@ -49,17 +49,17 @@ class NvmlCounters:
             return
         self._closed = True
         for sample in (sample for samples in self._gpm.values() for sample in samples):
-            self._asked(self._library.nvmlGpmSampleFree, sample)
-        self._asked(self._library.nvmlShutdown)
+            self._query(self._library.nvmlGpmSampleFree, sample)
+        self._query(self._library.nvmlShutdown)
 
     def _read(self, gpu: "_Gpu") -> GpuReading | None:
         nvml = self._library
-        uuid, name = self._asked(nvml.nvmlDeviceGetUUID, gpu.device), self._asked(nvml.nvmlDeviceGetName, gpu.device)
+        uuid, name = self._query(nvml.nvmlDeviceGetUUID, gpu.device), self._query(nvml.nvmlDeviceGetName, gpu.device)
         if not uuid:
             return None
-        rates = self._asked(nvml.nvmlDeviceGetUtilizationRates, gpu.device)
-        memory = self._asked(nvml.nvmlDeviceGetMemoryInfo, gpu.device)
-        power_mw = self._asked(nvml.nvmlDeviceGetPowerUsage, gpu.device)
+        rates = self._query(nvml.nvmlDeviceGetUtilizationRates, gpu.device)
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo, gpu.device)
+        power_mw = self._query(nvml.nvmlDeviceGetPowerUsage, gpu.device)
         tensor, dram = self._activity(gpu)
         return GpuReading(
             uuid=uuid,
@@ -74,7 +74,7 @@ class NvmlCounters:
         )
 
     def _has_gpm(self, gpu: "_Gpu") -> bool:
-        support = self._asked(self._library.nvmlGpmQueryDeviceSupport, gpu.device)
+        support = self._query(self._library.nvmlGpmQueryDeviceSupport, gpu.device)
         return bool(support and support.isSupportedDevice)
 
     def _activity(self, gpu: "_Gpu") -> tuple[float | None, float | None]:
@@ -82,30 +82,30 @@ class NvmlCounters:
         nvml, samples = self._library, self._gpm.get(gpu.index)
         if samples is None:
             return None, None
-        sample = self._asked(nvml.nvmlGpmSampleAlloc)
+        sample = self._query(nvml.nvmlGpmSampleAlloc)
         if sample is None:
             return None, None
-        if self._asked(nvml.nvmlGpmSampleGet, gpu.device, sample) is None:
-            self._asked(nvml.nvmlGpmSampleFree, sample)
+        if self._query(nvml.nvmlGpmSampleGet, gpu.device, sample) is None:
+            self._query(nvml.nvmlGpmSampleFree, sample)
             return None, None
         samples.append(sample)
         if len(samples) < 2:
             return None, None
         before = samples.pop(0)
-        asked = nvml.c_nvmlGpmMetricsGet_t()
-        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = 2
-        asked.sample1, asked.sample2 = before, sample
-        asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
-        asked.metrics[1].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
-        reported = self._asked(nvml.nvmlGpmMetricsGet, asked)
-        self._asked(nvml.nvmlGpmSampleFree, before)
+        query = nvml.c_nvmlGpmMetricsGet_t()
+        query.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = 2
+        query.sample1, query.sample2 = before, sample
+        query.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+        query.metrics[1].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
+        reported = self._query(nvml.nvmlGpmMetricsGet, query)
+        self._query(nvml.nvmlGpmSampleFree, before)
         if reported is None:
             return None, None
         tensor, dram = (reported.metrics[place] for place in range(2))
         return _share(tensor), _share(dram)
 
-    def _asked(self, function: Callable[..., T], *arguments: Any) -> T | None:
+    def _query(self, function: Callable[..., T], *arguments: Any) -> T | None:
         """Call the library; return None for whatever this GPU or driver does not support or cannot report now."""
         try:
             return function(*arguments)

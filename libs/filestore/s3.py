@@ -55,7 +55,7 @@ _ABSENT = {"NoSuchKey", "404"}
 _ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError)
 
 
-class _Known(msgspec.Struct):
+class _StoredFile(msgspec.Struct):
     info: FileInfo
     content_key: str
 
@@ -156,7 +156,7 @@ class S3Files:
             key = f"{self._prefix}{folder}{name}.json"
             async with at_once:
                 try:
-                    self._index.put(name, etags[name], (await self._read_known(key)).info)
+                    self._index.put(name, etags[name], (await self._read_description(key)).info)
                 except FileNotFound:  # deleted since it was listed
                     self._index.drop(name)
                 except _Unreadable as error:
@@ -191,16 +191,16 @@ class S3Files:
 
     # ------------------------------------------------------------ for drafts
 
-    async def known(self, file_id: str) -> _Known:
+    async def known(self, file_id: str) -> _StoredFile:
         """Return the file's description and the key of its content."""
-        return await self._read_known(self.known_key(file_id), file_id)
+        return await self._read_description(self.known_key(file_id), file_id)
 
     async def put(self, key: str, body: bytes) -> str:
         """Write one object and return its ETag."""
         with _typed_errors(key):
             return (await self._client.put_object(Bucket=self._bucket, Key=key, Body=body))["ETag"]
 
-    async def describe(self, known: _Known) -> None:
+    async def describe(self, known: _StoredFile) -> None:
         """Write the description, which makes the file visible to everybody."""
         body = msgspec.json.encode(known)
         await self.put(self._own_key(known.info), body)
@@ -244,13 +244,13 @@ class S3Files:
         # Uploads of other processes count only once they have been kept.
         return (await self.stored()).bytes
 
-    async def _read_known(self, key: str, file_id: str = "") -> _Known:
+    async def _read_description(self, key: str, file_id: str = "") -> _StoredFile:
         with _typed_errors(file_id or key):
             found = await self._client.get_object(Bucket=self._bucket, Key=key)
             async with found["Body"] as body:
                 text = await body.read()
         try:
-            return msgspec.json.decode(text, type=_Known)
+            return msgspec.json.decode(text, type=_StoredFile)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
 
@@ -313,7 +313,7 @@ class S3Draft:
         ends_s = now_ns // 10**9 + expires_in_s if expires_in_s else 0
         info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns, tenant, ends_s)
         async with self._room.keeping(self.held_bytes):
-            await self._store.describe(_Known(info, self._content_key))
+            await self._store.describe(_StoredFile(info, self._content_key))
             self.held_bytes = 0
         self._kept = True
         if replaced:

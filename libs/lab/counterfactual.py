@@ -34,7 +34,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
+class RequestResults:
     """Results of the requests that waited at the change, or arrived within `AFTER_S` of it."""
 
     requests: int
@@ -48,8 +48,8 @@ class Lived:
 class Counterfactual:
     """The results of the same demand without and with the change."""
 
-    without: Lived
-    with_it: Lived
+    without: RequestResults
+    with_it: RequestResults
 
     @property
     def useful(self) -> bool:
@@ -80,7 +80,7 @@ def counterfactual(
     numbers = _open_at(without, after_ns)
     if not numbers:
         raise InvalidRequest("no request waited at the decision, and none came after it")
-    return Counterfactual(_lived(without, numbers), _lived(with_it, numbers))
+    return Counterfactual(_results(without, numbers), _results(with_it, numbers))
 
 
 def _between(trace: Trace, begin_s: float, end_s: float) -> Trace:
@@ -105,10 +105,10 @@ def _open_at(answers: Sequence[LabAnswer], after_ns: int) -> frozenset[int]:
     )
 
 
-def _lived(answers: Sequence[LabAnswer], numbers: frozenset[int]) -> Lived:
+def _results(answers: Sequence[LabAnswer], numbers: frozenset[int]) -> RequestResults:
     counted = [each for each in answers if each.request.number in numbers]
     done = [each for each in counted if each.outcome is LabOutcome.COMPLETED]
-    return Lived(
+    return RequestResults(
         len(counted),
         sum(map(is_good, counted)) / len(counted),
         quantiles(each.ttft_ns / 1e6 for each in done),

@@ -14,10 +14,9 @@ import numpy as np
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, LabReport, run
-from libs.lab.hindsight import merit
 from libs.lab.policies import AUTO, MIXED, OFFLINE, policy_named
 from libs.lab.score import is_good
-from libs.lab.search import WANTED, passes
+from libs.lab.search import WANTED, merit, passes
 from libs.policy.roles import Role
 
 RUNS: Final = 40
@@ -41,7 +40,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Trial:
     """A schedule together with the report and answers of its run."""
 
     schedule: Schedule
@@ -49,7 +48,7 @@ class Tried:
     answers: Sequence[LabAnswer]
 
 
-def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Tried:
+def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Trial:
     """Return the best of `runs` schedules, stopping early at one that keeps the SLO for `WANTED` of requests and work.
 
     The search first tries the planner, constant splits, and roles by the work known to arrive. Then it changes the
@@ -57,7 +56,7 @@ def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs:
     served in vain. `start` is a schedule that was good at another rate.
     """
     chance = np.random.default_rng(experiment.seed)
-    best: Tried | None = None
+    best: Trial | None = None
     tried: set[Schedule] = set()
     first = _first(experiment, start)
     for number in range(runs):
@@ -102,11 +101,11 @@ def _by_work(experiment: Experiment, segments: int) -> tuple[int, ...]:
     return tuple(min(round(share * workers), workers - 1) for share in shares)
 
 
-def _try(experiment: Experiment, schedule: Schedule) -> Tried:
+def _try(experiment: Experiment, schedule: Schedule) -> Trial:
     changed = replace(experiment, moves=_moves(experiment, schedule.prefill), refused=schedule.refused)
     name = AUTO if not schedule.prefill else MIXED
     report, result = run(changed, policy_named(name, experiment.workers))
-    return Tried(schedule, replace(report, policy=OFFLINE), result.answers)
+    return Trial(schedule, replace(report, policy=OFFLINE), result.answers)
 
 
 def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[PlannedMove]:
@@ -121,7 +120,7 @@ def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[PlannedMove
     return moves
 
 
-def _changed(best: Tried, experiment: Experiment, chance: np.random.Generator) -> Schedule:
+def _changed(best: Trial, experiment: Experiment, chance: np.random.Generator) -> Schedule:
     """Return a random neighbour of the best schedule so far."""
     schedule, segments = best.schedule, _segments(experiment)
     if chance.random() < 1 / 3:
@@ -135,7 +134,7 @@ def _changed(best: Tried, experiment: Experiment, chance: np.random.Generator) -
     return replace(schedule, prefill=tuple(prefill))
 
 
-def _in_vain(best: Tried, experiment: Experiment) -> frozenset[int]:
+def _in_vain(best: Trial, experiment: Experiment) -> frozenset[int]:
     """Return the requests that missed their SLO, costliest first, as far as `WANTED` allows losing them."""
     work = experiment.work
     ideal = {

@@ -14,10 +14,9 @@ from typing import Final, TypeVar
 import structlog
 
 from libs.lab.experiment import Experiment, LabReport, run
-from libs.lab.hindsight import best_split, first_guess
 from libs.lab.offline import Schedule, best_offline
 from libs.lab.policies import OFFLINE, bare_name, has_hindsight, policy_named, with_split
-from libs.lab.search import WANTED, Found, Measure, fewest_workers, highest_rate, passes
+from libs.lab.search import WANTED, Found, Measure, best_split, fewest_workers, first_guess, highest_rate, passes
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
 
 MOST_WORKERS: Final = 4

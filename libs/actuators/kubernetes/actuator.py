@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 
 from libs.actuators.kubernetes.api import DeploymentPool, KubeApi, ScaledMeanwhile
-from libs.actuators.kubernetes.steps import Pod, SetCosts, SetReplicas, Wait, Wish, next_step, oldest_first
+from libs.actuators.kubernetes.steps import Pod, ScaleRequest, SetCosts, SetReplicas, Wait, next_step, oldest_first
 from libs.actuators.kubernetes.view import PodView
 from libs.actuators.port import ActuatorDown, Started
 from libs.runtime.tasks import TaskOwner
@@ -51,8 +51,8 @@ class KubernetesActuator:
         self._tasks = TaskOwner()
         self._watching: asyncio.Task[None] | None = None
         self._pursuing: asyncio.Task[None] | None = None
-        self._wish = Wish(0)
-        self._wished_s = 0.0
+        self._request = ScaleRequest(0)
+        self._requested_s = 0.0
         self._by_hand_s = by_hand_s
         self._replicas: int | None = None
         """The scale as last read or written."""
@@ -74,7 +74,7 @@ class KubernetesActuator:
         now_s = asyncio.get_running_loop().time()
         if now_s < self._held_until_s and count < self._held:
             return
-        self._wish, self._wished_s = Wish(count, tuple(first_to_end)), now_s
+        self._request, self._requested_s = ScaleRequest(count, tuple(first_to_end)), now_s
         if not await self._advance() and (self._pursuing is None or self._pursuing.done()):
             self._pursuing = self._tasks.spawn("pursue a wish", self._pursue())
 
@@ -98,12 +98,12 @@ class KubernetesActuator:
     async def _pursue(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while loop.time() - self._wished_s < PURSUED_S:
+            while loop.time() - self._requested_s < PURSUED_S:
                 await self._view.change(LOOK_AGAIN_S)
                 await asyncio.sleep(PACE_S)  # changes come in bursts
                 if await self._advance():
                     return
-            log.warning("a wish has not come true: it is given up", wished=self._wish.count)
+            log.warning("a wish has not come true: it is given up", wished=self._request.count)
         except ActuatorDown as error:
             log.warning("a wish is given up until it is asked for again", error=str(error))
 
@@ -115,8 +115,8 @@ class KubernetesActuator:
                 replicas, version = await self._api.scale()
                 if await self._is_held(pool, replicas):
                     return True
-                in_order = asyncio.get_running_loop().time() - self._wished_s < ORDER_S
-                step = next_step(pods, replicas, self._wish, most=self._most, in_order=in_order)
+                in_order = asyncio.get_running_loop().time() - self._requested_s < ORDER_S
+                step = next_step(pods, replicas, self._request, most=self._most, in_order=in_order)
                 match step:
                     case None:
                         return True
@@ -133,7 +133,7 @@ class KubernetesActuator:
                         except ScaledMeanwhile:
                             continue
                         await self._say_scaled(pool, pods, replicas, count)
-                        return count == min(self._wish.count, self._most)
+                        return count == min(self._request.count, self._most)
             raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")
 
     async def _is_held(self, pool: DeploymentPool, replicas: int) -> bool:
@@ -147,23 +147,23 @@ class KubernetesActuator:
                 )
                 await self._say(pool, "ScaledByHand", message)
         held = asyncio.get_running_loop().time() < self._held_until_s
-        return held and min(self._wish.count, self._most) < min(self._held, replicas)
+        return held and min(self._request.count, self._most) < min(self._held, replicas)
 
     async def _say_scaled(self, pool: DeploymentPool, pods: Sequence[Pod], before: int, count: int) -> None:
-        wish = self._wish
-        message = f"the planner wishes for {wish.count} workers of {pool.model or 'this pool'}: {before} to {count}"
-        if count >= before or not wish.first_to_end:
+        request = self._request
+        message = f"the planner wishes for {request.count} workers of {pool.model or 'this pool'}: {before} to {count}"
+        if count >= before or not request.first_to_end:
             return await self._say(pool, "ScaledByPlanner", message)
-        named = wish.first_to_end[:SAID_AT_ONCE]
+        named = request.first_to_end[:SAID_AT_ONCE]
         await self._say(pool, "ScaledByPlanner", f"{message}; first to end: {', '.join(named)}")
         there = {pod.name: pod for pod in pods if not pod.ending}
         for name in [each for each in named if each in there][: before - count]:
             said = f"stood by, and the planner wishes for {count} workers in place of {before}"
-            await self._said(self._api.say_of_pod(there[name], "EndedByPlanner", said))
+            await self._said(self._api.write_pod_event(there[name], "EndedByPlanner", said))
         return None
 
     async def _say(self, pool: DeploymentPool, reason: str, message: str) -> None:
-        await self._said(self._api.say(pool, reason, message))
+        await self._said(self._api.write_event(pool, reason, message))
 
     async def _said(self, event: Coroutine[Any, Any, None]) -> None:
         try:

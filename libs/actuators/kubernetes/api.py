@@ -234,12 +234,12 @@ class KubeApi:
     async def set_role(self, pod: str, role: str) -> None:
         await self._patch(pod, {"labels": {ROLE: role}})
 
-    async def say(self, pool: DeploymentPool, reason: str, message: str) -> None:
+    async def write_event(self, pool: DeploymentPool, reason: str, message: str) -> None:
         """Write an event on the Deployment, which `kubectl describe` shows."""
         of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": self._name, "uid": pool.uid}
         await self._say(of, reason, message)
 
-    async def say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
+    async def write_pod_event(self, pod: Pod, reason: str, message: str) -> None:
         await self._say({"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}, reason, message)
 
     async def _say(self, of: dict[str, str], reason: str, message: str) -> None:

@@ -26,7 +26,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ScaleRequest:
     """The arguments of the latest call of the port's `have`."""
 
     count: int
@@ -60,13 +60,13 @@ def oldest_first(pods: Sequence[Pod]) -> list[Pod]:
     return sorted(pods, key=lambda pod: (pod.created, pod.name))
 
 
-def next_step(pods: Sequence[Pod], replicas: int, wish: Wish, *, most: int, in_order: bool = True) -> Step:
+def next_step(pods: Sequence[Pod], replicas: int, request: ScaleRequest, *, most: int, in_order: bool = True) -> Step:
     """Return the next step.
 
     `replicas` is the Deployment's present scale. `in_order` is whether unnamed pods that are still starting may
     delay the removal of the named ones. A ReplicaSet would end those first.
     """
-    count = min(wish.count, most)
+    count = min(request.count, most)
     staying = [pod for pod in oldest_first(pods) if not pod.ending]
     if count == replicas:
         return None
@@ -75,7 +75,7 @@ def next_step(pods: Sequence[Pod], replicas: int, wish: Wish, *, most: int, in_o
         ending = len(pods) - len(staying) + max(len(staying) - replicas, 0)
         target = min(count, most - ending)
         return SetReplicas(target) if target > replicas else Wait()
-    going = to_end([pod.name for pod in staying], count, wish.first_to_end)
+    going = to_end([pod.name for pod in staying], count, request.first_to_end)
     wanted = {name: place - len(going) for place, name in enumerate(going)}
     costs = {pod.name: wanted.get(pod.name, 0) for pod in staying if pod.cost != wanted.get(pod.name, 0)}
     if costs:

@@ -16,8 +16,8 @@ from libs.cli.lab.runs import WIDE, about, rounded, table
 from libs.cli.report.page import make_folder
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, LabReport
-from libs.lab.hindsight import merit
 from libs.lab.policies import ALL, has_hindsight, policy_named
+from libs.lab.search import merit
 from libs.lab.study import count_gpus, quiet, run_all
 
 Result = TypeVar("Result")

@@ -43,7 +43,7 @@ class BorrowedMover:
         self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
 
     def arrived(self, answer: LabAnswer) -> None:
-        self._watch.came(answer, NO_KEYS)
+        self._watch.arrived(answer, NO_KEYS)
         self._before_token[answer.request.number] = answer
 
     def ended(self, answer: LabAnswer) -> None:

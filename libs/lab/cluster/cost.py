@@ -42,7 +42,7 @@ class Coast:
         return steps
 
 
-class StepCost:
+class StepDurations:
     """A step-time model whose decode steps take an integer number of picoseconds."""
 
     def __init__(self, model: StepTimeModel) -> None:

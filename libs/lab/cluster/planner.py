@@ -14,7 +14,7 @@ from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 
 PERIOD_NS: Final = 100_000_000
-TOLD_LATER_NS: Final = 100_000_000
+DECISION_DELAY_NS: Final = 100_000_000
 """The delay from a change at a worker until a decision based on it takes effect: telemetry, the decision, the call."""
 WINDOW: Final = 10
 """The number of periods over which computed work is averaged."""
@@ -43,7 +43,7 @@ class LabPlanner:
         """
         self._on_look = on_look
         self._later_ns = later_ns
-        self._asked: dict[str, RoleOrder] = {}
+        self._pending: dict[str, RoleOrder] = {}
         """Orders by worker that its state does not show yet, as the live planner tracks them."""
         self._evidence = MoveEvidence().aged(later_ns)
         shape = workers[0].shape
@@ -71,25 +71,25 @@ class LabPlanner:
         if self._on_look is not None:
             self._on_look(now_ns, work, assigned)
         if assigned.changes:
-            self._asked |= {change.worker_id: change for change in assigned.changes}
-            delay_ps = (TOLD_LATER_NS + self._later_ns) * PS_PER_NS
+            self._pending |= {change.worker_id: change for change in assigned.changes}
+            delay_ps = (DECISION_DELAY_NS + self._later_ns) * PS_PER_NS
             self._time.at_ps(self._time.now_ps + delay_ps, lambda: self._apply(assigned))
         self._time.at_ps(self._time.now_ps + PERIOD_NS * PS_PER_NS, self._look)
 
     def _apply(self, assigned: RolePlan) -> None:
         by_id = {worker.id: worker for worker in self._workers}
         for change in assigned.changes:
-            if self._asked.get(change.worker_id) is change:
-                del self._asked[change.worker_id]
+            if self._pending.get(change.worker_id) is change:
+                del self._pending[change.worker_id]
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
         # What is seen is `later_ns` old: the decision was made so much later than it looks here, and its effect is not.
-        self._evidence = self._evidence.measured(TOLD_LATER_NS)
+        self._evidence = self._evidence.measured(DECISION_DELAY_NS)
 
     def _standing(self) -> list[PlannedWorker]:
         found = []
         for worker in self._workers:
-            load, assignment = load_now(worker, self._time), self._asked.get(worker.id, worker.assignment)
+            load, assignment = load_now(worker, self._time), self._pending.get(worker.id, worker.assignment)
             found.append(
                 PlannedWorker(
                     worker.id,
@@ -110,7 +110,7 @@ class LabPlanner:
                 computed_ns += model.prefill_ns(work)
             waiting_tokens += load.waiting_prefill_tokens
             queued, queued_tokens = worker.core.queued_decodes()
-            if self._asked.get(worker.id, worker.assignment).role is Role.MIXED:
+            if self._pending.get(worker.id, worker.assignment).role is Role.MIXED:
                 decodes += load.running + load.awaiting_kv + queued
                 kv_tokens += held_tokens(worker, load) + queued_tokens
             else:

@@ -85,7 +85,7 @@ class PushGateway:
 
     def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         def route() -> None:
-            seen = self._watch.came(answer, list(keys))
+            seen = self._watch.arrived(answer, list(keys))
             self._prompt(_Pushed(answer, keys, tpot_target_ns, seen))
 
         self._time.at_ps(self._time.now_ps + self._hop_ps, route)

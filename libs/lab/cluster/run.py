@@ -7,10 +7,10 @@ from typing import Final, NamedTuple, Protocol
 
 from libs.contracts.errors import QueueFull
 from libs.lab.cluster.books import LabAnswer, LabOutcome
-from libs.lab.cluster.cost import StepCost
+from libs.lab.cluster.cost import StepDurations
 from libs.lab.cluster.frames import Coasted, ToGateway
+from libs.lab.cluster.host.phase_totals import PhaseTotals
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.lab.cluster.host.spent import Spent
 from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.lab.cluster.wrong import Wrong
@@ -77,7 +77,7 @@ class LabResult:
     """The answers and the counters of a run."""
 
     answers: list[LabAnswer]
-    spent: list[Spent]
+    spent: list[PhaseTotals]
     workers: list[LabWorker]
     virtual_ps: int
     events: int
@@ -131,7 +131,7 @@ class Run:
                 setup.wrong.shape(index, setup.shape),
                 Assignment(setup.shape.model, role, budget, FIRST_EPOCH),
                 self.time,
-                StepCost(setup.wrong.steps(index, setup.shape.step_time)),
+                StepDurations(setup.wrong.steps(index, setup.shape.step_time)),
             )
             for index, (role, budget) in enumerate(setup.roles)
         ]

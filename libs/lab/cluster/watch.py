@@ -50,7 +50,7 @@ class Watch:
             for worker in workers:
                 worker.keep_recent_steps()
 
-    def came(self, answer: LabAnswer, keys: list[bytes]) -> SeenRequest:
+    def arrived(self, answer: LabAnswer, keys: list[bytes]) -> SeenRequest:
         """Record an arrival and return the request as its router sees it."""
         request = answer.request
         self._counted.inputs.add(request.input_tokens)

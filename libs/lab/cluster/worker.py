@@ -13,15 +13,15 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.reports import EngineLoad, StepReport
 from libs.lab.cluster.core import LabCore
-from libs.lab.cluster.cost import Coast, StepCost
+from libs.lab.cluster.cost import Coast, StepDurations
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
 from libs.lab.cluster.host.beat import Beat
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.host.duties import GATEWAY, Duties
 from libs.lab.cluster.host.fetching import Fetching
 from libs.lab.cluster.host.outbox import LabOutbox
+from libs.lab.cluster.host.phase_totals import RecentDecodes, Rest
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.lab.cluster.host.spent import RecentDecodes, Rest
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.roles import Assignment, Role
@@ -60,7 +60,7 @@ class LabWorker:
     """One worker of the cluster. Other parts call its public methods at the moment of the event."""
 
     def __init__(
-        self, index: int, shape: WorkerShape, assignment: Assignment, time: VirtualTime, cost: StepCost
+        self, index: int, shape: WorkerShape, assignment: Assignment, time: VirtualTime, cost: StepDurations
     ) -> None:
         self.index = index
         self.id = f"w{index}"
@@ -180,7 +180,7 @@ class LabWorker:
             return
         hosted, core = self._duties.hosted, self.core
         self.enter(touched=bool(frame.hand_overs) or not hosted.keys().isdisjoint(frame.aborts))
-        self._duties.heard(frame)
+        self._duties.received(frame)
         now_ns = self._time.now_ns()
         for request in frame.submits:
             self._submits += 1
@@ -320,7 +320,7 @@ class LabWorker:
     def stepped(self, report: StepReport) -> None:
         """Handle the end of a single step."""
         self._pass_on(report)
-        self._fetching.tell_readers()
+        self._fetching.notify_readers()
         self.leave()
 
     def coast_ended(self) -> None:
@@ -373,7 +373,7 @@ class LabWorker:
 
     def _pass_on(self, step: StepReport | None) -> None:
         if (event := self._device.core.take_event(step)) is not None:
-            self._duties.came(event.outputs, self._time.now_ns())
+            self._duties.record_outputs(event.outputs, self._time.now_ns())
 
     def _flush(self) -> bool:
         """Send pending changes to the gateway, arriving a hop from now; return whether there were any."""

@@ -7,8 +7,15 @@ from typing import Any, Final
 import numpy as np
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.models.baselines import KEEP_ALIVES_S, fixed_poisson, keep_alive, one_a_model
-from libs.lab.models.score import ReserveScore, clairvoyant, grade
+from libs.lab.models.score import (
+    KEEP_ALIVES_S,
+    ReserveScore,
+    clairvoyant,
+    fixed_poisson,
+    grade,
+    keep_alive,
+    one_a_model,
+)
 from libs.lab.models.usage import MAX_WINDOWS, Floats, UsageLog, Use, use_by_window
 from libs.policy.reserve.arrivals import WindowArrivals
 from libs.policy.reserve.calibration import Calibrator, normal_miss

@@ -11,7 +11,7 @@ MAX_TENANTS = 256
 
 
 @dataclass(slots=True)
-class _Kept:
+class _TenantResponses:
     values: OrderedDict[str, tuple[bytes, float]] = field(default_factory=OrderedDict)
     """Value and expiry time by response id, oldest first."""
     size_bytes: int = 0
@@ -28,12 +28,12 @@ class MemoryResponses:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._tenants: OrderedDict[str, _Kept] = OrderedDict()
+        self._tenants: OrderedDict[str, _TenantResponses] = OrderedDict()
 
     async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
         if len(value) > MAX_RESPONSE_BYTES:
             return False
-        kept = self._tenants.setdefault(tenant, _Kept())
+        kept = self._tenants.setdefault(tenant, _TenantResponses())
         self._tenants.move_to_end(tenant)
         while len(self._tenants) > MAX_TENANTS:
             self._tenants.popitem(last=False)

@@ -8,10 +8,9 @@ from libs.lab.cluster.books import LabOutcome
 from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
-from libs.lab.hindsight import merit
 from libs.lab.offline import Schedule, best_offline
 from libs.lab.policies import policy_named
-from libs.lab.search import WANTED, passes
+from libs.lab.search import WANTED, merit, passes
 from libs.lab.slo import parse_slo
 from libs.lab.study import run_named
 from libs.lab.traces.generate import generate

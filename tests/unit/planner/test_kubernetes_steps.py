@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.actuators.kubernetes.steps import Pod, SetCosts, SetReplicas, Wait, Wish, next_step
+from libs.actuators.kubernetes.steps import Pod, ScaleRequest, SetCosts, SetReplicas, Wait, next_step
 
 MOST = 6
 
@@ -49,44 +49,44 @@ class Cluster:
 
 def test_more_are_asked_for_in_one_call_and_what_is_there_in_none() -> None:
     pods = [pod("a")]
-    assert next_step(pods, 1, Wish(3), most=MOST) == SetReplicas(3)
-    assert next_step(pods, 3, Wish(3), most=MOST) is None
-    assert next_step(pods, 1, Wish(99), most=MOST) == SetReplicas(MOST)
-    assert next_step(pods, MOST, Wish(99), most=MOST) is None
+    assert next_step(pods, 1, ScaleRequest(3), most=MOST) == SetReplicas(3)
+    assert next_step(pods, 3, ScaleRequest(3), most=MOST) is None
+    assert next_step(pods, 1, ScaleRequest(99), most=MOST) == SetReplicas(MOST)
+    assert next_step(pods, MOST, ScaleRequest(99), most=MOST) is None
 
 
 def test_what_still_ends_holds_its_place() -> None:
     pods = [pod("a", ending=True), pod("b", ending=True), pod("c")]
-    assert next_step(pods, 1, Wish(4), most=4) == SetReplicas(2)
-    assert next_step(pods, 2, Wish(4), most=4) == Wait()
+    assert next_step(pods, 1, ScaleRequest(4), most=4) == SetReplicas(2)
+    assert next_step(pods, 2, ScaleRequest(4), most=4) == Wait()
     not_begun = [pod("a"), pod("b"), pod("c")]  # the number is written, and no pod ends yet
-    assert next_step(not_begun, 0, Wish(3), most=3) == Wait()
+    assert next_step(not_begun, 0, ScaleRequest(3), most=3) == Wait()
 
 
 def test_those_named_get_the_least_costs_before_the_number_is_written() -> None:
     pods = [pod("a"), pod("b"), pod("c", cost=-7)]
-    step = next_step(pods, 3, Wish(1, ("a", "somebody else")), most=MOST)
+    step = next_step(pods, 3, ScaleRequest(1, ("a", "somebody else")), most=MOST)
     assert step == SetCosts({"a": -2, "c": -1})
     costly = [pod("a", cost=-2), pod("b"), pod("c", cost=-1)]
-    assert next_step(costly, 3, Wish(1, ("a",)), most=MOST) == SetReplicas(1)
+    assert next_step(costly, 3, ScaleRequest(1, ("a",)), most=MOST) == SetReplicas(1)
 
 
 def test_a_cost_of_an_earlier_wish_is_taken_back() -> None:
     pods = [pod("a", cost=-5), pod("b")]
-    assert next_step(pods, 2, Wish(1, ("b",)), most=MOST) == SetCosts({"a": 0, "b": -1})
+    assert next_step(pods, 2, ScaleRequest(1, ("b",)), most=MOST) == SetCosts({"a": 0, "b": -1})
 
 
 def test_a_pod_that_starts_holds_up_one_that_was_named_until_it_has_started_or_for_so_long() -> None:
     pods = [pod("a", cost=-1), pod("b", started=1)]
-    wish = Wish(1, ("a",))
-    assert next_step(pods, 2, wish, most=MOST) == Wait()
-    assert next_step(pods, 2, wish, most=MOST, in_order=False) == SetReplicas(1)
-    assert next_step([pods[0], replace(pods[1], started=3)], 2, wish, most=MOST) == SetReplicas(1)
+    request = ScaleRequest(1, ("a",))
+    assert next_step(pods, 2, request, most=MOST) == Wait()
+    assert next_step(pods, 2, request, most=MOST, in_order=False) == SetReplicas(1)
+    assert next_step([pods[0], replace(pods[1], started=3)], 2, request, most=MOST) == SetReplicas(1)
 
 
 def test_one_that_starts_and_is_named_waits_for_nobody() -> None:
     pods = [pod("a"), pod("b", started=0, cost=-1)]
-    assert next_step(pods, 2, Wish(1, ("b",)), most=MOST) == SetReplicas(1)
+    assert next_step(pods, 2, ScaleRequest(1, ("b",)), most=MOST) == SetReplicas(1)
 
 
 @given(
@@ -106,7 +106,7 @@ def test_every_wish_comes_true_within_the_bound_and_ends_those_named(
         named = tuple(there[place] for place in order if place < len(there))
         gone_before = len(cluster.deleted)
         for turn in range(100):
-            step = next_step(list(cluster.pods.values()), cluster.replicas, Wish(count, named), most=MOST)
+            step = next_step(list(cluster.pods.values()), cluster.replicas, ScaleRequest(count, named), most=MOST)
             cluster.take(step)
             if turn % (lag + 1) == lag:
                 cluster.reconcile()

@@ -8,9 +8,9 @@ from typing import Final, Protocol
 from libs.engine.reports import EngineLoad, StepReport
 from libs.engine.runner import Batch, Sampled
 from libs.lab.cluster.core import DecodeSteps, LabCore
-from libs.lab.cluster.cost import Coast, StepCost
+from libs.lab.cluster.cost import Coast, StepDurations
+from libs.lab.cluster.host.phase_totals import PhaseTotals, RecentDecodes, Rest
 from libs.lab.cluster.host.shape import RunCounts, WorkerShape
-from libs.lab.cluster.host.spent import RecentDecodes, Rest, Spent
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.step_time import StepWork
@@ -90,9 +90,9 @@ class _Passed:
 class Device:
     """The device of one worker. Its core is replaced when the worker restarts."""
 
-    def __init__(self, shape: WorkerShape, time: VirtualTime, cost: StepCost, core: LabCore) -> None:
+    def __init__(self, shape: WorkerShape, time: VirtualTime, cost: StepDurations, core: LabCore) -> None:
         self.core = core
-        self.spent = Spent()
+        self.spent = PhaseTotals()
         self.counts = RunCounts()
         self.recent = RecentDecodes()
         self.rest = Rest.IDLE

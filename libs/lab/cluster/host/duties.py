@@ -1,6 +1,6 @@
 """A worker's role, the credits and prompt budget that follow from it, and the sequences that leave it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
@@ -10,7 +10,6 @@ from libs.engine.port import EnginePhase
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.frames import PHASES, ToWorker
 from libs.lab.cluster.host.device import Device
-from libs.lab.cluster.host.hosted import LabSequence
 from libs.lab.cluster.host.outbox import LabOutbox
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.sequence import CountedRequest
@@ -25,6 +24,44 @@ from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 
 GATEWAY: Final = 1
 """The number that stands for the only gateway in a worker's credits."""
+
+
+@dataclass(slots=True)
+class LabSequence:
+    """A sequence on a worker with its progress."""
+
+    request: CountedRequest
+    budget_tokens: int = 0
+    """The role's prompt budget when the sequence was accepted."""
+    new_tokens: int = 0
+    """Output tokens produced since the sequence came to this worker."""
+    weighed: bool = False
+    """Whether moving the sequence has been considered under the present role."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt and the output so far."""
+        return len(self.request.token_ids) + self.new_tokens
+
+    @property
+    def most_tokens_left(self) -> int:
+        """The most output tokens that may still come."""
+        return self.request.max_output_tokens - (self.tokens - self.request.prompt_tokens)
+
+    @property
+    def yields(self) -> bool:
+        """Whether its prompt gives way to others that can be computed."""
+        return self.request.yields
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """Whether its prompt is computed here and is still incomplete."""
+        return self.request.phase is not EnginePhase.DECODE and not self.new_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is past its prompt and continues here token by token."""
+        return self.request.phase is not EnginePhase.PREFILL and self.new_tokens > 0
 
 
 class Duties:
@@ -113,17 +150,17 @@ class Duties:
 
     # ------------------------------------------------------------ credits
 
-    def heard(self, frame: ToWorker) -> None:
+    def received(self, frame: ToWorker) -> None:
         """Record the gateway's queue and its returned and spent credits."""
         if frame.demand is not None:
-            self._heard_demand(frame.demand)
+            self._set_demand(frame.demand)
         pools, self._unsettled = self.credits, True
         pools.prefill.returned(GATEWAY, frame.returned_prefill)
         pools.decode.returned(GATEWAY, frame.returned_decode)
         pools.prefill.spent(GATEWAY, frame.spent_prefill)
         pools.decode.spent(GATEWAY, frame.spent_decode)
 
-    def _heard_demand(self, demand: QueuedDemand) -> None:
+    def _set_demand(self, demand: QueuedDemand) -> None:
         waiting, _, deadline_ns = demand
         self._waiting = GatewayDemand(self._waiting.gateway_id, waiting, deadline_ns)
 
@@ -165,7 +202,7 @@ class Duties:
             code = Refusal.NO_CAPACITY
         return None if code is None else SequenceRefused(request.sequence_id, code, code.name.lower())
 
-    def came(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
+    def record_outputs(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
         """Count the outputs of sequences and add them to the next frame."""
         ended = False
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)

@@ -9,8 +9,8 @@ from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.host.kv_stream import MAX_FETCHES, ReceivingLink, Stream
+from libs.lab.cluster.host.phase_totals import Rest
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.lab.cluster.host.spent import Rest
 from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.worker.transfers import TransferSpeed
@@ -204,7 +204,7 @@ class Fetching:
         self._readers.pop(stream.held.opaque, None)
         self._core.offers.leave(stream.held, self._time.now_ns())
 
-    def tell_readers(self) -> None:
+    def notify_readers(self) -> None:
         """Notify readers of further blocks that may be ready for them."""
         if not self._readers:
             return

@@ -25,7 +25,7 @@ class Rest(Enum):
 
 
 @dataclass(slots=True)
-class Spent:
+class PhaseTotals:
     """Times by category. The first four add up to the total, and starved is a part of idle."""
 
     prefill_ps: int = 0
