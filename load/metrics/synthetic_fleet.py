@@ -1,5 +1,6 @@
 """Step telemetry of many synthetic GPUs: a batch each, ten times a second, at phases of their own."""
 
+import argparse
 import contextlib
 import random
 import sys
@@ -109,5 +110,9 @@ def send_forever(gpus: int, number: int = 0, of: int = 1) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("gpus", type=int)
+    parser.add_argument("number", type=int, nargs="?", default=0, help="first worker that is written")
+    parser.add_argument("of", type=int, nargs="?", default=1, help="step from one written worker to the next")
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        send_forever(*map(int, sys.argv[1:]))
+        send_forever(**vars(parser.parse_args()))

@@ -12,12 +12,14 @@ PAGES = sorted(
 TOPS = "libs|services|load|proto|deploy|tests|locks|docs"
 PATH = re.compile(rf"(?<![\w/.-])(?:{TOPS})/[\w/.-]+")
 MODULE = re.compile(r"\bpython -m ((?:libs|services|load)(?:\.\w+)+)")
+# A file that was removed is named with the commit that has it: "`load/x.py --all` at commit 0123abcd".
+PAST = re.compile(r"`[^`]*` at commit [0-9a-f]{7,40}\b")
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(?:#[^)]*)?\)")
 
 
 def named(page: Path) -> list[Path]:
     """Every path of the repository that a page names, by itself, as a module or in a link."""
-    text = page.read_text()
+    text = PAST.sub("", page.read_text())
     found = [ROOT / path.rstrip("./-") for path in PATH.findall(re.sub(r"\]\([^)]*\)", "", text))]
     found += [ROOT / module.replace(".", "/") for module in MODULE.findall(text)]
     return found + [page.parent / link for link in LINK.findall(text)]
@@ -35,7 +37,10 @@ def test_a_page_names_only_what_exists(page: Path) -> None:
 
 def test_a_path_that_does_not_exist_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("`libs/no/such.py` and `python -m load.nowhere`, [here](gone.md), not https://x.org/libs/y.py")
+    page.write_text(
+        "`libs/no/such.py` and `python -m load.nowhere`, [here](gone.md), not "
+        "https://x.org/libs/y.py, nor `libs/past.py --all` at commit 0123abcd"
+    )
     assert [path.name for path in named(page) if not exists(path)] == ["such.py", "nowhere", "gone.md"]
 
 
