@@ -1,4 +1,4 @@
-"""Signs of links between workers: KV that comes over some at a fraction of the speed of others. Pure."""
+"""Alert conditions of links between workers that carry KV at a fraction of the speed of others."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,7 +12,10 @@ SOUND: Final = "KV comes over no link at a fraction of the speed of others"
 
 
 def link_conditions(links: Sequence[KvLink]) -> Iterator[Condition]:
-    """One for each model whose links can be compared: a bad card or way shows in many pairs at once."""
+    """Yield one condition for each model with comparable links.
+
+    A bad network card or route shows in many pairs at once, so there is no alert per pair.
+    """
     judged = judge(links)
     for model in sorted({each.link.model for each in judged}):
         own = [each for each in judged if each.link.model == model]

@@ -1,4 +1,4 @@
-"""Signs of whole pools: imbalance, queues that grow, time lost to KV transfers. Pure."""
+"""Alert conditions of whole pools: imbalance, growing queues, and time lost to KV transfers."""
 
 from collections.abc import Container, Iterator
 
@@ -13,7 +13,10 @@ OTHER = {"prefill": "decode", "decode": "prefill"}
 def pool_conditions(
     pools: list[PhasePool], queues: QueueLog, limits: AlertLimits, judged: Container[str] = ()
 ) -> Iterator[Condition]:
-    """Judge every pool; `queues` has their depths up to now. `judged`: models of which the verdict names the causes."""
+    """Judge every pool, with the queue depths up to now.
+
+    `judged` holds models whose causes the verdict names; they get no imbalance or KV transfer condition here.
+    """
     known = {(pool.model, pool.phase): pool for pool in pools}
     for pool in pools:
         other = known.get((pool.model, OTHER[pool.phase]))
@@ -26,7 +29,7 @@ def pool_conditions(
 
 
 def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: AlertLimits) -> Condition:
-    """One phase has more than it can do while the other has nothing to do."""
+    """Grade whether one phase is overloaded while the other is idle."""
     labels = _labels(starved)
     if not (starved.covered_ns and other.covered_ns):
         return Condition(Name.IMBALANCE, labels, None, "telemetry does not cover it")
@@ -44,7 +47,7 @@ def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: Ale
 
 
 def advice(starved: PhasePool, other: PhasePool) -> str:
-    """What moving workers would do, from nothing but how busy they are. Both pools are covered."""
+    """Return the effect of moving workers, estimated from how busy both pools are; telemetry must cover both."""
     if other.workers == 1:
         return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
     work, lent = (pool.busy_ns / pool.covered_ns * pool.workers for pool in (starved, other))
@@ -58,7 +61,7 @@ def advice(starved: PhasePool, other: PhasePool) -> str:
 
 
 def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, limits: AlertLimits) -> Condition:
-    """It is long, and grows by as much a minute as makes it long."""
+    """Grade whether the queue is long and grows in a minute by as much as makes it long."""
     if pool.waiting is None:
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
@@ -88,7 +91,7 @@ def _labels(pool: PhasePool) -> Labels:
 
 
 def amount(number: float) -> str:
-    """As people read it: 7, 41k, 2.3M."""
+    """Format a number as 7, 41k or 2.3M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
