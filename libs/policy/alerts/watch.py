@@ -1,4 +1,4 @@
-"""Looks at the cluster from moment to moment and keeps the book of alerts. Pure; time is passed in."""
+"""The evaluation of all alert rules on successive snapshots; time is passed in."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,32 +18,32 @@ from libs.policy.alerts.worker_silence import Hearing
 from libs.policy.alerts.workers import AtHand, worker_conditions
 from libs.policy.grade import Grade
 
+# Two ticks, for up to `WORKERS_A_STEP` workers.
 EVERY_NS: Final = 200_000_000
-"""Two ticks, for up to `WORKERS_A_STEP` workers."""
+# As many workers again delay the next look by `EVERY_NS`: at 3,000 workers a look takes 20 ms, every 1.2 s.
 WORKERS_A_STEP: Final = 500
-"""For as many more the next look comes `EVERY_NS` later: at 3,000 workers, of which one takes 20 ms, every 1.2 s."""
 
 
 def every_ns(workers: int) -> int:
-    """Interval between two looks at `workers`."""
+    """Return the interval between two looks at this many workers."""
     return EVERY_NS * max(-(-workers // WORKERS_A_STEP), 1)
 
 
 class AlertWatch:
-    """Snapshots in, alerts that fire or end out."""
+    """The rules and state that turn snapshots into alerts that fire or end."""
 
     def __init__(self, limits: AlertLimits) -> None:
         self.limits = limits
         self.machine = AlertStateMachine(make_rules(limits))
         self.book = AlertStore()
         self.ahead: Sequence[Condition] = ()
-        """What forecasts say, as of when they were made last; repeated at every look."""
+        """Conditions from the latest forecasts, repeated at every look."""
         self._queues = QueueLog()
         self._at_hand = AtHand()
         self._hearing = Hearing(limits)
 
     def look(self, snapshot: Snapshot) -> list[Alert]:
-        """What changes with this moment."""
+        """Evaluate a snapshot and return the alerts that changed."""
         self._hearing.note(snapshot)
         for pool in snapshot.pools:
             if pool.waiting is not None and not self._hearing.all_silent:
