@@ -46,7 +46,7 @@ class Silence:
 
     @property
     def is_ack(self) -> bool:
-        """Whether it is of one alert."""
+        """Whether it is the acknowledgement of one alert."""
         return bool(self.alert_id)
 
     def holds(self, now_ns: int) -> bool:
@@ -101,25 +101,25 @@ class SilenceBook:
         return True
 
     def has_room(self, now_ns: int) -> bool:
-        """Whether one more may be made."""
+        """Return whether the book has room for another silence."""
         self._forget(now_ns)
         return len(self._known) < MAX_SILENCES
 
     def get(self, silence_id: str, now_ns: int) -> Silence | None:
-        """One that holds."""
+        """Return the silence of this id if it is in force."""
         found = self._known.get(silence_id)
         return found if found is not None and found.holds(now_ns) else None
 
     def knows(self, silence_id: str) -> bool:
-        """Whether there is or was one of this id."""
+        """Return whether a silence of this id exists or existed."""
         return silence_id in self._known
 
     def holding(self, now_ns: int) -> list[Silence]:
-        """The oldest first."""
+        """Return the silences in force, in the order of their addition."""
         return [each for each in self._known.values() if each.holds(now_ns)]
 
     def silenced(self, alert: Alert, now_ns: int) -> Silence | None:
-        """The silence that keeps an alert silent the longest."""
+        """Return the silence that covers an alert for longest, or None."""
         found = [each for each in self.holding(now_ns) if not each.is_ack and each.matches(alert)]
         return max(found, key=lambda each: each.until_ns, default=None)
 

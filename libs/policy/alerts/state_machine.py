@@ -23,7 +23,7 @@ Key = tuple[Name, Labels]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert fires, or is over."""
+    """A change of state: an alert that fires or ends."""
 
     name: Name
     labels: Labels

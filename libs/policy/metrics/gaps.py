@@ -96,7 +96,7 @@ class Gaps(Generic[PartitionT]):
 
     @property
     def records(self) -> int:
-        """Records that are still to be read."""
+        """The number of records still to be read."""
         return sum(each.end - each.gap.start for each in self._open)
 
     def add(self, gap: Stretch[PartitionT], now_ns: int) -> None:

@@ -20,7 +20,7 @@ from libs.policy.pressure.splits import (
 
 @dataclass(frozen=True, slots=True)
 class RoleCounts:
-    """Workers by what they do now; slow ones count for less than one, so that these are no whole numbers."""
+    """Workers by their present role; slow ones count for less than one, so the counts are fractional."""
 
     prefill: float
     mixed: float
@@ -36,7 +36,7 @@ class RoleCounts:
 
 @dataclass(frozen=True, slots=True)
 class Pressures:
-    """Work over what there is for it, by phase; above 1 it grows into a queue."""
+    """Work over capacity by phase; above 1 it grows into a queue."""
 
     prefill: float
     batch: float
@@ -56,12 +56,12 @@ class Pressures:
 
     @property
     def decode(self) -> float:
-        """The greater of its two."""
+        """The greater of the batch and KV pressures."""
         return max(self.batch, self.kv)
 
     @property
     def cluster(self) -> float:
-        """The least over all roles."""
+        """The least pressure over all roles."""
         return self.least.pressure
 
 
