@@ -27,7 +27,7 @@ from libs.policy.worker.saturation import knee_of
 
 SIZES: Final = (1, 2, 4)
 """The sizes of pools that are measured, in workers."""
-# The factor between rates during the search. The edge is then halved `HALVINGS` times, to 7 %.
+# The factor between rates during the search. The bracket is then halved `HALVINGS` times, to 7 %.
 STEP: Final = 1.3
 HALVINGS: Final = 2
 NEAR_STEP: Final = 1.15

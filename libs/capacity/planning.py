@@ -298,7 +298,7 @@ def _by_clock(at_s: float | None, speed: float) -> float | None:
 
 
 def _round(value: float) -> float:
-    # Mean values are rounded to the nearest power of `GRID`, steps of a quarter.
+    # Round to the nearest power of `GRID`.
     return float(f"{GRID ** round(log(value) / log(GRID)):.4g}") if value > 0 else 1.0
 
 
