@@ -152,7 +152,7 @@ def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
 
 
 def hour_peaks(counts: Ints, heard: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
-    """Return for each covered hour the ratio of its busiest stretch of `per_peak` bins to its mean, of shape [hours]."""
+    """Return for each covered hour its busiest stretch of `per_peak` bins over its mean, of shape [hours]."""
     hours = len(counts) // per_hour
     if not hours or per_hour < 2 * per_peak:
         return np.ones(1)
