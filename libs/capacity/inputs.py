@@ -100,7 +100,7 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
     per = max(round((HOUR_S if seconds >= LONG_TRACE_S else PEAK_S) / bin_s), 1)
     whole = counts[: len(counts) // per * per].reshape(-1, per, 7).sum(axis=1) if len(counts) >= per else counts
     step_s = bin_s * per if len(counts) >= per else bin_s
-    # A trace's requests have their own outputs: no mean over answers that ended is to be taken.
+    # A trace states the outputs of its requests, so no mean over ended answers is needed.
     rates = whole / step_s
     history = DemandHistory(step_s, 0.0, rates[:, 0], rates[:, 2], rates[:, 4])
     every = max(len(trace.requests) // MOST_LENGTHS, 1)

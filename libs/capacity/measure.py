@@ -148,7 +148,7 @@ class Bench:
         """Search the table of one phase by the lab alone."""
         measured: list[tuple[int, float]] = []
         for workers in sizes:
-            # A larger pool takes as much of each worker, or a little more.
+            # Each worker of a larger pool takes as much work or a little more.
             known = measured[-1][1] / measured[-1][0] if measured else 0.0
             measured.append((workers, self.most_work(phase, workers, known, note)))
         return make_table(measured)
@@ -231,7 +231,7 @@ class Bench:
                 prefill_floor_ns=0.0,
             )
         hardware = replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
-        # What a first token's time is measured by has no pace: two tokens, KV between them, would hardly keep one.
+        # Answers of two tokens with a KV transfer between them could hardly keep a pace, so none is required.
         slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
         return self._run(hardware, self._lengths(phase), rate, split, slo=slo).score.slo_attainment
 

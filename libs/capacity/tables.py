@@ -28,7 +28,7 @@ def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: Non
             return {phase: PoolTable(tuple(row[phase]["workers"]), tuple(row[phase]["work"])) for phase in PHASES}
     tables = bench.tables(note)
     if path is not None and folder is not None:
-        with suppress(OSError):  # a table that cannot be kept is made again
+        with suppress(OSError):  # a table that cannot be stored is measured again
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({phase: asdict(table) for phase, table in tables.items()}))
             for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-MOST_FILES]:

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from libs.demand.counts import Counts, DemandKey, RowBook
+from libs.demand.counts import Counts, DemandKey, RowCounts
 
 # Refused arrivals are remembered to recognise their retries; the oldest is forgotten first.
 MAX_REFUSED: Final = 4096
@@ -48,7 +48,7 @@ class ArrivalCounter:
     """
 
     def __init__(self) -> None:
-        self._book = RowBook()
+        self._counts = RowCounts()
         self._open: dict[AdmittedChoice, _Open] = {}
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self.queue_full: Counter[DemandKey] = Counter()
@@ -75,7 +75,7 @@ class ArrivalCounter:
         self.retries += back is not None
         known = 0 if back is not None and back.known else len(answers)
         more = Counts(len(answers) if back is None else 0, known, prompt_tokens if known else 0)
-        row = self._book.add(key, more)
+        row = self._counts.add(key, more)
         for answer in answers:
             self._open[answer] = _Open(row)
 
@@ -91,7 +91,7 @@ class ArrivalCounter:
             self.retries += 1
             known = known or before.known
         elif not known:
-            row = self._book.add(key, Counts(requests=choices, refused=choices))
+            row = self._counts.add(key, Counts(requests=choices, refused=choices))
             if full:
                 self.queue_full[row] += choices
         if mark:
@@ -109,7 +109,7 @@ class ArrivalCounter:
         """Return the present totals, with the tokens of unfinished answers so far."""
         for answer, held in self._open.items():
             self._grow(answer, held)
-        return self._book.rows()
+        return self._counts.rows()
 
     def _grow(self, answer: AdmittedChoice, held: _Open, *, ended: int = 0) -> None:
         outputs, cached = len(answer.output), max(answer.cached_tokens, held.cached_tokens)
@@ -117,5 +117,5 @@ class ArrivalCounter:
             output_tokens=outputs - held.output_tokens, cached_tokens=cached - held.cached_tokens, ended=ended
         )
         if any(more):
-            self._book.add(held.row, more)
+            self._counts.add(held.row, more)
         held.output_tokens, held.cached_tokens = outputs, cached

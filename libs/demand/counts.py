@@ -45,7 +45,7 @@ class Counts(NamedTuple):
 NOTHING: Final = Counts()
 
 
-class RowBook:
+class RowCounts:
     """Running counts in a bounded number of rows; the rest is counted in `OTHER`."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:

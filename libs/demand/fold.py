@@ -76,7 +76,7 @@ class DemandFold:
 
     def take(self, gateway: GatewayKey, mark: Mark) -> None:
         """Fold a record of a gateway into the bins."""
-        # Put last what was heard last.
+        # The gateway with the latest record goes last, so that silent ones are dropped first.
         marks = self._marks.pop(gateway, None) or [Mark(min(gateway[1], mark.at_ns), {})]
         self._marks[gateway] = marks
         place = bisect_left(marks, mark.at_ns, key=lambda each: each.at_ns)

@@ -105,7 +105,7 @@ def mean_outputs(counts: Ints) -> Floats:
     whole = sums[ends]
     few = np.isnan(found) & (whole[:, ENDED] > 0)
     found[few] = whole[few, OUTPUT] / whole[few, ENDED]
-    none = np.isnan(found)  # nothing has ended yet: what has come so far is the least that it can be
+    none = np.isnan(found)  # no answer has ended yet, so the tokens so far are a lower bound
     found[none] = whole[none, OUTPUT] / np.maximum(whole[none, KNOWN], 1)
     return found
 

@@ -121,7 +121,7 @@ def score(found: BacktestForecasts) -> list[dict[str, Any]]:
 
 def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str, Any] | None:
     history, horizon = found.history, found.plan.horizons[place]
-    actual = without_outages(history.series(name), history.step_s)  # the first hour of one is nobody's to predict
+    actual = without_outages(history.series(name), history.step_s)  # nobody can predict the first hour of an outage
     quantiles = found.ours[name][:, place]
     origins = _scored(actual, quantiles[:, 0], horizon, found.plan.test_from, len(history))
     chosen_on = _scored(actual, quantiles[:, 0], horizon, found.plan.valid_from, found.plan.test_from)
@@ -209,7 +209,7 @@ def _conformal(actual: Floats, point: Floats, origins: Any, horizon: int) -> Flo
 
 def _by_hour(held: Floats, starts_s: Floats, step_s: float) -> list[dict[str, float]]:
     hours = (starts_s % 86_400.0 // (3600 * _HOURS)).astype(int)
-    block = max(int(_HOURS * 3600 / step_s), 1)  # one day's bins: they stand or fall together
+    block = max(int(_HOURS * 3600 / step_s), 1)  # bins of one group are correlated
     return [
         {"from_h": hour * _HOURS, **_held(held[hours == hour], block)}
         for hour in range(24 // _HOURS)

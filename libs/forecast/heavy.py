@@ -71,12 +71,12 @@ class _DynamoStyle:
         self._requests: tuple[tuple[int, int], Floats] | None = None
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        if asked.fitted < 5:  # below, Dynamo predicts the last value
+        if asked.fitted < 5:  # with fewer bins Dynamo predicts the last value
             return None
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])
         key = (asked.fitted, last)
-        if self._requests is None or self._requests[0] != key:  # three series ask for the same
+        if self._requests is None or self._requests[0] != key:  # all three series need the same forecast
             self._requests = key, self._one(requests * asked.history.step_s, asked) / asked.history.step_s
         if asked.name == "requests":
             return self._requests[1]
@@ -94,7 +94,7 @@ def _arima(values: Floats, asked: BaselineTask) -> Floats:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = pmdarima.auto_arima(train, suppress_warnings=True, error_action="ignore")
-        in_log = model.order[0] == model.order[2] == 0  # Dynamo then fits the logarithm
+        in_log = model.order[0] == model.order[2] == 0  # in this case Dynamo fits the logarithm
         if in_log:
             train, values = np.log1p(train), np.log1p(values)
             model = pmdarima.auto_arima(train, suppress_warnings=True, error_action="ignore")

@@ -27,8 +27,7 @@ class Speed:
     """The longest step with decodes that keeps their TPOT; 0 if there is no bound."""
 
     def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0) -> float:
-        """Return the time to compute `tokens` prompt tokens in chunks, beside decodes that alone take `decode_ns` a
-        step.
+        """Return the time of `tokens` prompt tokens in chunks, beside decodes that take `decode_ns` a step.
 
         `squares` is the sum over prompts of the squared length less the square of the part that already has KV.
         """

@@ -53,8 +53,9 @@ def chunks_work(chunks: Iterable[tuple[int, int]], decode: StepWork | None = Non
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """Step times: prefill a + b·L + c·L² but at least a floor, decode a + b·batch + c·kv_tokens, and their
-    interference.
+    """A formula for step times with coefficients for prefill, decode and their interference.
+
+    Prefill is a + b·L + c·L² but at least a floor; decode is a + b·batch + c·kv_tokens.
 
     Decode's a grows by `decode_matrix_ns` from `MATRIX_ROWS` sequences on. All times are nanoseconds, and none is
     negative. The floor is the time that a device needs to read the weights once, however few tokens use them. Below
@@ -81,8 +82,9 @@ class StepTimeModel:
         return self.chunks_ns(work.prefill_tokens, work.squared) if work.prefill_tokens else 0.0
 
     def chunks_ns(self, tokens: int, squared: float) -> float:
-        """Return the time of chunks of `tokens` prompt tokens, at least one, alone (for `squared` see
-        `squared_tokens`).
+        """Return the time of chunks of `tokens` prompt tokens alone.
+
+        There must be at least one token. `squared` is a result of `squared_tokens`.
         """
         linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
         return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * squared)

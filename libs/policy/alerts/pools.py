@@ -36,7 +36,7 @@ def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: Ale
     busy = starved.busy_ns / starved.covered_ns
     idle = 1 - (other.busy_ns + other.kv_wait_ns) / other.covered_ns
     known = starved.waiting is not None
-    # A queue that is empty for a moment ends nothing.
+    # A queue that is empty for a moment must not end the alert.
     queued = Grade.FIRE if (known and waiting >= 1) or starved.full else Grade.HOLD
     grade = min(limits.busy.grade(busy), limits.idle.grade(idle), queued)
     at_hand = f"all {starved.places} places taken" if starved.full else f"{amount(waiting)} {starved.unit} queued"
@@ -51,7 +51,7 @@ def advice(starved: PhasePool, other: PhasePool) -> str:
     if other.workers == 1:
         return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
     work, lent = (pool.busy_ns / pool.covered_ns * pool.workers for pool in (starved, other))
-    # Moving `even` workers makes both pools equally busy, were the work the same.
+    # Moving `even` workers would make both pools equally busy at the same work.
     even = (work * other.workers - lent * starved.workers) / (work + lent)
     count = min(max(int(even), 1), other.workers - 1)
     return (
@@ -66,7 +66,7 @@ def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, lim
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
     reason = f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs"
-    if growth_per_minute is None:  # as after silence: a long queue may have grown
+    if growth_per_minute is None:  # as after a silence, in which a long queue may have grown
         grade = Grade.CLEAR if waiting < long / 2 else Grade.HOLD
         return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
     if waiting < long / 2 or growth_per_minute < long / 10:

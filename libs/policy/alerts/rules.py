@@ -77,7 +77,7 @@ class Rule:
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
     settled = Rule(limits.for_ns, limits.clear_ns)
-    at_once = Rule(0, limits.clear_ns)  # their figures are lengths of time already, or of minutes and hours
+    at_once = Rule(0, limits.clear_ns)  # their figures already cover a length of time
     return {
         Name.IMBALANCE: settled,
         Name.QUEUE_GROWING: settled,

@@ -129,8 +129,9 @@ class SilenceBook:
         return [alert for alert in alerts if not any(each.matches(alert) for each in holding)]
 
     def over(self, alerts: Iterable[Alert], now_ns: int) -> list[Silence]:
-        """Return the acknowledgements of alerts that have ended, marked as ended, to pass to `take` and to other
-        instances.
+        """Return acknowledgements of ended alerts, marked as ended.
+
+        They are to be passed to `take` and to other instances.
         """
         ids = {alert.id for alert in alerts if alert.state != "firing"}
         acks = [each for each in self.holding(now_ns) if each.alert_id in ids] if ids else []

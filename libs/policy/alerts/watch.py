@@ -14,8 +14,8 @@ from libs.policy.alerts.rules import ON_TELEMETRY, AlertLimits, Condition, held_
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.alerts.state_machine import AlertStateMachine
 from libs.policy.alerts.store import Alert, AlertStore
-from libs.policy.alerts.worker_silence import Hearing
-from libs.policy.alerts.workers import AtHand, worker_conditions
+from libs.policy.alerts.worker_silence import CommonSilence
+from libs.policy.alerts.workers import BusySince, worker_conditions
 from libs.policy.grade import Grade
 
 # Two ticks, for up to `WORKERS_A_STEP` workers.
@@ -39,17 +39,17 @@ class AlertWatch:
         self.ahead: Sequence[Condition] = ()
         """Conditions from the latest forecasts, repeated at every look."""
         self._queues = QueueLog()
-        self._at_hand = AtHand()
-        self._hearing = Hearing(limits)
+        self._busy_since = BusySince()
+        self._silence = CommonSilence(limits)
 
     def look(self, snapshot: Snapshot) -> list[Alert]:
         """Evaluate a snapshot and return the alerts that changed."""
-        self._hearing.note(snapshot)
+        self._silence.note(snapshot)
         for pool in snapshot.pools:
-            if pool.waiting is not None and not self._hearing.all_silent:
+            if pool.waiting is not None and not self._silence.all_silent:
                 self._queues.add((pool.model, pool.phase), snapshot.at_ns, pool.waiting)
-        self._at_hand.note(snapshot)
-        self.book.held_back = ON_TELEMETRY if self._hearing.all_silent else ()
+        self._busy_since.note(snapshot)
+        self.book.held_back = ON_TELEMETRY if self._silence.all_silent else ()
         conditions = list(self._conditions(snapshot))
         changed = self.book.enter(self.machine.step(snapshot.at_ns, conditions))
         self.book.follow(conditions)
@@ -60,8 +60,8 @@ class AlertWatch:
         judged = cause_conditions(snapshot, followed)
         links = link_conditions(snapshot.links)
         pools = chain(pool_conditions(snapshot.pools, self._queues, self.limits, snapshot.judged), judged, links)
-        workers = worker_conditions(snapshot, self._at_hand, self._hearing, self.limits, followed)
-        for each in chain(map(held_back, pools) if self._hearing.all_silent else pools, workers):
+        workers = worker_conditions(snapshot, self._busy_since, self._silence, self.limits, followed)
+        for each in chain(map(held_back, pools) if self._silence.all_silent else pools, workers):
             fires = each.grade is Grade.FIRE
             yield replace(each, grade=Grade.HOLD) if fires and is_explained(each, snapshot.causes) else each
         yield from burn_conditions(snapshot.burns, self.limits)

@@ -5,13 +5,13 @@ from typing import Final
 
 from libs.policy.alerts.rules import AlertLimits, Condition, Labels, Name
 from libs.policy.alerts.snapshot import Snapshot, WorkerReport
-from libs.policy.alerts.worker_silence import Hearing
+from libs.policy.alerts.worker_silence import CommonSilence
 from libs.policy.grade import Grade
 
 CLUSTER: Final[Labels] = (("scope", "cluster"),)
 
 
-class AtHand:
+class BusySince:
     # A worker that has just received work is not stuck yet.
 
     def __init__(self) -> None:
@@ -28,7 +28,11 @@ class AtHand:
 
 
 def worker_conditions(
-    snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: AlertLimits, followed: Container[str] | None = None
+    snapshot: Snapshot,
+    busy_since: BusySince,
+    silence: CommonSilence,
+    limits: AlertLimits,
+    followed: Container[str] | None = None,
 ) -> Iterator[Condition]:
     """Judge every worker, but skip those outside `followed` for which nothing fires; None judges all.
 
@@ -36,10 +40,10 @@ def worker_conditions(
     """
     yield _all_stale(snapshot, limits)
     for worker in snapshot.workers:
-        busy_ns = at_hand.for_ns(worker.id, snapshot.at_ns)
+        busy_ns = busy_since.for_ns(worker.id, snapshot.at_ns)
         if followed is not None and worker.id not in followed and not _fires(worker, busy_ns, limits):
             continue
-        yield _stale(worker, None if hearing.all_silent else hearing.own_silent_ns(worker, snapshot.at_ns), limits)
+        yield _stale(worker, None if silence.all_silent else silence.own_silent_ns(worker, snapshot.at_ns), limits)
         yield _stuck(worker, busy_ns, limits)
         if worker.kv_used is not None:
             yield _kv_full(worker, worker.kv_used, limits)
@@ -57,7 +61,7 @@ def _all_stale(snapshot: Snapshot, limits: AlertLimits) -> Condition:
         reason = f"telemetry is {behind_s:.1f} s behind: {silent} of {len(staying)} workers are silent or read too late"
     if grade is Grade.FIRE:
         reason += "; alerts that stand on it are held back"
-    # Those that were heard last are forgotten in time; that ends no silence.
+    # Silent workers are forgotten in time, which must not end the silence.
     known = snapshot.workers or not silent_s
     return Condition(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
 
@@ -78,7 +82,7 @@ def _stale(worker: WorkerReport, own_silent_ns: int | None, limits: AlertLimits)
         return Condition(Name.TELEMETRY_STALE, _labels(worker), Grade.CLEAR, "the worker has left in good order")
     grade: Grade | None = limits.stale_s.grade(silent_s)
     if grade is Grade.FIRE and (own_silent_ns is None or own_silent_ns / 1e9 < limits.stale_s.fire):
-        grade = None  # others were silent too: it is neither accused nor cleared
+        grade = None  # others were silent too, so the worker is neither blamed nor cleared
     return Condition(Name.TELEMETRY_STALE, _labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
 
 

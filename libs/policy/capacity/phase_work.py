@@ -29,7 +29,7 @@ def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float 
     model, chunk = kind.speed.step_time, kind.speed.chunk_tokens
     if tokens <= 0:
         return 0.0
-    # Prompts share steps: their fixed part counts by tokens.
+    # Prompts share steps, so the fixed part is divided by tokens.
     fixed_ns = model.prefill_fixed_ns * tokens / chunk
     floor_ns = model.prefill_floor_ns * tokens / chunk
     return max(fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squares, floor_ns) / 1e9

@@ -119,7 +119,7 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
         rows, weight = states[place, known] - centre[place], recency[known] / recency[known].sum()
         sizes = np.log(np.abs(errors[place, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
-        # Few independent errors say little of what their size depends on.
+        # Few independent errors say little about what their size depends on.
         ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
         weights[place] = solved
@@ -154,7 +154,7 @@ def warm_bands(point: Floats, actual: Floats, scale: Floats, horizons: tuple[int
     )
     start = max(count - WARM_BINS, 0)
     out, width = _adapt(fresh, point, actual, scale, horizons, step_s=step_s, start=start, fitted=count)
-    # The last origin of a fit is predicted again, by what was learned with it.
+    # The last origin of a fit is predicted again with the widths learned from it.
     return BandState(width, fresh.usual, out[:-1][-max(horizons) :])
 
 
@@ -185,7 +185,7 @@ def _adapt(
     out = np.concatenate([state.pending, np.empty_like(raw)])
     steps, rows, levels = np.array(horizons), np.arange(len(horizons)), np.array(LEVELS)
     rate = (ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]) * np.sign(levels - 0.5)
-    # Calm and restless states adapt apart, or bands that are wide in one and narrow in the other pass for right.
+    # Calm and restless states adapt separately, or errors in opposite directions would cancel.
     restless = (scale > state.usual).astype(np.intp)  # [horizons, n]
     width = state.width.copy()
     for origin in range(start, count):

@@ -78,7 +78,7 @@ class Learned:
         lagged = log[np.maximum(places[:, None] - np.arange(LAGS), 0)] - self.mean
         low, high = targets.min(axis=1)[:, None], targets.max(axis=1)[:, None]
         learned = np.stack([*(targets[:, 0] + moves @ row for row in self.ridges), self.mean + lagged @ self.lags], 1)
-        # No regression leaves the range of the simple forecasts: it would be extrapolating.
+        # A regression outside the range of the simple forecasts would extrapolate.
         learned = np.clip(learned, low, high)
         middle = np.median(targets, axis=1)[:, None]
         return np.concatenate([targets, learned[:, :2], middle, learned[:, 2:]], axis=1)
@@ -173,15 +173,18 @@ class Blender:
         return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
     def follow(self, blend: HorizonBlend, targets: Targets, fitted: int) -> Floats:
-        """Return forecasts of the fit's last origin and all later ones, of shape [n - fitted + 1], and update the
-        losses.
+        """Return forecasts of the fit's last origin and all later ones, of shape [n - fitted + 1].
+
+        The losses are carried on over the later bins.
         """
         first = fitted - 1
         rows = targets(blend.horizon, first)
         values = blend.learned.predict(rows, self._log, np.arange(first, len(self._log)))
         # Candidates of the origins whose outcomes come after the fit, in order: those of the fit, then new ones.
         before = np.concatenate([blend.pending, values[1:]])
-        skip = blend.horizon - len(blend.pending)  # a history shorter than the horizon: no outcome yet
+        skip = blend.horizon - len(
+            blend.pending
+        )  # nonzero if the history is shorter than the horizon, without outcomes yet
         due = before[: max(len(values) - 1 - skip, 0)]
         errors = np.zeros((len(values) - 1, values.shape[1] + 1))
         errors[len(errors) - len(due) :] = self._errors(due, slice(len(self._log) - len(due), None))

@@ -156,7 +156,7 @@ def causes(
             found.append(ChangeCause(who, "requests", was.requests, now.requests, new - old))
             continue
         parts = [log(now.requests) - log(was.requests), log(lengths[1]) - log(lengths[0])]
-        # The logarithmic mean, by its series where both are close. By the parts' own sum, so that they leave no rest.
+        # The logarithmic mean, by its series where both are close. The parts' own sum leaves no remainder.
         share = sum(parts)
         mean = (new - old) / share if abs(share) > 1e-6 else (new + old) / 2
         found.append(ChangeCause(who, "requests", was.requests, now.requests, mean * parts[0]))

@@ -101,7 +101,7 @@ def _of_all_requests(grid: Mapping[str, Floats]) -> tuple[dict[str, Floats], int
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         enough = (known > 0) & (known >= MIN_KNOWN_SHARE * requests)
         factor = np.where(enough, np.clip(requests / known, 1.0, 1 / MIN_KNOWN_SHARE), np.nan)
-    factor[requests == 0] = 0.0  # nothing came, so no token did
+    factor[requests == 0] = 0.0  # without requests there are no tokens
     tokens = {name: np.where(factor == 0, 0.0, grid[name] * factor) for name in ("prefill", "decode")}
     return tokens, int((np.isfinite(requests) & ~np.isfinite(factor)).sum())
 

@@ -236,7 +236,7 @@ class _Driver:
         self._lengths = running_means(log - self._aligned(came), half_lives)
 
     def _aligned(self, values: Floats) -> Floats:
-        lead = max(-self._shift, 0)  # tokens are known before arrivals are: the first of these stand in
+        lead = max(-self._shift, 0)  # tokens are known before arrivals, so the first arrivals stand in
         return np.concatenate([np.repeat(values[:1], lead), values])[max(self._shift, 0) :]
 
     def rows(self, horizon: int, first: int) -> Floats:

@@ -48,7 +48,7 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
     half_lives = np.array([each for each in HALF_LIVES_S if each >= 0.4 * step_s] or [HALF_LIVES_S[-1]])
     levels = [log, *running_means(log, half_lives / step_s)]
     names = ["now", *(f"level {each:g} s" for each in half_lives)]
-    # A part of the way that a trend would lead, the same at any horizon: regressions decide how far it goes.
+    # A fraction of the trend, equal at every horizon; regressions decide how far it goes.
     quick, quicker = running_means(log, np.array([1800.0, max(600.0, step_s / 2)]) / step_s)
     levels += [2 * quicker - quick, 2 * log - quicker]
     names += ["trend of an hour", "trend of some minutes"]

@@ -128,7 +128,7 @@ class Gaps(Generic[PartitionT]):
         )
         margin = max(chunk.start - read.low, read.high - chunk.end, 1)
         if short and margin < MAX_CHUNK:
-            # At least twice as many, so that this ends.
+            # The margin at least doubles, so that the retries end.
             self.seen(chunk.gap, max(rate, 2e9 * margin / MARGIN_NS))
             return False
         self.seen(chunk.gap, rate)

@@ -34,9 +34,7 @@ class Shares:
         return alive[partition % len(alive)] == self.own_id
 
     def leads(self, now_ns: int) -> bool:
-        """Return whether this instance leads: it is the first of the live ones and does the work that only one need
-        do.
-        """
+        """Return whether this instance is the first live one, which does the work that only one need do."""
         return self.alive(now_ns)[0] == self.own_id
 
     def traces(self, *, own: bool, covered_to_ns: int | None, now_ns: int) -> bool:

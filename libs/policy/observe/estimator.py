@@ -70,7 +70,7 @@ class PhaseEstimator:
 
     def _estimate(self, cost: StepCost, interval: Interval, least_margin: float) -> PhaseEstimate:
         work = interval.work
-        # Beyond the knee a step may wait for the host, which wall time does not tell from the device: half is taken.
+        # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
         half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
         none = replace(cost, further_sequence_s=0.0)
         wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
@@ -131,7 +131,7 @@ class PhaseEstimator:
     def _keep(self, kind: Kind, sample: Sample) -> None:
         steps = max(sample.work.steps, 1.0)
         load = (kind, int(log2(1 + sample.work.decoding)), int(log2(1 + sample.work.prompt_tokens / steps)))
-        # The load seen last goes last: when there are too many, what has not been seen for longest is forgotten.
+        # The load seen last goes last, so the one unseen for longest is dropped when there are too many.
         kept = self._samples.pop(load, None)
         self._new_load |= kept is None
         kept = kept or deque(maxlen=SAMPLES_A_LOAD)

@@ -120,7 +120,7 @@ def _busy_throughout(before: Reading, after: Reading, work: Work) -> bool:
     if before.waiting and after.waiting:
         return True
     fewest = min(before.running, after.running)
-    # Gaps between tokens add up to the time that sequences decoded: over the wall time, how many did at once.
+    # Token gaps add up to the time that sequences decoded; over the wall time that is the concurrency.
     return fewest > 0 and fewest + work.token_gaps_s / work.wall_s >= BUSY_CONCURRENCY
 
 

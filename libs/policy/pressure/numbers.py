@@ -33,7 +33,7 @@ def where(condition: bool | Truths, then: N | float, other: N) -> N:
     found: Any = other
     if not isinstance(condition, np.ndarray):
         found = then if condition else other
-    elif np.count_nonzero(condition):  # most hold nowhere, and asking that takes a tenth of the time
+    elif np.count_nonzero(condition):  # most conditions hold nowhere, and this check takes a tenth of the time
         found = np.where(condition, then, other)
     return cast("N", found)
 

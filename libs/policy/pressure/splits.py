@@ -42,9 +42,9 @@ class WorkerProfile:
         object.__setattr__(self, "chunk_speed", chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0))
         key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
         object.__setattr__(self, "_key", key)
-        object.__setattr__(self, "_hash", hash(key))  # asked for with each split that is weighed
+        object.__setattr__(self, "_hash", hash(key))  # needed for every split that is compared
 
-    # By hand, as mypyc's classes bear no __hash__ beside an __eq__ that a dataclass makes.
+    # Written by hand, as mypyc rejects a __hash__ beside the __eq__ that a dataclass generates.
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, WorkerProfile) and self._key == other._key)
 
@@ -219,7 +219,7 @@ def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
     few = least(over(left_ns, each_ns, inf if left_ns >= 0 else 0.0), MATRIX_ROWS - 1)
     many = over(matrix_ns, each_ns, inf if matrix_ns >= 0 else 0.0)
     guess = whole(most(least(where(many >= MATRIX_ROWS, many, few), bound), 1.0))
-    # Rounding may have put it on the wrong side of the limit.
+    # Rounding may have put the guess on the wrong side of the limit.
     lower = where(fits(guess), guess, guess - 1)
     return most(where((guess + 1 <= bound) & fits(guess + 1), guess + 1, lower), 1)
 
@@ -267,7 +267,7 @@ def _decode_parts(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: 
     room = engine.kv_tokens * KV_FILL
     batch = over(decodes, most_decodes(engine, work.tpot_ns, context) * mixed, 0.0)
     kv = over(kv_tokens, room * mixed, 0.0)
-    # Prompts too end with a decode.
+    # Every prompt needs a decode worker in the end.
     nobody = inf if work.prompts else where(decodes == 0, 0.0, decodes * 0.0 + inf)
     return where(mixed == 0, nobody, batch), where(mixed == 0, nobody, where(decodes == 0, 0.0, kv))
 

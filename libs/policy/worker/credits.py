@@ -87,7 +87,7 @@ class CreditPool:
             return False
         account.held -= 1
         self.in_use += 1
-        # A recall that crossed with the use is settled by it: the gateway answers with what it still has.
+        # The use settles a recall that crossed with it: the gateway returns the credits that it still has.
         account.forget_recalls()
         return True
 
@@ -129,7 +129,7 @@ class CreditPool:
         if free < 0:
             self._recall(-free - self._pending(), sorted(self._accounts, key=lambda g: waiting[g].requests > 0))
             return
-        if len(self._accounts) == 1:  # nobody to weigh it against
+        if len(self._accounts) == 1:  # no other gateway competes
             next(iter(self._accounts.values())).granting += free
             return
         unmet = sum(max(waiting[g].requests - account.keeps, 0) for g, account in self._accounts.items())
@@ -166,7 +166,7 @@ class CreditPool:
                 return
             account = self._accounts[gateway]
             unsent = min(count, account.granting)
-            account.granting -= unsent  # never sent: free again without a round trip
+            account.granting -= unsent  # never sent, so free again without a round trip
             asked = min(count - unsent, account.held - account.recalling - account.recalled)
             account.recalling += asked
             count -= unsent + asked

@@ -40,7 +40,7 @@ class HandOverTime:
         if slope < 0:
             return y / count
         binding_s = (y - slope * x) / count
-        if binding_s < 0:  # the best line that binds in no time, not this one cut off at 0
+        if binding_s < 0:  # refit the line through the origin instead of clipping it at 0
             return xy / xx * kv_bytes
         return binding_s + slope * kv_bytes
 

@@ -77,7 +77,7 @@ class AnswerLengths:
             return steps >= 1
         none_ends = 1.0
         for each in running:
-            # Of the answers that grew longer than this one is by now, those that had ended by then.
+            # The share of answers longer than this one is now that would still run after `steps`.
             lengths = self._of(each.kind)
             longer = len(lengths) - bisect_right(lengths, each.tokens)
             beyond = len(lengths) - bisect_right(lengths, each.tokens + steps)

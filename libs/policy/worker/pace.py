@@ -175,8 +175,7 @@ class Pace:
         return tokens
 
     def has_time_for_trial(self, tokens: int, running: Items[Paced], now_ns: int) -> bool:
-        """Return whether `running` can wait for a trial step and then for its own step within the limits of its
-        targets.
+        """Return whether `running` can wait for a trial step and its own step within its targets.
 
         Nothing decodes in a trial step.
         """
