@@ -54,7 +54,7 @@ class PlanAsked:
     """Planned time span, measured by the clock."""
     confidence: float = 0.95
     traffic: float = 1.0
-    """A factor on the demand."""
+    """A factor by which the demand is multiplied."""
     isl: float = 1.0
     osl: float = 1.0
     """Factors on the lengths of prompts (`isl`) and outputs (`osl`)."""

@@ -1,13 +1,20 @@
-"""Alert conditions of whole pools: imbalance, growing queues, and time lost to KV transfers."""
+"""Alert conditions of whole pools and of the links between their workers.
 
-from collections.abc import Container, Iterator
+They cover imbalance, growing queues, time lost to KV transfers, and links far slower than others.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from typing import Final
 
 from libs.policy.alerts.queues import QueueLog
 from libs.policy.alerts.rules import AlertLimits, Condition, Labels, Name
 from libs.policy.alerts.snapshot import PhasePool
 from libs.policy.grade import Grade
+from libs.policy.metrics.kv_links import SLOW_LINK, SOUND_LINK, JudgedLink, KvLink, judge
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
+MAX_NAMED: Final = 4
+SOUND: Final = "KV comes over no link at a fraction of the speed of others"
 
 
 def pool_conditions(
@@ -96,3 +103,29 @@ def amount(number: float) -> str:
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
     return f"{number:.0f}"
+
+
+def link_conditions(links: Sequence[KvLink]) -> Iterator[Condition]:
+    """Yield one condition for each model with comparable links.
+
+    A bad network card or route shows in many pairs at once, so there is no alert per pair.
+    """
+    judged = judge(links)
+    for model in sorted({each.link.model for each in judged}):
+        own = [each for each in judged if each.link.model == model]
+        slow = [each for each in own if each.share < SLOW_LINK]
+        if not slow:
+            grade = Grade.HOLD if own[0].share < SOUND_LINK else Grade.CLEAR
+            yield Condition(Name.KV_LINK_SLOW, (("model", model),), grade, SOUND)
+            continue
+        yield Condition(Name.KV_LINK_SLOW, (("model", model),), Grade.FIRE, _slow_links(slow), command="fulcrum doctor")
+
+
+def _slow_links(slow: Sequence[JudgedLink]) -> str:
+    named = ", ".join(
+        f"{each.link.source} to {each.link.target} at {each.link.gb_per_s or 0.0:.2g} GB/s" for each in slow[:MAX_NAMED]
+    )
+    more = f" and over {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
+    link = slow[0].link
+    way = "by shared memory" if link.shared_memory else "within a node" if link.one_node else "by the network"
+    return f"KV comes from {named}{more}, where others {way} reach {slow[0].fastest_gb_per_s:.3g}: look at the link"

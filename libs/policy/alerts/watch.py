@@ -7,8 +7,7 @@ from typing import Final
 
 from libs.policy.alerts.burn import burn_conditions
 from libs.policy.alerts.causes import cause_conditions, is_explained
-from libs.policy.alerts.links import link_conditions
-from libs.policy.alerts.pools import pool_conditions
+from libs.policy.alerts.pools import link_conditions, pool_conditions
 from libs.policy.alerts.queues import QueueLog
 from libs.policy.alerts.rules import ON_TELEMETRY, AlertLimits, Condition, held_back, make_rules
 from libs.policy.alerts.snapshot import Snapshot

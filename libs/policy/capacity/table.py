@@ -16,7 +16,7 @@ class PoolTable:
     workers: tuple[int, ...]
     """Worker counts in strictly increasing order."""
     work: tuple[float, ...]
-    """Work for each count, never decreasing."""
+    """The most work for each count, never decreasing."""
 
     def most_work(self, workers: float) -> float:
         """Return the most work, interpolated between measured counts and proportional beyond the last."""

@@ -54,7 +54,7 @@ class WorkerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The work of a model's workers."""
+    """The prompts and decodes that a model's workers have to compute."""
 
     prompts: float
     """The number of workers that prompts alone would keep busy."""
