@@ -1,4 +1,4 @@
-"""What a plan is made from: a model's history, what its requests are like, its workers. As JSON, and from traces."""
+"""The inputs of a capacity plan: a model's history, its mix of requests and its workers, from JSON or traces."""
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
@@ -17,8 +17,8 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 
 HOUR_S: Final = 3600.0
+# Spikes within an hour are those of the mean over this time; shorter ones are in the arrivals' dispersion.
 PEAK_S: Final = 600.0
-"""Spikes inside the hour are those of the mean over so long; shorter ones are in the arrivals' dispersion."""
 MOST_PEAKS: Final = 1344
 LONG_TRACE_S: Final = 4 * HOUR_S
 MOST_LENGTHS: Final = 2000
@@ -26,27 +26,27 @@ MOST_LENGTHS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """What a plan for one model is made from."""
+    """The data that a plan for one model is based on."""
 
     model: str
     history: DemandHistory
     speed: float
-    """The history's time goes so much faster than the clock."""
+    """The factor by which the history's time runs faster than the clock."""
     mix: Mix
     peaks: Floats
-    """How much higher an hour's busiest stretch is than the hour, of past hours."""
+    """The ratios of an hour's busiest stretch to the hour, for past hours."""
     kind: WorkerKind | None
-    """Of its workers; None: nothing has reported."""
+    """The kind of the model's workers; None if none has reported."""
     there: dict[Phase, int]
-    """Workers; empty: not known."""
+    """Present workers by phase; empty if unknown."""
     lengths: tuple[tuple[int, int], ...] = ()
-    """Prompt and output tokens of requests; empty: only means are known."""
+    """Prompt and output tokens of single requests; empty if only means are known."""
     known: bool = False
-    """The history is what is planned for, as with a trace, and not what a forecast is made from."""
+    """Whether the history itself is planned for, as with a trace, rather than a forecast from it."""
 
 
 def input_of(demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int]) -> PlanInput:
-    """From what is kept. Raises InvalidRequest where no request is known."""
+    """Return the input from recorded demand; raise InvalidRequest if no request is known."""
     if demand.mix is None:
         raise InvalidRequest(f"no request of {demand.model} is known yet: there is nothing to plan for")
     step_s = demand.history.step_s
@@ -56,7 +56,10 @@ def input_of(demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, in
 
 
 def input_of_history(history: DemandHistory, model: str) -> PlanInput:
-    """From a file of demand, whose arrivals inside a bin are taken for Poisson's. Raises InvalidRequest."""
+    """Return the input from a file of demand, with Poisson arrivals inside a bin.
+
+    Raise InvalidRequest if the file contains no request.
+    """
     known = np.isfinite(history.requests) & np.isfinite(history.prefill) & np.isfinite(history.decode)
     requests = float(history.requests[known].sum()) if known.any() else 0.0
     if requests <= 0:
@@ -74,7 +77,10 @@ def input_of_history(history: DemandHistory, model: str) -> PlanInput:
 
 
 def input_of_trace(trace: Trace, model: str) -> PlanInput:
-    """The trace's own hours, or stretches of a minute of one that is short, with its lengths and its bursts."""
+    """Return the input from a trace, with its own lengths and bursts.
+
+    Stretches are the trace's hours, or shorter ones if the trace is short.
+    """
     seconds = max(trace.duration_ns / 1e9, 1.0)
     bin_s = 60.0 if seconds >= 600 else max(seconds / 10, 1.0)
     places = np.array([int(each.arrival_ns / 1e9 / bin_s) for each in trace.requests])
@@ -94,7 +100,7 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
     per = max(round((HOUR_S if seconds >= LONG_TRACE_S else PEAK_S) / bin_s), 1)
     whole = counts[: len(counts) // per * per].reshape(-1, per, 7).sum(axis=1) if len(counts) >= per else counts
     step_s = bin_s * per if len(counts) >= per else bin_s
-    # A trace's requests have their own outputs: no mean over answers that ended is to be taken.
+    # A trace states the outputs of its requests, so no mean over ended answers is needed.
     rates = whole / step_s
     history = DemandHistory(step_s, 0.0, rates[:, 0], rates[:, 2], rates[:, 4])
     every = max(len(trace.requests) // MOST_LENGTHS, 1)
@@ -106,7 +112,7 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
 
 
 def input_json(found: PlanInput) -> dict[str, Any]:
-    """What `input_from_json` makes equal input of; without lengths."""
+    """Encode an input for `input_from_json`, without its lengths."""
     kind = found.kind
     return {
         "model": found.model,
@@ -131,7 +137,7 @@ def input_json(found: PlanInput) -> dict[str, Any]:
 
 
 def input_from_json(row: dict[str, Any]) -> PlanInput:
-    """As the metrics service answers it."""
+    """Decode an input as the metrics service returns it."""
     series = [np.array([np.nan if v is None else v for v in row[name]], np.float64) for name in SERIES]
     requests, prefill, decode = series
     history = DemandHistory(row["step_s"], row["start_s"], requests, prefill, decode, tuple(row["notes"]))

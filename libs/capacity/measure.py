@@ -1,8 +1,7 @@
-"""How much work pools of workers take while the SLO holds: the lab's search by phase, and the check of both.
+"""The work that pools can take while the SLO holds: a lab search by phase, and a check of both phases.
 
-A queue says where about the edge is, the lab where it is for the smallest pool. To find what limits one phase, the
-other is made to cost nothing: prompts with hardly an answer, or answers whose prompts take no time. The check runs both
-at their cost.
+A queue finds the edge roughly, and the lab finds it for the smallest pool. To isolate one phase, the other one is
+made free: prompts with almost no answer, or answers whose prompts take no time. The check runs both at their cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,60 +26,58 @@ from libs.policy.speed import Speed
 from libs.policy.worker.saturation import knee_of
 
 SIZES: Final = (1, 2, 4)
-"""Workers of a pool that are measured."""
+"""The sizes of pools that are measured, in workers."""
+# The factor between rates during the search. The bracket is then halved `HALVINGS` times, to 7 %.
 STEP: Final = 1.3
-"""Between rates while the edge is looked for; then it is halved `HALVINGS` times, to 7 %."""
 HALVINGS: Final = 2
 NEAR_STEP: Final = 1.15
-"""In place of `STEP` where a smaller pool has shown about where the edge is."""
+"""The factor used instead of `STEP` when a smaller pool has shown roughly where the edge is."""
+# The edge of the queue is found to 2 %.
 ROUGH_HALVINGS: Final = 4
-"""Of the queue's edge, to 2 %."""
 ROUNDING: Final = 1.000001
 MOST_STEPS: Final = 12
-"""Up or down from the first rate."""
+"""The most steps up or down from the first rate."""
 MOST_REQUESTS: Final = 1000
 LEAST_REQUESTS: Final = 300
 LEAST_S: Final = 20.0
+# A run lasts at least this many answers, so that a queue has time to grow.
 STAYS: Final = 3.0
-"""A run lasts at least this many answers, so that a queue has the time to grow."""
 SPREAD: Final = 0.8
-"""Standard deviation of the logarithm of lengths of which only means are known."""
+"""Standard deviation of the logarithms of lengths when only means are known."""
 DRAWN: Final = 2000
 MOST_CV: Final = 8.0
 PREFILL_CHUNK: Final = 8192
 NO_PACE_NS: Final = 1_000_000_000
 
 Lengths = Sequence[tuple[int, int]]
-"""Prompt and output tokens of requests, from which those of a run are drawn."""
+"""Prompt and output tokens of requests, from which a run draws its lengths."""
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTraffic:
-    """What requests of a plan are like."""
+    """The lengths and arrivals of a plan's requests."""
 
     lengths: Lengths
     cv: float
-    """Coefficient of variation of the gaps between arrivals: 1 is Poisson."""
+    """Coefficient of variation of the gaps between arrivals; 1 is Poisson."""
 
     @property
     def prompt_tokens(self) -> float:
-        """Mean of a request."""
         return sum(prompt for prompt, _ in self.lengths) / len(self.lengths)
 
     @property
     def output_tokens(self) -> float:
-        """Mean of a request."""
         return sum(output for _, output in self.lengths) / len(self.lengths)
 
     def scaled(self, prompts: float, outputs: float) -> "PlanTraffic":
-        """With lengths multiplied."""
+        """Return the traffic with all lengths multiplied by these factors."""
         lengths = [(max(round(p * prompts), 1), max(round(o * outputs), 1)) for p, o in self.lengths]
         return replace(self, lengths=lengths)
 
 
 def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> Lengths:
-    """Log-normal ones of these means, where no request is known by itself."""
+    """Return log-normal lengths with these means, for when no single request is known."""
     rng = np.random.default_rng(seed)
     prompts = log_normal_tokens(rng, max(prompt_tokens, 1.0), SPREAD, DRAWN)
     outputs = log_normal_tokens(rng, max(output_tokens, 1.0), SPREAD, DRAWN)
@@ -88,12 +85,11 @@ def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> L
 
 
 def gap_cv(dispersion: float) -> float:
-    """Coefficient of variation of a gamma process with this index of dispersion of counts; no less than Poisson's."""
+    """Return the coefficient of variation of a gamma process with this index of dispersion of counts, at least 1."""
     return min(max(sqrt(max(dispersion, 0.0)), 1.0), MOST_CV)
 
 
 def worker_kind(hardware: Hardware, max_sequences: int) -> WorkerKind:
-    """As plans need it."""
     found = hardware.profile
 
     chunk = hardware.chunk_tokens or knee_of(found.step_time, PREFILL_CHUNK)[0]
@@ -103,23 +99,23 @@ def worker_kind(hardware: Hardware, max_sequences: int) -> WorkerKind:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The lab with one kind of worker, one SLO and one traffic."""
+    """The lab with one kind of worker, one SLO and one kind of traffic."""
 
     hardware: Hardware
     slo: SloSpec
     traffic: PlanTraffic
     max_sequences: int
     objective: float = 0.99
-    """Share of requests that are to keep the SLO."""
+    """The share of requests that must keep the SLO."""
     seed: int = 1
 
     @property
     def kind(self) -> WorkerKind:
-        """The kind that each worker is."""
+        """The kind of every worker in the bench's pools."""
         return worker_kind(self.hardware, self.max_sequences)
 
     def work_each(self) -> dict[Phase, float]:
-        """Seconds of one worker that a request takes in each phase."""
+        """Return the seconds that a request takes on one worker in each phase."""
         prompt, output = self.traffic.prompt_tokens, self.traffic.output_tokens
         return {
             "prefill": prefill_seconds(self.kind, prompt),
@@ -127,8 +123,11 @@ class Bench:
         }
 
     def tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
-        """The most work that pools take, of each phase: by the queue of `libs.capacity.rough`, times what the lab finds
-        of it for the smallest pool. Raises InvalidRequest where the SLO cannot be kept at all."""
+        """Return the most work that pools of each phase can take.
+
+        It is the edge of the queue in `libs.capacity.rough`, scaled by the lab's result for the smallest pool.
+        Raise InvalidRequest if the SLO cannot be met at all.
+        """
         found: dict[Phase, PoolTable] = {}
         seconds = {phase: self._seconds_each(phase) for phase in PHASES}
         for phase, each in seconds.items():
@@ -142,20 +141,23 @@ class Bench:
         return found
 
     def search_tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
-        """The same by the lab alone, which takes minutes: what `tables` is held against."""
+        """Return the tables from the lab alone, which takes minutes; a reference for `tables`."""
         return {phase: self.search_table(phase, note, sizes) for phase in PHASES}
 
     def search_table(self, phase: Phase, note: Note, sizes: Sequence[int]) -> PoolTable:
         """Search the table of one phase by the lab alone."""
         measured: list[tuple[int, float]] = []
         for workers in sizes:
-            # A larger pool takes as much of each worker, or a little more.
+            # Each worker of a larger pool takes as much work or a little more.
             known = measured[-1][1] / measured[-1][0] if measured else 0.0
             measured.append((workers, self.most_work(phase, workers, known, note)))
         return make_table(measured)
 
     def most_work(self, phase: Phase, workers: int, known: float = 0.0, note: Note = lambda line: None) -> float:
-        """In workers that would be busy all the time; known: what each worker of a smaller pool takes."""
+        """Return the most work of a pool, in permanently busy workers.
+
+        `known` is the work that each worker of a smaller pool can take; 0 if unknown.
+        """
         each = self._seconds_each(phase)
         good = self._good(phase, workers, note)
         if known:
@@ -169,7 +171,7 @@ class Bench:
         return each
 
     def _good(self, phase: Phase, workers: int, note: Note, top: float = inf) -> Callable[[float], bool]:
-        """Whether the lab keeps the objective at a rate; nothing above `top` is tried."""
+        """Return a test of whether the lab keeps the objective at a rate; rates above `top` fail untried."""
 
         def good(rate: float) -> bool:
             if rate > top * ROUNDING:
@@ -181,7 +183,7 @@ class Bench:
         return good
 
     def _rough_edge(self, phase: Phase, workers: int, top: float) -> float:
-        """The highest rate, at most `top`, that the pool takes as a queue; 0: none was found."""
+        """Return the highest rate, at most `top`, that the pool sustains as a queue; 0 if none was found."""
         high, rate = 0.0, top
         for _ in range(MOST_STEPS):
             if self.rough_attempt(phase, workers, rate) >= self.objective:
@@ -196,7 +198,7 @@ class Bench:
         return rate
 
     def rough_attempt(self, phase: Phase, workers: int, rate: float) -> float:
-        """As `attempt`, over the same arrivals, with the pool as a queue."""
+        """Return the share of requests in time for the same arrivals as `attempt`, with the pool as a queue."""
         trace, seconds = self._trace(self._lengths(phase), rate)
         kind = self.kind
 
@@ -215,7 +217,7 @@ class Bench:
         return [(prompt, 2) for prompt, _ in self.traffic.lengths] if phase == "prefill" else self.traffic.lengths
 
     def attempt(self, phase: Phase, workers: int, rate: float) -> float:
-        """Share of requests in time where the other phase costs nothing."""
+        """Return the share of requests in time if the other phase is free."""
         model = self.hardware.profile.step_time
         if phase == "prefill":
             split = (workers, max(workers, 1))
@@ -229,12 +231,12 @@ class Bench:
                 prefill_floor_ns=0.0,
             )
         hardware = replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
-        # What a first token's time is measured by has no pace: two tokens, KV between them, would hardly keep one.
+        # Answers of two tokens with a KV transfer between them could hardly keep a pace, so none is required.
         slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
         return self._run(hardware, self._lengths(phase), rate, split, slo=slo).score.slo_attainment
 
     def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> LabReport:
-        """The whole cluster at its cost, with these numbers of workers; most_s: of arrivals."""
+        """Run both phases at their cost on these workers, with arrivals for at most `most_s`."""
         return self._run(
             self.hardware, list(self.traffic.lengths), rate, (prefill, decode), slo=self.slo, most_s=most_s
         )
@@ -265,14 +267,14 @@ class Bench:
         return run(experiment, policy_named(f"fulcrum:{prefill}:{decode}", prefill + decode))[0]
 
     def _answer_s(self, lengths: Lengths) -> float:
-        """Seconds of a mean answer at the slowest pace that is in time."""
+        """Return the seconds of a mean answer at the slowest pace that is in time."""
         return self.traffic.output_tokens * self.slo.tpot_ns / 1e9 if lengths[0][1] > 2 else 1.0
 
     def _warm_up_s(self, seconds: float, lengths: Lengths) -> float:
         return min(seconds / 4, self._answer_s(lengths))
 
     def _trace(self, lengths: Lengths, rate: float, most_s: float = inf) -> tuple[Trace, float]:
-        """(arrivals, for how long)"""
+        """Return (arrivals, their duration in seconds) for a rate."""
         stay_s = STAYS * self._answer_s(lengths)
         seconds = max(LEAST_S, stay_s, LEAST_REQUESTS / rate)
         if rate * seconds > MOST_REQUESTS:
@@ -282,7 +284,7 @@ class Bench:
 
 
 def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvings: int = HALVINGS) -> float:
-    """The highest rate that is good, to 7 %; 0 where none is within `MOST_STEPS` of `start`."""
+    """Return the highest good rate, to 7 %; 0 if none lies within `MOST_STEPS` of `start`."""
     low, high, rate = 0.0, 0.0, start
     for _ in range(MOST_STEPS):
         if good(rate):
@@ -306,7 +308,7 @@ def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvin
 
 
 def made_trace(lengths: Lengths, rate: float, cv: float, seconds: float, seed: int) -> Trace:
-    """Gamma arrivals with lengths drawn from those given."""
+    """Return gamma arrivals with lengths drawn from those given."""
     rng = np.random.default_rng([seed, 7])
     times = gamma_ns(rng, rate, cv, seconds)
     picked = rng.integers(0, len(lengths), len(times))

@@ -1,4 +1,4 @@
-"""The capacity answer: GPUs per pool and hour, when those there run short, and what it costs."""
+"""The capacity plan of a model: GPUs per pool and hour, shortages of the present ones, and the cost."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -34,53 +34,51 @@ from libs.policy.capacity.table import PoolTable
 from libs.policy.forecast.history import Floats
 
 PATHS: Final = 500
+# A larger plan is checked at a part of its size, with work and workers reduced alike.
 MOST_CHECKED: Final = 24
-"""Workers of a lab check: a larger plan is checked at a part of its size, work and workers alike."""
 CHECKED_S: Final = 20.0
+# A check must take only seconds, but covers at least `CHECKED_S` of the lab's time.
 MOST_CHECKED_REQUESTS: Final = 1500
-"""Of a lab check, which lasts `CHECKED_S` of the lab's time at least: it is to take seconds."""
+# The KV bytes of a token of an 8B model with grouped heads, for workers that do not report theirs.
 KV_BYTES: Final = 131_072
-"""Of a token, of workers that do not tell: those of an 8B model with grouped heads."""
 MAX_SEQUENCES: Final = 256
+# Tables are made for mean lengths on this grid. Work is counted exactly; only its bursts differ within a step.
 GRID: Final = 1.25
-"""Of mean lengths for which tables are made: work is counted exactly, only bursts of it differ within a step."""
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAsked:
-    """What is wanted."""
-
     slo: SloSpec
     horizon_s: float
-    """By the clock."""
+    """Planned time span, measured by the clock."""
     confidence: float = 0.95
     traffic: float = 1.0
-    """Factor on the demand."""
+    """A factor by which the demand is multiplied."""
     isl: float = 1.0
     osl: float = 1.0
-    """A factor of lengths."""
+    """Factors on the lengths of prompts (`isl`) and outputs (`osl`)."""
     spare: int = 0
     gpu_hour: float = 0.0
-    """Price; 0: unknown."""
+    """The price of a GPU-hour; 0 if unknown."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with what it stands on."""
+    """A capacity plan with the data that it is based on."""
 
     plan: CapacityPlan
-    """Times are the input's."""
+    """The plan, in the time of its input."""
     bench: Bench
     tables: dict[Phase, PoolTable]
     work: dict[Phase, Floats]
-    """[paths, stretches]"""
+    """Sampled work of shape [paths, stretches] for each phase."""
     notes: tuple[str, ...]
 
 
 def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
-    """For the lab, of workers seen in telemetry; their link is the lab's own."""
+    """Return lab hardware for workers seen in telemetry; their link is the lab's own."""
     kv_tokens = kind.kv_tokens or 1_000_000
     profile = Profile(name, kind.speed.step_time, KV_BYTES, kv_tokens * KV_BYTES, kind.gpus)
     chunk = kind.speed.chunk_tokens
@@ -88,7 +86,7 @@ def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
 
 
 def bench_of(found: PlanInput, asked: PlanAsked, hardware: Hardware) -> Bench:
-    """The lab for this traffic; means are on a grid, so that tables serve again."""
+    """Return the lab bench for this traffic, with mean lengths on a grid so that tables can be reused."""
     if found.lengths:
         traffic = PlanTraffic(found.lengths, 1.0)
     else:
@@ -103,7 +101,7 @@ def bench_of(found: PlanInput, asked: PlanAsked, hardware: Hardware) -> Bench:
 
 
 def rounded(bench: Bench) -> Bench:
-    """The nearest bench for which tables are made: what workers learn of their steps moves a little all the time."""
+    """Return the nearest bench on the grid of tables, as learned step times vary slightly all the time."""
     model = bench.hardware.profile.step_time
     times = {
         each.name: _round(value) if (value := getattr(model, each.name)) else 0.0
@@ -118,7 +116,10 @@ def rounded(bench: Bench) -> Bench:
 def plan_capacity(
     found: PlanInput, asked: PlanAsked, hardware: Hardware, folder: Path | None = None, note: Note = lambda line: None
 ) -> Planned:
-    """See `Planned`. Raises InvalidRequest where the SLO cannot be kept, or the horizon is none."""
+    """Plan the capacity of one model.
+
+    Raise InvalidRequest if the SLO cannot be met or the horizon is invalid.
+    """
     bench = bench_of(found, asked, hardware)
     tables = kept_tables(rounded(bench), folder, note)
     each = bench.work_each()
@@ -151,7 +152,7 @@ def plan_capacity(
 
 
 def draw(outlook: DemandOutlook, seed: int) -> tuple[Floats, np.random.Generator]:
-    """([paths, phases, stretches] tokens a second, what draws on)."""
+    """Return (rates of shape [paths, phases, stretches] in tokens/s, the generator for further draws)."""
     rng = np.random.default_rng(seed)
     quantiles = np.stack([outlook.quantiles["prefill"], outlook.quantiles["decode"]])
     deviates = rng.standard_normal((PATHS, 3, len(outlook)))
@@ -159,7 +160,7 @@ def draw(outlook: DemandOutlook, seed: int) -> tuple[Floats, np.random.Generator
 
 
 def check_plan(planned: Planned) -> dict[str, Any]:
-    """The lab's run of the busiest stretch at the asked confidence, both pools at their cost."""
+    """Run the busiest stretch at the requested confidence in the lab, with both pools at their cost."""
     plan, bench = planned.plan, planned.bench
     sums = [sum(plan.pools[phase][at].asked for phase in PHASES) for at in range(len(plan.starts_s))]
     at = int(np.argmax(sums))
@@ -187,8 +188,10 @@ def check_plan(planned: Planned) -> dict[str, Any]:
 
 
 def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase, int]]:
-    """(share, whole workers) of the part of pools that changes their balance least, the larger of two alike; of one
-    worker of a pool at least, else at most `limit`."""
+    """Return (share, workers) of the part of the pools that changes their balance least, the larger of equal ones.
+
+    Each pool keeps at least one worker; beyond that the share is at most `limit`.
+    """
     best, found = (inf, 0.0), (1.0, dict(pools))
     for phase in PHASES:
         for count in range(1, max(floor(pools[phase] * limit), 1) + 1):
@@ -201,7 +204,7 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
 
 
 def plan_json(found: PlanInput, asked: PlanAsked, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
-    """What `fulcrum capacity plan --json` prints and REST answers; GPUs, by the clock."""
+    """Return the output of `fulcrum capacity plan --json` and of the REST route, in GPUs and by the clock."""
     plan, gpus, speed = planned.plan, planned.bench.hardware.profile.gpus, found.speed
     moving, still = gpu_hours(plan, gpus)
     moving, still = moving / speed, still / speed
@@ -267,7 +270,10 @@ def plan_json(found: PlanInput, asked: PlanAsked, planned: Planned, check: dict[
 
 
 def plan_from_json(row: dict[str, Any]) -> CapacityPlan:
-    """The plan of a row of `plan_json`, in workers and Unix seconds. Raises KeyError and TypeError for no such row."""
+    """Decode the plan of a row of `plan_json`, in workers and Unix seconds.
+
+    Raise KeyError or TypeError if the row is invalid.
+    """
     gpus = row["gpus_per_worker"]
     pools: dict[Phase, tuple[PoolHour, ...]] = {}
     for phase in PHASES:
@@ -292,19 +298,21 @@ def _by_clock(at_s: float | None, speed: float) -> float | None:
 
 
 def _round(value: float) -> float:
-    """To the nearest step of a quarter."""
+    # Round to the nearest power of `GRID`.
     return float(f"{GRID ** round(log(value) / log(GRID)):.4g}") if value > 0 else 1.0
 
 
 def hardware_kind(hardware: Hardware) -> WorkerKind:
-    """As forecasts need it."""
     return worker_kind(hardware, hardware.max_sequences or MAX_SEQUENCES)
 
 
 def make_plan_row(
     row: dict[str, Any], asked: dict[str, Any], folder: str, device: str, *, check: bool
 ) -> dict[str, Any]:
-    """`plan_json` of what `input_json` gave; asked: fields of `PlanAsked`, `slo` as text. Raises InvalidRequest."""
+    """Return `plan_json` for an encoded input; raise InvalidRequest if no plan is possible.
+
+    `row` is the result of `input_json`. `asked` holds the fields of the query, with `slo` as text.
+    """
     quiet()
     found = input_from_json(row)
     wanted = PlanAsked(**{**asked, "slo": parse_slo(asked["slo"])})
@@ -319,5 +327,5 @@ def make_plan_row(
 
 
 def step_back() -> None:
-    """Let everything else on this machine go first."""
+    """Lower this process's priority, so that everything else on the machine goes first."""
     os.nice(10)

@@ -1,7 +1,7 @@
-"""A pool of workers as a queue: where about the lab's edge is, in a thousandth of the lab's time. Pure.
+"""A pool of workers as a queue, which finds the lab's edge roughly in a thousandth of the lab's time.
 
-Prompts are served one after the other. Decoding sequences share their worker: between two events all of a worker's
-sequences advance together, and how many tokens a time gives, with KV that grows meanwhile, is a closed form.
+Prompts are served one after the other. Decoding sequences share their worker: between two events all its sequences
+advance together. The number of tokens in a given time, with KV that grows meanwhile, has a closed form.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.slack import IN_HAND
 
 LimitS = Callable[[TraceRequest], float]
-"""Within which a request's first token has to come."""
+"""The time limit for a request's first token, in seconds."""
 
 
 def prompts_in_time(requests: Sequence[TraceRequest], kind: WorkerKind, workers: int, limit_s: LimitS) -> list[bool]:
-    """Whether each request's prompt is computed in time, where nothing else takes any."""
+    """Return for each request whether its prompt is computed in time if decodes take no time."""
     free_s = [0.0] * workers
     found = []
     for request in requests:
@@ -34,34 +34,34 @@ def prompts_in_time(requests: Sequence[TraceRequest], kind: WorkerKind, workers:
 def answers_in_time(
     requests: Sequence[TraceRequest], kind: WorkerKind, workers: int, limit_s: LimitS, tpot_s: float
 ) -> list[bool]:
-    """Whether each request is decoded in time, where prompts take none."""
+    """Return for each request whether it is decoded in time if prompts take no time."""
     return _Pool(kind, workers, limit_s, tpot_s, [False] * len(requests)).run(requests)
 
 
 @dataclass(slots=True)
 class _Worker:
-    """Sequences that decode together."""
+    """The sequences that decode together on one worker."""
 
     model: StepTimeModel
     at_s: float = 0.0
-    """Up to when `tokens` and `kv` are known."""
+    """The time up to which `tokens` and `kv` are valid."""
     tokens: float = 0.0
-    """That each sequence would have if it had been there from the beginning."""
+    """The tokens that a sequence would have if it had run from the beginning."""
     kv: float = 0.0
     reserved: int = 0
-    """Tokens of KV once all are done."""
+    """The KV tokens of all running sequences at their ends."""
     running: list[tuple[float, int, TraceRequest, float]] = field(default_factory=list)
-    """(tokens at which it ends, place, request, when it began), a heap."""
+    """A heap of (tokens at which it ends, index, request, start time)."""
     version: int = 0
 
     def step_s(self, more: int = 0, more_kv: float = 0.0) -> float:
-        """Time of one step with `more` sequences added."""
+        """Return the time of one step with `more` sequences added."""
         count = len(self.running) + more
         own_ns = self.model.decode_sequence_ns * count + self.model.decode_kv_token_ns * (self.kv + more_kv)
         return (self.model.reading_ns(count) + own_ns) / 1e9
 
     def advance(self, now_s: float) -> None:
-        """Up to now; a token takes `step`, and `growth` more for each token before it."""
+        """Advance all sequences to `now_s`; a token takes `step`, and `growth` more for each one before it."""
         passed_s, self.at_s = now_s - self.at_s, now_s
         count = len(self.running)
         if not count or passed_s <= 0:
@@ -72,14 +72,14 @@ class _Worker:
         self.kv += made * count
 
     def ends_s(self) -> float:
-        """When the first of its sequences does."""
+        """Return the time at which the first of its sequences ends."""
         left = max(self.running[0][0] - self.tokens, 0.0)
         growth = self.model.decode_kv_token_ns * len(self.running) / 1e9
         return self.at_s + left * (self.step_s() + growth * left / 2)
 
 
 class _Pool:
-    """Workers, and one queue before them."""
+    """A pool of workers behind one queue."""
 
     def __init__(self, kind: WorkerKind, workers: int, limit_s: LimitS, tpot_s: float, good: list[bool]) -> None:
         self._kind = kind
@@ -89,10 +89,10 @@ class _Pool:
         self._good = good
         self._waiting: deque[tuple[int, TraceRequest]] = deque()
         self._ends: list[tuple[float, int, int]] = []
-        """(when, worker, its version), a heap."""
+        """A heap of (end time, worker, version of the worker)."""
 
     def run(self, requests: Sequence[TraceRequest]) -> list[bool]:
-        """Until all have ended."""
+        """Run until all requests have ended."""
         for place, request in enumerate(requests):
             arrival_s = request.arrival_ns / 1e9
             self._end_until(arrival_s)

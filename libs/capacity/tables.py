@@ -1,4 +1,4 @@
-"""Tables of the lab, kept: the same workers, SLO and traffic are measured once."""
+"""A cache of lab tables, so that the same workers, SLO and traffic are measured only once."""
 
 import hashlib
 import json
@@ -11,13 +11,16 @@ from libs.capacity.measure import SIZES, Bench, Note
 from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.capacity.table import PoolTable
 
+# The version of the measurement and its format; a new one invalidates all tables.
 LAYOUT: Final = 2
-"""Of what is measured, and how: another one makes all tables anew."""
 MOST_FILES: Final = 200
 
 
 def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: None) -> dict[Phase, PoolTable]:
-    """From the folder where they are there, else measured and put there; None: not kept. Raises InvalidRequest."""
+    """Return tables from the folder, or measure and store them; a folder of None stores nothing.
+
+    Raise InvalidRequest if the SLO cannot be met.
+    """
     path = None if folder is None else folder / f"{fingerprint(bench)}.json"
     if path is not None and path.is_file():
         with suppress(ValueError, KeyError, TypeError, OSError):
@@ -25,7 +28,7 @@ def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: Non
             return {phase: PoolTable(tuple(row[phase]["workers"]), tuple(row[phase]["work"])) for phase in PHASES}
     tables = bench.tables(note)
     if path is not None and folder is not None:
-        with suppress(OSError):  # a table that cannot be kept is made again
+        with suppress(OSError):  # a table that cannot be stored is measured again
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({phase: asdict(table) for phase, table in tables.items()}))
             for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-MOST_FILES]:
@@ -34,7 +37,7 @@ def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: Non
 
 
 def fingerprint(bench: Bench) -> str:
-    """Hash of all that a table depends on."""
+    """Return a hash of everything that a table depends on."""
     profile = bench.hardware.profile
     what = [
         LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,

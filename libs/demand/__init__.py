@@ -1,1 +1,1 @@
-"""Demand as it arrives: counted at gateways, folded into time bins, made a history that forecasts are fitted on."""
+"""Demand as counted at gateways, folded into time bins, and turned into histories for forecasts."""

@@ -1,17 +1,17 @@
-"""What is counted of arrivals, and by what."""
+"""The counts kept of arrivals, and the keys of their rows."""
 
 from typing import Final, NamedTuple
 
 OTHER: Final = "other"
-"""In place of a tenant, or a class, for which there is no row."""
+"""Stands for a tenant or class without a row of its own."""
 MAX_ROWS: Final = 256
-"""Models x classes x tenants of one gateway, those in `OTHER` not counted."""
+"""The most combinations of model, class and tenant at one gateway, without those in `OTHER`."""
+# Clients name classes freely, so further ones of a model are counted as `OTHER`.
 MAX_CLASSES: Final = 8
-"""Of each model; further ones are `OTHER`, as clients name them."""
 
 
 class DemandKey(NamedTuple):
-    """Whose arrivals."""
+    """The model, class and tenant of an arrival."""
 
     model: str
     service_class: str
@@ -19,36 +19,34 @@ class DemandKey(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Sums over arrivals; of rows of a gateway, since it began."""
+    """Sums over arrivals; a gateway's rows count from its start."""
 
     requests: int = 0
-    """Arrivals, each choice one; a retry of a refused one is not counted again."""
+    """Arrivals, one for each choice; a retry of a refused one is not counted again."""
     known_requests: int = 0
-    """Those that were admitted: tokens are theirs."""
+    """Admitted arrivals, to which the token counts refer."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of prompts that were computed."""
+    """Cached tokens of the prompts that were computed."""
     output_tokens: int = 0
-    """So far, those of unfinished answers too."""
+    """Output tokens so far, including those of unfinished answers."""
     ended: int = 0
-    """Answers that came to their end by themselves."""
+    """The number of answers that ended by themselves."""
     refused: int = 0
-    """Arrivals turned away, each once."""
+    """Arrivals turned away, each counted once."""
 
     def plus(self, other: "Counts") -> "Counts":
-        """Side by side."""
         return Counts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
     def minus(self, other: "Counts") -> "Counts":
-        """Side by side."""
         return Counts(*(mine - its for mine, its in zip(self, other, strict=True)))
 
 
 NOTHING: Final = Counts()
 
 
-class RowBook:
-    """Running counts by row; bounded, what has no row of its own is counted in `OTHER`."""
+class RowCounts:
+    """Running counts in a bounded number of rows; the rest is counted in `OTHER`."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         self._max_rows = max_rows
@@ -56,13 +54,13 @@ class RowBook:
         self._classes: dict[str, set[str]] = {}
 
     def add(self, key: DemandKey, counts: Counts) -> DemandKey:
-        """Count; gives the row that it went into."""
+        """Add counts and return the row that they went into."""
         row = self._row_of(key)
         self._rows[row] = self._rows.get(row, NOTHING).plus(counts)
         return row
 
     def rows(self) -> dict[DemandKey, Counts]:
-        """All of them, as of now."""
+        """Return a copy of all rows as they are now."""
         return dict(self._rows)
 
     def _row_of(self, key: DemandKey) -> DemandKey:

@@ -1,8 +1,8 @@
-"""Cumulative records of gateways into time bins: exact in sum, whatever comes late, twice or not at all.
+"""Cumulative records of gateways folded into time bins, exact in sum even if some come late, twice or never.
 
-Between two records of a gateway what arrived is their difference, laid evenly over the time between them. A record that
-comes late splits such a stretch in two, and one that comes again changes nothing: bins depend on which records came,
-not on their order. No clock, no I/O.
+The difference of two records of a gateway is spread evenly over the time between them. A late record splits such a
+stretch in two, and a repeated one changes nothing. Bins therefore depend on which records came and not on their
+order. There is no clock and no I/O.
 """
 
 from bisect import bisect_left
@@ -12,17 +12,16 @@ from typing import Final
 
 from libs.demand.counts import NOTHING, Counts, DemandKey
 
+# Two minutes of records of a gateway are kept for late ones to fall between; older ones add nothing to them.
 KEPT_MARKS: Final = 64
-"""Records of a gateway that are kept for late ones to fall between: two minutes. What is older than all says nothing
-that those do not."""
+# The incarnation that has been silent for longest is dropped first.
 MAX_GATEWAYS: Final = 256
-"""Incarnations that are followed; the longest silent one goes."""
+# After a longer stretch without a record it is unknown when arrivals came, so its bins count as not covered.
 HEARD_NS: Final = 900_000_000_000
-"""Over a longer stretch without a record it is not known when what arrived did: its bins count as not heard."""
+# The arrivals of a longer stretch are spread over its last bins.
 MOST_SPREAD_BINS: Final = 1440
-"""Of a stretch; what arrived in a longer one is laid over its last bins."""
+# Bins times rows of a stretch bound the cost of one record; one with more rows is spread over fewer bins.
 MOST_SPREAD: Final = 16_384
-"""Bins times rows of a stretch: what one record costs. One of more rows is laid over fewer bins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,14 @@ class Mark:
 
 @dataclass(slots=True)
 class BinDelta:
-    """What is to be added to a bin."""
+    """The counts and covered time to add to a bin."""
 
     rows: dict[DemandKey, Counts] = field(default_factory=dict)
     heard_ns: int = 0
-    """Time of gateways, summed over them, of which it is known what arrived in it."""
+    """Time for which arrivals in the bin are known, summed over gateways."""
 
     def add(self, rows: Mapping[DemandKey, Counts], heard_ns: int, sign: int = 1) -> None:
-        """Or take away, with sign -1."""
+        """Add counts and time, or subtract them with sign -1."""
         for key, counts in rows.items():
             known = self.rows.get(key, NOTHING)
             found = known.plus(counts) if sign > 0 else known.minus(counts)
@@ -57,27 +56,27 @@ class BinDelta:
 
 
 Deltas = dict[int, BinDelta]
-"""By number of the bin: its start over its length."""
+"""Deltas by bin number, which is the bin's start over its length."""
 GatewayKey = tuple[str, int]
-"""Id and incarnation."""
+"""A gateway's id and the start of its incarnation."""
 
 
 class DemandFold:
-    """Follows gateways; what changes in bins gathers until it is taken."""
+    """The latest records of gateways, and the changes of bins that have not been taken yet."""
 
     def __init__(self, bin_ns: int, marks: Mapping[GatewayKey, Mark] | None = None) -> None:
-        """`marks`: up to where gateways are counted already, as `newest` gave them."""
+        """Start from `marks`, the records up to which gateways are already counted (see `newest`)."""
         self._bin_ns = bin_ns
         self._marks: dict[GatewayKey, list[Mark]] = {key: [mark] for key, mark in (marks or {}).items()}
         self._deltas: Deltas = {}
         self.records = 0
-        """That reported something new."""
+        """The number of records with new information."""
         self.known_records = 0
-        """That did not: repeated, or older than what is kept."""
+        """The number of records that were repeated or older than those kept."""
 
     def take(self, gateway: GatewayKey, mark: Mark) -> None:
-        """Enter a record."""
-        # Put last what was heard last.
+        """Fold a record of a gateway into the bins."""
+        # The gateway with the latest record goes last, so that silent ones are dropped first.
         marks = self._marks.pop(gateway, None) or [Mark(min(gateway[1], mark.at_ns), {})]
         self._marks[gateway] = marks
         place = bisect_left(marks, mark.at_ns, key=lambda each: each.at_ns)
@@ -95,17 +94,17 @@ class DemandFold:
             del self._marks[next(iter(self._marks))]
 
     def take_deltas(self) -> Deltas:
-        """What has changed since this was called last."""
+        """Return the changes since the last call."""
         deltas, self._deltas = self._deltas, {}
         return deltas
 
     def give_back(self, deltas: Deltas) -> None:
-        """They were not written after all."""
+        """Return deltas that could not be written, so that they are taken again."""
         for number, delta in deltas.items():
             self._at(number).add(delta.rows, delta.heard_ns)
 
     def newest(self) -> dict[GatewayKey, Mark]:
-        """Up to where each gateway is counted."""
+        """Return the last record counted for each gateway."""
         return {gateway: marks[-1] for gateway, marks in self._marks.items()}
 
     def _at(self, number: int) -> BinDelta:
@@ -121,7 +120,7 @@ class DemandFold:
 
 
 def _shares(before: Mark, after: Mark, bin_ns: int) -> Iterator[tuple[int, int, dict[DemandKey, Counts]]]:
-    """(bin, ns of it, what arrived then); all rows add up to the difference exactly."""
+    """Yield (bin, ns within it, arrivals) for a stretch; the rows add up to the difference exactly."""
     more = {}
     for key, counts in after.rows.items():
         grown = Counts(*(max(each, 0) for each in counts.minus(before.rows.get(key, NOTHING))))

@@ -1,4 +1,4 @@
-"""Kept bins as what forecasts are fitted on: rates, lengths, bursts. Pure."""
+"""Recorded bins as the rates, lengths and bursts that forecasts are fitted on."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from libs.policy.forecast.history import DemandHistory, Floats, history_from_rat
 Ints = NDArray[np.int64]
 FIELDS: Final = len(Counts._fields)
 REQUESTS, KNOWN, PROMPT, CACHED, OUTPUT, ENDED, REFUSED = range(FIELDS)
+# The mean output is taken over the fewest of these bins in which `LEAST_ENDED` answers ended, else over all.
 LENGTH_BINS: Final = (1, 3, 12, 36, 144)
-"""Bins over which the mean output is looked for: the fewest in which `LEAST_ENDED` answers ended, else all."""
 LEAST_ENDED: Final = 30
 LEAST_HEARD: Final = 0.5
-"""Of a bin's time, for what came in it to stand for the whole."""
+"""The share of a bin's time that must be covered for its arrivals to stand for the whole bin."""
 SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class DemandBins:
-    """Consecutive bins, side by side."""
+    """Consecutive bins with the counts of every row."""
 
     bin_ns: int
     first: int
-    """Number of the first: its start over `bin_ns`."""
+    """The number of the first bin: its start over `bin_ns`."""
     heard: NDArray[np.bool_]
-    """[n] Whether it is known what arrived in a bin."""
+    """[n] Whether the arrivals of a bin are known."""
     rows: Mapping[DemandKey, Ints]
-    """[n, fields] Counts."""
+    """[n, fields] Counts by row."""
 
     def __len__(self) -> int:
         return len(self.heard)
 
     def sums(self, wanted: Callable[[DemandKey], bool] = lambda key: True) -> Ints:
-        """[n, fields] Over the rows that are wanted."""
+        """Return the counts summed over the wanted rows, of shape [n, fields]."""
         total = np.zeros((len(self), FIELDS), np.int64)
         for key, row in self.rows.items():
             if wanted(key):
@@ -45,9 +45,9 @@ class DemandBins:
         return total
 
     def coarser(self, times: int) -> "DemandBins":
-        """In longer bins, those alone that are whole; aligned, so that a later call gives the same.
+        """Return longer bins, whole ones only, aligned so that later calls give the same bins.
 
-        A coarse bin is heard where `LEAST_HEARD` of it is, and then counts are scaled from that part to the whole.
+        A coarse bin is covered if `LEAST_HEARD` of it is. Its counts are then scaled from that part to the whole.
         """
         start = -(-self.first // times)
         skip = start * times - self.first
@@ -64,7 +64,6 @@ class DemandBins:
         return DemandBins(self.bin_ns * times, start, known, rows)
 
     def last(self, bins: int) -> "DemandBins":
-        """The newest of them."""
         at = max(len(self) - bins, 0)
         return DemandBins(self.bin_ns, self.first + at, self.heard[at:], {k: row[at:] for k, row in self.rows.items()})
 
@@ -72,11 +71,11 @@ class DemandBins:
 def demand_history(
     counts: Ints, heard: NDArray[np.bool_], *, start_s: float, step_s: float, seconds: float
 ) -> DemandHistory:
-    """Rates of bins; counts: [n, fields].
+    """Return the rates of bins with counts of shape [n, fields].
 
-    start_s, step_s: as forecasts are to see time; seconds: of a bin, by which rates are taken. Output tokens are those
-    of the requests that arrived, by the mean length of answers of late: tokens made over answers that ended, so that
-    long answers that still run do not count as short.
+    `start_s` and `step_s` are times as forecasts see them; `seconds` is a bin's length, by which rates are taken.
+    Output tokens are arrived requests times the recent mean length. That mean is tokens generated over answers
+    ended, so that long answers in progress do not count as short.
     """
     n = len(counts)
     if not n:
@@ -91,8 +90,11 @@ def demand_history(
 
 
 def mean_outputs(counts: Ints) -> Floats:
-    """[n] Output tokens of an answer, from each bin and those before it: as if lengths were exponential, the mean is
-    tokens made over answers that ended, those that still run included (censored data; Epstein and Sobel 1953)."""
+    """Return the mean output tokens of an answer for each bin and the ones before it, of shape [n].
+
+    Lengths are taken to be exponential, so the mean is tokens generated over answers ended, with those of running
+    answers included (censored data; Epstein and Sobel 1953).
+    """
     sums = np.concatenate([np.zeros((1, FIELDS), np.int64), np.cumsum(counts, axis=0)])
     ends = np.arange(1, len(counts) + 1)
     found = np.full(len(counts), np.nan)
@@ -103,27 +105,29 @@ def mean_outputs(counts: Ints) -> Floats:
     whole = sums[ends]
     few = np.isnan(found) & (whole[:, ENDED] > 0)
     found[few] = whole[few, OUTPUT] / whole[few, ENDED]
-    none = np.isnan(found)  # nothing has ended yet: what has come so far is the least that it can be
+    none = np.isnan(found)  # no answer has ended yet, so the tokens so far are a lower bound
     found[none] = whole[none, OUTPUT] / np.maximum(whole[none, KNOWN], 1)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What requests are like."""
+    """The mean lengths and the burstiness of requests."""
 
     prompt_tokens: float
-    """Mean of a request."""
+    """Mean prompt tokens of a request; `output_tokens` likewise."""
     output_tokens: float
     cached_share: float
-    """Of prompt tokens, those found cached."""
+    """The share of prompt tokens found in the cache."""
     dispersion: float
-    """Index of dispersion of arrivals by the bin: 1 is Poisson."""
+    """Index of dispersion of arrivals by the bin; 1 is Poisson."""
 
 
 def mix_of(counts: Ints, heard: NDArray[np.bool_]) -> Mix | None:
-    """Mix of all these bins together; None without any request. Bursts are judged by neighbouring bins, so that slow
-    waves are none (the Allan factor)."""
+    """Return the mix of all these bins together; None without any request.
+
+    Bursts are measured between neighbouring bins, so that slow waves do not count (the Allan factor).
+    """
     known = counts[heard]
     total = known.sum(axis=0)
     if not total[KNOWN]:
@@ -134,8 +138,10 @@ def mix_of(counts: Ints, heard: NDArray[np.bool_]) -> Mix | None:
 
 
 def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
-    """Allan factor of arrivals: half the mean squared difference of neighbouring bins over their mean; 1 where there
-    are fewer than ten."""
+    """Return the Allan factor of arrivals, or 1 with fewer than ten pairs of bins.
+
+    It is half the mean squared difference of neighbouring bins over their mean.
+    """
     arrivals = counts[:, REQUESTS].astype(np.float64)
     pairs = heard[1:] & heard[:-1] if len(heard) > 1 else np.zeros(0, np.bool_)
     if pairs.sum() < 10:
@@ -146,7 +152,7 @@ def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
 
 
 def hour_peaks(counts: Ints, heard: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
-    """[hours] How much higher the busiest stretch of `per_peak` bins is than its hour, of every hour that is heard."""
+    """Return for each covered hour its busiest stretch of `per_peak` bins over its mean, of shape [hours]."""
     hours = len(counts) // per_hour
     if not hours or per_hour < 2 * per_peak:
         return np.ones(1)
@@ -159,5 +165,5 @@ def hour_peaks(counts: Ints, heard: NDArray[np.bool_], per_hour: int, per_peak: 
 
 
 def models_of(keys: Iterable[DemandKey]) -> list[str]:
-    """In order."""
+    """Return the models of these keys, sorted and without duplicates."""
     return sorted({key.model for key in keys})

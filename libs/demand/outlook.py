@@ -1,4 +1,4 @@
-"""What is to come of one model: forecasts of all series from its history, stretch by stretch. Pure."""
+"""The expected demand of one model: forecasts of all series, stretch by stretch."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,39 +11,39 @@ from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesNa
 from libs.policy.forecast.model import DemandForecaster, HorizonExplanation
 from libs.policy.forecast.targets import DAY_S
 
+# A week of hours is the most that a forecast covers.
 MOST_STRETCHES: Final = 168
-"""Of a forecast: a week by the hour."""
+# The nearest stretches are each predicted; of later ones every few are, and the others are interpolated.
 CLOSE: Final = 6
-"""Stretches that are each predicted by themselves; those further on every few, the others on lines between."""
 FAR: Final = 48
 EXPLAINED_S: Final = (600.0, 3600.0, 10_800.0, 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
 class DemandOutlook:
-    """From the end of a history on."""
+    """Forecasts of demand from the end of a history on."""
 
     start_s: float
-    """Begin of the first stretch, in the history's time."""
+    """The beginning of the first stretch, in the history's time."""
     step_s: float
     quantiles: dict[SeriesName, Floats]
-    """[stretches, levels] Per second, at `LEVELS`."""
+    """Rates per second at `LEVELS`, of shape [stretches, levels]."""
     notes: tuple[str, ...]
     hang: float
-    """Correlation of neighbouring stretches."""
+    """Correlation between neighbouring stretches of a series."""
     together: float
-    """Correlation of prefill and decode."""
+    """Correlation between the prefill and decode series."""
     carried: dict[SeriesName, list[HorizonExplanation]]
-    """What carries the forecasts, for some of the stretches; none where nothing is predicted."""
+    """The candidates behind the forecasts of some stretches; empty if nothing is predicted."""
 
     def __len__(self) -> int:
         return len(self.quantiles["requests"])
 
 
 def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
-    """In stretches of the history's bins, or of several where there would be over `MOST_STRETCHES`.
+    """Return forecasts in stretches of the history's bins, or of several bins to stay within `MOST_STRETCHES`.
 
-    Raises ValueError for a horizon that is shorter than a bin.
+    Raise ValueError for a horizon shorter than a bin.
     """
     times = max(-(-round(horizon_s / history.step_s) // MOST_STRETCHES), 1)
     seen = coarser_history(history, times)
@@ -64,25 +64,25 @@ def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
 
 
 def explained(found: list[HorizonExplanation], step_s: float) -> list[HorizonExplanation]:
-    """Those nearest to 10 minutes, 1, 3 and 24 hours ahead."""
+    """Return the explanations nearest to 10 minutes and 1, 3 and 24 hours ahead."""
     near = [min(found, key=lambda each: abs(each.horizon * step_s - ahead_s)) for ahead_s in EXPLAINED_S if found]
     return [each for at, each in enumerate(near) if each not in near[:at]]
 
 
 def looked_at(count: int) -> tuple[int, ...]:
-    """Those of horizons 1 to `count` that are predicted by themselves; the last is among them."""
+    """Return the horizons from 1 to `count` that are predicted directly; the last one is among them."""
     apart = max(count // FAR, 1)
     return tuple(sorted({*range(1, min(CLOSE, count) + 1), *range(count, CLOSE, -apart)}))
 
 
 def fill(horizons: tuple[int, ...], quantiles: Floats, count: int) -> Floats:
-    """[count, levels] All horizons, those between on lines."""
+    """Interpolate quantiles to all horizons, of shape [count, levels]."""
     wanted = np.arange(1, count + 1)
     return np.stack([np.interp(wanted, horizons, quantiles[:, level]) for level in range(len(LEVELS))], axis=1)
 
 
 def coarser_history(history: DemandHistory, times: int) -> DemandHistory:
-    """Longer bins that end where the history does; means of what is known of each."""
+    """Return longer bins that end with the history, as means of the known bins in each."""
     if times == 1:
         return history
     skip = len(history) % times

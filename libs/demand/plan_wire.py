@@ -1,4 +1,4 @@
-"""Capacity plans in protobuf and back. Pure."""
+"""Conversion of capacity plans to and from protobuf."""
 
 from itertools import repeat
 from math import isfinite
@@ -8,14 +8,14 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanM
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import PoolNeed
 from libs.policy.capacity.plan import PHASES, CapacityPlan, Phase, PoolHour
 
+# Six weeks of quarter hours are the most that a plan may have.
 MAX_STRETCHES: Final = 4_096
-"""Of a plan: six weeks of quarters of an hour."""
+# A message with more workers in a pool is rejected as nonsense.
 MAX_WORKERS: Final = 100_000
-"""Of a pool: more is nonsense."""
 
 
 def plan_message(plan: CapacityPlan, model: str, metrics_id: str, made_unix_ns: int) -> PlanMessage:
-    """Message of a plan in Unix seconds whose stretches follow each other without a gap."""
+    """Encode a plan in Unix seconds whose stretches follow each other without a gap."""
     return PlanMessage(
         metrics_id=metrics_id,
         model=model,
@@ -41,7 +41,7 @@ def _need(plan: CapacityPlan, phase: Phase) -> PoolNeed:
 
 
 def plan_of(message: PlanMessage) -> CapacityPlan:
-    """The inverse. Raises ValueError where it is none."""
+    """Decode a plan; raise ValueError if the message is invalid."""
     count = len(message.prefill.asked)
     if not 0 < count <= MAX_STRETCHES:
         raise ValueError(f"a plan has 1 to {MAX_STRETCHES} stretches, this one {count}")

@@ -1,4 +1,4 @@
-"""A forecast of demand as people and programs get it. Pure."""
+"""Forecasts of demand in the form in which users and programs receive them."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -16,13 +16,13 @@ from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 
 BANDS: Final = (("p5", 0.05), ("p10", 0.1), ("p25", 0.25), ("p50", 0.5), ("p75", 0.75), ("p90", 0.9), ("p95", 0.95))
 MOST_SHOWN: Final = 336
-"""Bins of history beside a forecast."""
+"""The most bins of history shown beside a forecast."""
 DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What is known of one model's demand, as its time is looked at: `speed` times as fast as the clock."""
+    """The known demand of one model, in a time that runs `speed` times as fast as the clock."""
 
     model: str
     bins: DemandBins
@@ -31,13 +31,15 @@ class ModelDemand:
     speed: float
 
     def unix_s(self, seen_s: float) -> float:
-        """A moment of the history's time by the clock."""
+        """Convert a moment of the history's time to Unix seconds."""
         return seen_s / self.speed
 
 
 def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDemand:
-    """Demand for one model, from the first bin that is heard on. Batch lines are left out: they wait for room, and so
-    follow what there is."""
+    """Return the demand of one model from the first covered bin on.
+
+    Batch lines are left out: they wait for room, so they follow the capacity.
+    """
     own = {key: row for key, row in bins.rows.items() if key.model == model and key.service_class != BATCH_CLASS}
     known = np.flatnonzero(bins.heard)
     first = int(known[0]) if len(known) else len(bins)
@@ -52,7 +54,7 @@ def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDeman
 
 
 def gpu_seconds_each(kind: WorkerKind, mix: Mix, tpot_s: float) -> tuple[float, float]:
-    """GPU-seconds of a prompt token and of an output token."""
+    """Return the GPU-seconds of (a prompt token, an output token)."""
     prompt = prefill_seconds(kind, mix.prompt_tokens, mix.cached_share) * kind.gpus
     answer = decode_seconds(kind, mix.prompt_tokens, max(mix.output_tokens, 1.0), tpot_s) * kind.gpus
     return prompt / max(mix.prompt_tokens, 1e-9), answer / max(mix.output_tokens, 1.0)
@@ -66,8 +68,10 @@ def forecast_report(
     tpot_s: float,
     outlook: DemandOutlook | None = None,
 ) -> dict[str, Any]:
-    """Flat words and lists; times in Unix seconds, `horizon_s` by the clock. Without a kind of worker there are no
-    GPU-seconds."""
+    """Return a forecast as flat JSON values, with times in Unix seconds and `horizon_s` by the clock.
+
+    Without a kind of worker there are no GPU-seconds.
+    """
     history, speed = demand.history, demand.speed
     outlook = outlook or make_outlook(history, horizon_s * speed)
     starts = [demand.unix_s(outlook.start_s + at * outlook.step_s) for at in range(len(outlook))]
@@ -91,7 +95,7 @@ def forecast_report(
 
 
 def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]]:
-    """Candidates that carry the forecast; see `HorizonExplanation`."""
+    """Return the candidates behind the forecast (see `HorizonExplanation`)."""
     return [
         {
             "series": name,
@@ -120,7 +124,7 @@ def _shown(demand: ModelDemand) -> dict[str, Any]:
 
 
 def trends_in_words(demand: ModelDemand, each: tuple[float, float] | None) -> list[dict[str, Any]]:
-    """The last changes; the caller words times."""
+    """Return the last changes in words; the caller formats times."""
     prompt_s, output_s = each or (1.0, 1.0)
     history = demand.history
     # Retried bins may be fewer than the history's grid where its clock was set back.
@@ -156,6 +160,6 @@ def _trend(trend: Trend, demand: ModelDemand) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | None:
-    """Six digits, more for moments; None for what is not finite: JSON has no nan."""
+    # Moments need more than six digits, and JSON has no nan.
     value = float(value)
     return float(f"{value:.12g}" if value > 1e8 else f"{value:.6g}") if isfinite(value) else None

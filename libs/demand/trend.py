@@ -1,4 +1,4 @@
-"""Which way demand went of late, and whose arrivals, prompts or outputs did it, in words. Pure."""
+"""Recent changes of demand, and the tenants' arrivals, prompts or outputs that caused them, in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ Phase = Literal["prefill", "decode"]
 What = Literal["balance", "prefill", "decode"]
 PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 LEAST_SPAN: Final = 3
-"""Bins on either side of a change that are looked at, at least."""
+"""The least number of bins examined on either side of a change."""
 MOST_SPAN_S: Final = 86_400.0
-"""At most, on either side."""
+"""The longest time examined on either side of a change."""
 NAMED: Final = 3
-"""Causes that are named."""
+"""The most causes named for one change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The last change of a model's balance, or of a phase's level."""
+    """The last change of a model's balance or of a phase's level."""
 
     what: What
     began_s: float
     before: float
-    """Of balance, prefill seconds over decode seconds; of a phase, GPU-seconds a second."""
+    """For the balance, prefill over decode seconds; for a phase, GPU-seconds a second."""
     after: float
     causes: tuple[ChangeCause, ...]
-    """Of the phase that changed more, the largest first."""
+    """The causes of the phase that changed more, the largest first."""
 
 
 def last_trends(
     bins: DemandBins, history: DemandHistory, each: tuple[float, float], *, day: int, gpus: bool = True
 ) -> list[Trend]:
-    """The last change of the balance and of each phase that is large enough to be shown, the newest first.
+    """Return the last visible change of the balance and of each phase, the newest first.
 
-    bins, history: of the same time; each: GPU-seconds of a prompt token and of an output token; day: bins of a day;
-    gpus: whether `each` is known, so that levels of phases are busy GPUs.
+    `bins` and `history` cover the same time. `each` holds the GPU-seconds of a prompt token and of an output token.
+    `day` is the number of bins of a day. `gpus` says that `each` is known, so that levels of phases are busy GPUs.
     """
     prefill_s, decode_s = history.prefill * each[0], history.decode * each[1]
     found: list[Trend] = []
@@ -70,10 +70,10 @@ def last_trends(
 
 
 def spans(began: int, end: int, day: int, step_s: float) -> tuple[slice, slice]:
-    """What is held against each other: the newest bins since a change, a day at most, and as many before it.
+    """Return two stretches to compare: the newest bins since a change, a day at most, and as many before it.
 
-    Those before are of the same hours, one day or more before, where they are known: a morning held against a night
-    would show the day's season in place of the change.
+    The earlier ones are of the same hours one or more days before, if those are known. Comparing a morning with a
+    night would show the daily season instead of the change.
     """
     most = min(day, round(MOST_SPAN_S / step_s))
     length = min(max(end - began, min(LEAST_SPAN, end)), most)
@@ -85,7 +85,7 @@ def spans(began: int, end: int, day: int, step_s: float) -> tuple[slice, slice]:
 
 
 def _levels(what: What, phases: tuple[Floats, Floats], parts: tuple[slice, slice]) -> tuple[float, float]:
-    """Before and after: of a phase its mean, of the balance the ratio of sums."""
+    """Return the levels (before, after): a phase's means, or the balance's ratios of sums."""
     prefill_s, decode_s = phases
     found = []
     for part in parts:
@@ -118,7 +118,7 @@ def _moved_more(before: Mapping[str, TrafficRates], after: Mapping[str, TrafficR
 
 
 def traffic(bins: DemandBins, part: slice) -> dict[str, TrafficRates]:
-    """By tenant, over those bins of the part that are heard; rates by the clock."""
+    """Return the traffic of each tenant over the covered bins of the part, with rates by the clock."""
     seconds = float(bins.heard[part].sum()) * bins.bin_ns / 1e9
     found: dict[str, Ints] = {}
     for key, row in bins.rows.items():

@@ -1,4 +1,4 @@
-"""Demand in protobuf and back. Pure."""
+"""Conversion of demand totals to and from protobuf."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -18,7 +18,7 @@ def totals_message(
     *,
     last: bool = False,
 ) -> DemandTotals:
-    """What a gateway says. queue_full: of the refused, by row."""
+    """Encode a gateway's totals; `queue_full` counts refusals by a full queue, by row."""
     full = queue_full or {}
     counts = [
         DemandCount(
@@ -34,7 +34,7 @@ def totals_message(
 
 
 def mark_of(message: DemandTotals) -> tuple[GatewayKey, Mark]:
-    """The inverse; rows that are there twice are one."""
+    """Decode a gateway's totals; repeated rows are merged."""
     rows: dict[DemandKey, Counts] = {}
     for each in message.counts[: MAX_ROWS * 2]:
         names = (each.model, each.service_class, each.tenant)

@@ -1,1 +1,1 @@
-"""Forecasts of demand held against what came: files, baselines, scores, rolling backtests."""
+"""Evaluation of demand forecasts: files, baselines, scores and rolling backtests."""

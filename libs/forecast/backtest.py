@@ -1,4 +1,4 @@
-"""Rolling-origin backtests: every forecast from what was known at its origin, beside baselines'. No clock, no I/O."""
+"""Rolling-origin backtests: each forecast uses only what was known at its origin; without clock or I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,47 +17,48 @@ HORIZONS_S: Final = (600, 3600, 10_800, 86_400)
 TEST_S: Final = 4 * 86_400.0
 REFIT_S: Final = 86_400.0
 LEAST_BINS: Final = 24
-"""Fewer are no backtest."""
+"""The least number of bins for a backtest."""
 LEAST_FIT: Final = 6
-"""Bins of the first fit."""
+"""The number of bins of the first fit."""
 _LEAST_ERRORS: Final = 12
-"""Behind a baseline's band."""
+"""The least number of errors behind a baseline's band."""
 _HOURS: Final = 3
-"""Hours of the day in a bin of coverage."""
+"""Hours of the day in one group of coverage."""
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestPlan:
-    """Which bins are predicted, and from when on forecasts are scored."""
+    """The bins to predict, and the start of scoring."""
 
     horizons: tuple[int, ...]
-    """Bins; those that the file is long enough for."""
+    """Horizons in bins, for which the file is long enough."""
     valid_from: int
-    """First outcome by which the best baseline is chosen."""
+    """The first outcome by which the best baseline is chosen."""
     test_from: int
-    """First outcome that is scored."""
+    """The first outcome that is scored."""
     fits: tuple[int, ...]
-    """Bins that each fit sees; it predicts until the next one."""
+    """The numbers of bins of successive fits; each one predicts until the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestForecasts:
-    """Forecasts of all origins, nan where none was made."""
+    """Forecasts from all origins; nan where none was made."""
 
     history: DemandHistory
     plan: BacktestPlan
     ours: dict[SeriesName, Floats]
-    """[n, horizons, levels]"""
+    """Our forecasts by series, of shape [n, horizons, levels]."""
     baselines: dict[str, dict[SeriesName, Floats]]
-    """[n, horizons]"""
+    """Forecasts by baseline and series, of shape [n, horizons]."""
 
 
 def make_plan(history: DemandHistory, horizons_s: Sequence[float], test_s: float = TEST_S) -> BacktestPlan:
-    """The last `test_s`, at most half of the history, are scored; the best baseline is chosen on as much before.
+    """Plan a backtest that scores the last `test_s`, at most half of the history.
 
-    Raises ValueError where there are fewer than `LEAST_BINS` bins, or no horizon fits.
+    The best baseline is chosen on as long a time before. Raise ValueError with fewer than `LEAST_BINS` bins or if
+    no horizon fits.
     """
     count = len(history)
     if count < LEAST_BINS:
@@ -83,7 +84,7 @@ def run(
     every: int = 1,
     note: Note = lambda line: None,
 ) -> BacktestForecasts:
-    """Forecasts from every `every`-th origin."""
+    """Return forecasts from every `every`-th origin."""
     count = len(history)
     ours = {name: np.full((count, len(plan.horizons), len(LEVELS)), np.nan) for name in SERIES}
     theirs: dict[str, dict[SeriesName, Floats]] = {
@@ -108,7 +109,7 @@ def run(
 
 
 def score(found: BacktestForecasts) -> list[dict[str, Any]]:
-    """A record for each series and horizon in which something came that can be scored; see docs/forecast.md."""
+    """Return a record for each series and horizon with outcomes that can be scored (see docs/forecast.md)."""
     records = []
     for name in SERIES:
         for place in range(len(found.plan.horizons)):
@@ -120,7 +121,7 @@ def score(found: BacktestForecasts) -> list[dict[str, Any]]:
 
 def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str, Any] | None:
     history, horizon = found.history, found.plan.horizons[place]
-    actual = without_outages(history.series(name), history.step_s)  # the first hour of one is nobody's to predict
+    actual = without_outages(history.series(name), history.step_s)  # nobody can predict the first hour of an outage
     quantiles = found.ours[name][:, place]
     origins = _scored(actual, quantiles[:, 0], horizon, found.plan.test_from, len(history))
     chosen_on = _scored(actual, quantiles[:, 0], horizon, found.plan.valid_from, found.plan.test_from)
@@ -163,19 +164,19 @@ def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str,
 
 
 def _scored(actual: Floats, said: Floats, horizon: int, first: int, last: int) -> Any:
-    """Origins whose outcome is from `first` to before `last`, and known."""
+    """Return the origins with known outcomes from `first` to before `last`."""
     origins = np.arange(max(first - horizon, 0), last - horizon)
     return origins[np.isfinite(said[origins]) & np.isfinite(actual[origins + horizon])]
 
 
 def _levels(actual: Floats, origins: Any) -> Floats:
-    """Mean of the six bins up to each origin: what "level" means for coverage."""
+    """Return the mean of the six bins up to each origin, the level by which coverage is grouped."""
     held = np.nan_to_num(hold(actual))
     return np.array([held[max(at - 5, 0) : at + 1].mean() for at in origins.tolist()])
 
 
 def _naive_error(train: Floats, day: int) -> float:
-    """Mean absolute error of the seasonal naive forecast, or of persistence where there are not two days."""
+    """Return the mean absolute error of the seasonal naive forecast, or of persistence with fewer than two days."""
     lag = day if len(train) >= 2 * day else 1
     moved = np.abs(train[lag:] - train[:-lag])
     return float(np.nanmean(moved)) if np.isfinite(moved).any() else 0.0
@@ -187,7 +188,10 @@ def _least(baselines: Mapping[str, Mapping[str, float | None]], key: str) -> str
 
 
 def _conformal(actual: Floats, point: Floats, origins: Any, horizon: int) -> Floats | None:
-    """[origins, levels] A baseline's band: its point, times quantiles of how far off it was before each origin."""
+    """Return a baseline's band, of shape [origins, levels].
+
+    It is the point forecast times the quantiles of its relative errors before each origin.
+    """
     seen = np.flatnonzero(np.isfinite(point[: len(point) - horizon]) & np.isfinite(actual[horizon:]))
     offset = 0.01 * float(np.nanmedian(actual[seen + horizon])) + 1e-12 if len(seen) else 1.0
     errors = np.log((actual[seen + horizon] + offset) / (point[seen] + offset))
@@ -205,7 +209,7 @@ def _conformal(actual: Floats, point: Floats, origins: Any, horizon: int) -> Flo
 
 def _by_hour(held: Floats, starts_s: Floats, step_s: float) -> list[dict[str, float]]:
     hours = (starts_s % 86_400.0 // (3600 * _HOURS)).astype(int)
-    block = max(int(_HOURS * 3600 / step_s), 1)  # one day's bins: they stand or fall together
+    block = max(int(_HOURS * 3600 / step_s), 1)  # bins of one group are correlated
     return [
         {"from_h": hour * _HOURS, **_held(held[hours == hour], block)}
         for hour in range(24 // _HOURS)

@@ -1,7 +1,7 @@
-"""What forecasts are held against: simple forecasters whose parameters are fitted on the training days. Numpy alone.
+"""Simple forecasters for comparison, fitted on the training days, with numpy alone.
 
-Each predicts one series for many origins. Unknown bins are what was last known; so a forecast of an origin depends on
-bins up to it alone.
+Each predicts one series for many origins. An unknown bin takes the last known value, so a forecast depends only on
+bins up to its origin.
 """
 
 from collections.abc import Sequence
@@ -15,66 +15,65 @@ from libs.policy.forecast.history import DemandHistory, Floats, SeriesName
 from libs.policy.forecast.levels import hold, running_means
 
 MOST_LAGS: Final = 36
-"""Of `Autoregression`."""
+"""The most lags that `Autoregression` considers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineTask:
-    """One series up to the last origin, and what is asked of a baseline."""
+    """One series up to the last origin, and the forecasts requested of a baseline."""
 
     history: DemandHistory
     name: SeriesName
     fitted: int
-    """Bins that parameters may be fitted on."""
+    """The number of bins on which parameters may be fitted."""
     origins: Sequence[int]
     horizons: tuple[int, ...]
 
     @property
     def values(self) -> Floats:
-        """The series, each unknown bin as the last known one."""
+        """The series, with each unknown bin as the last known one."""
         return held(self.history.series(self.name))
 
     def season(self, seconds: float) -> int:
-        """Bins of a season."""
+        """Return the number of bins in a season."""
         return max(round(seconds / self.history.step_s), 1)
 
 
 def held(values: Floats) -> Floats:
-    """Each unknown bin as the last known one, 0 before any: later bins say nothing of earlier ones."""
+    """Fill each unknown bin with the last known value, or with 0 before any."""
     known = np.isfinite(values)
     found = np.nan_to_num(hold(values))
     return np.where(np.cumsum(known) > 0, found, 0.0)
 
 
 class Baseline(Protocol):
-    """Predicts a series."""
+    """A simple forecaster of one series."""
 
     name: str
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """[origins, horizons] At least 0; None: there is too little history to fit on."""
+        """Return forecasts of shape [origins, horizons], at least 0; None with too little history to fit on."""
         ...
 
 
 class Persistence:
-    """As the last bin."""
+    """A forecast that repeats the last bin."""
 
     name = "persistence"
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """The same again."""
         return np.repeat(asked.values[np.asarray(asked.origins)][:, None], len(asked.horizons), axis=1)
 
 
 class SeasonalNaive:
-    """As a day or a week ago."""
+    """A forecast that repeats the value of a day or a week ago."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self.name = name
         self._seconds = seconds
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """The same time of the latest season that has it."""
+        """Return the value at the same time of the latest season that contains it."""
         season = asked.season(self._seconds)
         horizons = np.array(asked.horizons)
         back = -(-horizons // season) * season
@@ -85,9 +84,9 @@ class SeasonalNaive:
 
 
 class ExponentialSmoothing:
-    """Level, damped trend and, with `season_s`, a daily season, all additive: Holt-Winters, or ETS without seasons.
+    """Additive level, damped trend and optional daily season: Holt-Winters, or ETS without seasons.
 
-    Smoothing parameters are those of a grid with the least squared one-step error on the training days.
+    Smoothing parameters come from a grid, by the least squared one-step error on the training days.
     """
 
     def __init__(self, name: str, season_s: float = 0.0) -> None:
@@ -95,7 +94,6 @@ class ExponentialSmoothing:
         self._season_s = season_s
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """By the states at the origins."""
         season = asked.season(self._season_s) if self._season_s else 1
         if asked.fitted < max(2 * season, 12):
             return None
@@ -121,7 +119,7 @@ class ExponentialSmoothing:
 def _smooth(
     values: Floats, grid: Floats, season: int, origins: Sequence[int]
 ) -> tuple[Floats, list[tuple[float, float, Floats]]]:
-    """(squared one-step errors by row of the grid, states after each origin, of the first row)."""
+    """Return (squared one-step errors by row of the grid, states after each origin for the first row)."""
     level_rate, trend_rate, season_rate, damping = grid.T
     level = np.full(len(grid), float(values[:season].mean()))
     trend = np.zeros(len(grid))
@@ -145,13 +143,15 @@ def _smooth(
 
 
 class Theta:
-    """Daily season as trained, a level as smoothed, and half the trend: the theta method (Assimakopoulos and
-    Nikolopoulos, International Journal of Forecasting 16, 2000)."""
+    """The theta method: a fitted daily season, a smoothed level, and half the trend.
+
+    Source: Assimakopoulos and Nikolopoulos, International Journal of Forecasting 16, 2000.
+    """
 
     name = "theta"
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """Level plus half of the training days' slope plus season, at least 0."""
+        """Return level plus season plus half of the training days' slope, at least 0."""
         day, values = asked.season(86_400.0), asked.values
         train = values[: asked.fitted]
         if len(train) < 12:
@@ -174,12 +174,12 @@ class Theta:
 
 
 class Autoregression:
-    """A mean, and deviations from it by their last lags, as many as Akaike's criterion takes: ARIMA(p, 0, 0)."""
+    """ARIMA(p, 0, 0): a mean and deviations by their last lags, with p chosen by Akaike's criterion."""
 
     name = "ar"
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """Step by step up to the longest horizon."""
+        """Return forecasts computed step by step up to the longest horizon."""
         train = asked.values[: asked.fitted]
         if asked.fitted < 2 * MOST_LAGS or not train.any():
             return None
@@ -205,12 +205,12 @@ class Autoregression:
 
 
 class DynamoKalman:
-    """As Dynamo's planner: a level and a trend of requests per interval, of prompt and of output lengths apart."""
+    """Dynamo's Kalman planner: level and trend of requests, of prompt lengths and of output lengths."""
 
     name = "kalman-dynamo"
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """Level plus a number of trends; tokens are requests times lengths."""
+        """Return level plus a multiple of the trend; tokens are requests times lengths."""
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])
         per_bin = asked.history.step_s
@@ -245,7 +245,7 @@ def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> 
 
 
 def light_baselines() -> list[Baseline]:
-    """Those that run with what `make up` installs."""
+    """Return the baselines that run with what `make up` installs."""
     return [
         Persistence(), SeasonalNaive("seasonal-day", 86_400.0), SeasonalNaive("seasonal-week", 604_800.0),
         ExponentialSmoothing("holt-winters", 86_400.0), ExponentialSmoothing("ets"), Theta(), Autoregression(),

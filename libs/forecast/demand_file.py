@@ -1,4 +1,4 @@
-"""Files of demand in time bins, with the columns that docs/forecast.md lists."""
+"""Files of demand in time bins, with the columns listed in docs/forecast.md."""
 
 from math import nan
 from pathlib import Path
@@ -14,13 +14,16 @@ COLUMNS: Final = {
     "prefill_tokens_per_s": "prefill",
     "decode_tokens_per_s": "decode",
 }
-"""Column: what `history_from_rates` calls it. `t_s` comes first; other columns are left alone."""
+"""The series of `history_from_rates` by column; `t_s` comes first, and other columns are ignored."""
 MOST_S: Final = 1e12
 MOST_RATE: Final = 1e15
 
 
 def read_demand(path: Path) -> DemandHistory:
-    """The file's bins on a regular grid; empty cells are not known. Raises InvalidRequest with the line's number."""
+    """Read a file's bins onto a regular grid; empty cells are unknown.
+
+    Raise InvalidRequest with the line's number if the file is invalid.
+    """
     lines = numbered_lines(path)
     number, head = next(lines, (0, ""))
     if not number:

@@ -1,8 +1,8 @@
-"""Baselines from libraries: AutoARIMA, AutoETS, MSTL, and ARIMA and Prophet as Dynamo's planner uses them.
+"""Baselines from libraries: AutoARIMA, AutoETS, MSTL, and ARIMA and Prophet as used by Dynamo's planner.
 
-The first three are statsforecast's (Nixtla). For Dynamo: ai-dynamo 1.6.1, its planner/core/load/predictors.py and its
-defaults (auto_arima fitted once and then updated, Prophet on the last 50 intervals; each on requests, prompt lengths
-and output lengths apart). There they predict one step; here as many as are asked for.
+The first three are statsforecast's (Nixtla). Dynamo means ai-dynamo 1.6.1, planner/core/load/predictors.py with its
+defaults: auto_arima fitted once and then updated, Prophet on the last 50 intervals, each on requests, prompt
+lengths and output lengths separately. It predicts one step there and all requested steps here.
 """
 
 import logging
@@ -18,19 +18,18 @@ from libs.forecast.baselines import Baseline, BaselineTask, held
 from libs.policy.forecast.history import Floats
 
 PROPHET_WINDOW: Final = 50
-"""Intervals that Dynamo's Prophet sees."""
+"""The number of intervals that Dynamo's Prophet sees."""
 MOST_SEEN: Final = 2016
-"""Bins before an origin that a model looks at."""
+"""The most bins before an origin that a model uses."""
 _DAY_S: Final = 86_400.0
 
 
 def heavy_names() -> list[str]:
-    """All of them."""
     return list(_MAKERS)
 
 
 def heavy_baselines(names: Sequence[str]) -> list[Baseline]:
-    """Raises InvalidRequest where a library is not installed."""
+    """Return the named baselines; raise InvalidRequest if a library is not installed."""
     try:
         return [_MAKERS[name]() for name in names]
     except ImportError as error:
@@ -40,14 +39,13 @@ def heavy_baselines(names: Sequence[str]) -> list[Baseline]:
 
 
 class _Forwarded:
-    """A statsforecast model: fitted on the training days, its parameters then run forward to each origin."""
+    """A statsforecast model, fitted on the training days and run forward to each origin with fixed parameters."""
 
     def __init__(self, name: str, make: Callable[[int], Any]) -> None:
         self.name = name
         self._make = make
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """The mean, at least 0."""
         day = asked.season(_DAY_S)
         if asked.fitted < 2 * day + 1:
             return None
@@ -65,7 +63,7 @@ class _Forwarded:
 
 
 class _DynamoStyle:
-    """Requests, and their prompt or output lengths, each predicted apart; tokens are the product."""
+    """Separate forecasts of requests and of their prompt or output lengths, multiplied to tokens."""
 
     def __init__(self, name: str, predict_one: Callable[[Floats, BaselineTask], Floats]) -> None:
         self.name = name
@@ -73,13 +71,12 @@ class _DynamoStyle:
         self._requests: tuple[tuple[int, int], Floats] | None = None
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """At least 0."""
-        if asked.fitted < 5:  # below, Dynamo predicts the last value
+        if asked.fitted < 5:  # with fewer bins Dynamo predicts the last value
             return None
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])
         key = (asked.fitted, last)
-        if self._requests is None or self._requests[0] != key:  # three series ask for the same
+        if self._requests is None or self._requests[0] != key:  # all three series need the same forecast
             self._requests = key, self._one(requests * asked.history.step_s, asked) / asked.history.step_s
         if asked.name == "requests":
             return self._requests[1]
@@ -97,7 +94,7 @@ def _arima(values: Floats, asked: BaselineTask) -> Floats:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = pmdarima.auto_arima(train, suppress_warnings=True, error_action="ignore")
-        in_log = model.order[0] == model.order[2] == 0  # Dynamo then fits the logarithm
+        in_log = model.order[0] == model.order[2] == 0  # in this case Dynamo fits the logarithm
         if in_log:
             train, values = np.log1p(train), np.log1p(values)
             model = pmdarima.auto_arima(train, suppress_warnings=True, error_action="ignore")
@@ -118,7 +115,7 @@ def _windowed_prophet(values: Floats, asked: BaselineTask) -> Floats:
 
 
 def prophet_ahead(seen: Floats, horizons: Sequence[int], step_s: float) -> Floats:
-    """Predict the bins after those seen."""
+    """Fit Prophet to the given bins and predict the ones after them."""
     pandas, prophet = import_module("pandas"), import_module("prophet")
     for name in ("prophet", "cmdstanpy"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -138,7 +135,6 @@ class _Prophet:
     name = "prophet"
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """At least 0."""
         if asked.fitted < 24:
             return None
         ahead = tuple(range(1, max(asked.origins) - asked.fitted + max(asked.horizons) + 2))
@@ -164,6 +160,7 @@ def _needing(libraries: Sequence[str], make: Callable[[], Baseline]) -> Callable
     return made
 
 
+# AutoETS has no season here, as statsforecast's allows at most 24 steps of one.
 _MAKERS: Final[dict[str, Callable[[], Baseline]]] = {
     "auto-arima": _statsforecast("auto-arima", lambda m, _day: m.AutoARIMA(season_length=1, approximation=True)),
     "auto-ets": _statsforecast("auto-ets", lambda m, _day: m.AutoETS(season_length=1)),
@@ -172,4 +169,3 @@ _MAKERS: Final[dict[str, Callable[[], Baseline]]] = {
     "prophet-dynamo": _needing(["pandas", "prophet"], lambda: _DynamoStyle("prophet-dynamo", _windowed_prophet)),
     "prophet": _needing(["pandas", "prophet"], _Prophet),
 }
-"""AutoETS has no season here: statsforecast's takes at most 24 steps of one."""

@@ -1,4 +1,4 @@
-"""How good forecasts were: of the point, of the band, and how often the band held."""
+"""Scores of forecasts: errors of the point, scores of the band, and its coverage."""
 
 from typing import Final
 
@@ -8,30 +8,33 @@ from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import Floats
 
 RESAMPLES: Final = 400
+# Errors of neighbouring bins are correlated, so blocks of the bootstrap have at least this length.
 BLOCK_BINS: Final = 36
-"""Least length of a block of the bootstrap: errors of neighbouring bins are one error."""
 
 
 def wape(actual: Floats, point: Floats) -> float:
-    """Sum of absolute errors over the sum of what came; nan where nothing came."""
+    """Return the sum of absolute errors over the sum of outcomes; nan if that is 0."""
     whole = float(np.abs(actual).sum())
     return float(np.abs(actual - point).sum()) / whole if whole else float("nan")
 
 
 def mase(actual: Floats, point: Floats, naive_error: float) -> float:
-    """Mean absolute error over that of the naive forecast on the training days (Hyndman and Koehler 2006)."""
+    """Return the mean absolute error over that of the naive forecast on the training days.
+
+    Source: Hyndman and Koehler 2006.
+    """
     return float(np.abs(actual - point).mean()) / naive_error if naive_error > 0 else float("nan")
 
 
 def pinball(actual: Floats, quantiles: Floats) -> float:
-    """Mean over outcomes and `LEVELS` of the quantile loss; quantiles: [outcomes, levels]."""
+    """Return the mean quantile loss over outcomes and `LEVELS`, for quantiles of shape [outcomes, levels]."""
     levels = np.array(LEVELS)
     short = actual[:, None] - quantiles
     return float(np.maximum(levels * short, (levels - 1) * short).mean())
 
 
 def interval_score(actual: Floats, quantiles: Floats) -> float:
-    """The weighted interval score of the median and its bands (Bracher et al., PLOS Comp. Biology 2021).
+    """Return the weighted interval score of the median and its bands (Bracher et al., PLOS Comp. Biology 2021).
 
     With their weights it is twice the mean quantile loss.
     """
@@ -39,13 +42,15 @@ def interval_score(actual: Floats, quantiles: Floats) -> float:
 
 
 def inside(actual: Floats, quantiles: Floats) -> Floats:
-    """1 for each outcome in the 90 % band, else 0."""
+    """Return 1 for each outcome in the 90 % band, else 0."""
     return ((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).astype(np.float64)
 
 
 def block_error(held: Floats, block: int, seed: int = 1) -> float:
-    """Standard error of the mean of outcomes in order of time, by moving blocks of at least `BLOCK_BINS`; of at most a
-    third of the outcomes, as fewer blocks tell nothing."""
+    """Return the standard error of the mean of ordered outcomes by a moving block bootstrap.
+
+    Blocks have at least `BLOCK_BINS` bins, but at most a third of the outcomes, as fewer blocks are no sample.
+    """
     length = max(min(max(block, BLOCK_BINS), len(held) // 3), 1)
     if not len(held):
         return float("nan")

@@ -1,1 +1,1 @@
-"""Servers that are not ours, seen through what they export."""
+"""Phase shares of servers outside Fulcrum, computed from the metrics that they export."""

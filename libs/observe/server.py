@@ -1,4 +1,4 @@
-"""Shares of one observed server, second by second, from its successive expositions."""
+"""Phase shares of one observed server over time, from its successive expositions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from libs.policy.observe.estimator import PhaseEstimator
 from libs.policy.observe.intervals import Reading, interval
 
 MOST_ENGINES: Final = 64
-"""Data-parallel engines behind one exposition."""
+"""The most data-parallel engines behind one exposition."""
 
 
 @dataclass(slots=True)
 class Shares:
-    """What a stretch of time was used for. Shares are estimates; `low` and `high` bound prefill's."""
+    """The estimated use of a stretch of time; `low` and `high` bound prefill's share."""
 
     t_s: float
-    """Its end, in Unix seconds."""
+    """The end of the stretch, in Unix seconds."""
     busy: float | None
     """Share of the time; None while nothing is known of the server's steps."""
     prefill: float | None
-    """Share of busy time; None where it was idle or unknown."""
+    """Share of busy time; None if idle or unknown."""
     low: float | None
     high: float | None
 
@@ -33,7 +33,7 @@ class _Engine:
 
 
 class ObservedServer:
-    """A server's engines, whose shares add up. Each learns by itself: ranks may differ in what they are asked."""
+    """The sum of a server's engines; each one learns separately, as the load of ranks may differ."""
 
     def __init__(self, read: Callable[[str, float], dict[str, Reading]] = read_vllm) -> None:
         self._read = read
@@ -45,7 +45,7 @@ class ObservedServer:
         self._high_s = 0.0
 
     def scraped(self, text: str, t_s: float) -> None:
-        """Take an exposition that was read at a time. Raises InvalidRequest, and keeps what was known."""
+        """Process an exposition read at `t_s`; raise InvalidRequest and keep the state if it is invalid."""
         for name, reading in self._read(text, t_s).items():
             engine = self._engines.get(name)
             if engine is None:

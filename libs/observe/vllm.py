@@ -1,8 +1,8 @@
-"""vLLM's /metrics, as readings of each engine behind it.
+"""A parser of vLLM's /metrics into readings of each engine.
 
-Held against vLLM 0.32.0. `num_requests_running` and `_waiting` change after a step, once finished requests have left;
-`iteration_tokens_total` has a sample for each output batch, so that chunks of a prompt before its last have none;
-`prompt_tokens_total` counts cached tokens too, `prompt_tokens_by_source_total` tells them apart.
+Checked against vLLM 0.32.0. `num_requests_running` and `_waiting` change after a step, once finished requests have
+left. `iteration_tokens_total` has one sample per output batch, so prompt chunks before the last have none.
+`prompt_tokens_total` includes cached tokens; `prompt_tokens_by_source_total` separates them.
 """
 
 from collections import defaultdict
@@ -20,9 +20,10 @@ ENGINE: Final = "engine"
 STEP_TOKENS: Final = "iteration_tokens_total"
 COMPUTED_PROMPTS: Final = "prompt_tokens_by_source_total"
 LOCAL_COMPUTE: Final = "local_compute"
+# Names of the same histogram, the current one first; vLLM before 0.11 has the second.
 TOKEN_GAPS: Final = ("inter_token_latency_seconds", "time_per_output_token_seconds")
-"""Names of the same histogram, the current one first: vLLM before 0.11 has the second."""
 PREFILL_TIME: Final = "request_prefill_time_seconds"
+# The parser takes 0.1 ms a line, and there are 500, so other lines are dropped first.
 _LINES: Final = tuple(
     PREFIX + name
     for name in (
@@ -36,7 +37,6 @@ _LINES: Final = tuple(
         "num_requests_waiting",
     )
 )
-"""Beginnings of the lines that are of use. The parser takes 0.1 ms a line, and there are 500."""
 
 
 def read_vllm(text: str, t_s: float) -> dict[str, Reading]:

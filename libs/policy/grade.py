@@ -1,27 +1,26 @@
-"""Whether a figure calls for an alert: a threshold to fire at, and another one, apart from it, to clear at. Pure."""
+"""Grades of figures by a pair of thresholds: one to fire at and a lower one to clear at."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
 
 class Grade(IntEnum):
-    """Ordered, so that all of several conditions hold to the degree of the least."""
+    """The severity of a figure, ordered so that the minimum of several grades is their conjunction."""
 
     CLEAR = 0
     HOLD = 1
-    """Between the thresholds: what fires goes on, what does not stays quiet."""
+    """The figure lies between the thresholds: a firing alert goes on, and a quiet one stays quiet."""
     FIRE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """For a figure that is worse the greater it is; `clear` is below `fire`."""
+    """Thresholds for a figure for which greater is worse; `clear` is below `fire`."""
 
     fire: float
     clear: float
 
     def grade(self, value: float) -> Grade:
-        """Grade a measured value."""
         if value >= self.fire:
             return Grade.FIRE
         return Grade.CLEAR if value <= self.clear else Grade.HOLD

@@ -1,6 +1,7 @@
-"""What workers do, what requests need done, and which fits which. Pure.
+"""Roles of workers, phases of requests, and which fits which.
 
-Numbers are those of proto/fulcrum: an edge turns a message's number into a `Role`, `Phase` or `Refusal` as it is.
+The numbers are those of proto/fulcrum, so an edge converts a message's number to `Role`, `Phase` or `Refusal`
+directly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +10,13 @@ from enum import IntEnum
 from typing import Final, Protocol
 
 MAX_BUDGET_TOKENS: Final = 1_000_000
-"""Of role mixed, a step."""
+"""The largest budget of role mixed, in prompt tokens a step."""
 MAX_NAMED: Final = 4
-"""Workers that one sentence names."""
+"""The most workers named in one sentence."""
 
 
 class Role(IntEnum):
-    """What a worker takes; decode is MIXED with budget 0."""
+    """The kind of work that a worker accepts; decode is MIXED with budget 0."""
 
     PREFILL = 1
     MIXED = 2
@@ -23,46 +24,46 @@ class Role(IntEnum):
 
 
 class Phase(IntEnum):
-    """What a worker is to do for a request."""
+    """The part of a request that a worker computes."""
 
     PREFILL = 1
-    """Compute the prompt, keep its blocks for a receiver."""
+    """Compute the prompt and keep its blocks for a receiver."""
     DECODE = 2
-    """Pull blocks, go on token by token."""
+    """Pull the blocks and continue token by token."""
     BOTH = 3
-    """All of it on one worker."""
+    """Compute the whole request on one worker."""
 
 
 class Refusal(IntEnum):
-    """Why a worker does not take a sequence."""
+    """The reason why a worker refuses a sequence."""
 
     STALE_ROLE = 1
-    """Its assignment does not have the phase."""
+    """The worker's assignment does not include the phase."""
     NO_CAPACITY = 2
     DRAINING = 3
     INVALID = 4
-    """No worker would take it."""
+    """The sequence is invalid on every worker."""
     KV_MISMATCH = 5
-    """The blocks have another layout than its engine."""
+    """The blocks have another layout than the worker's engine."""
 
 
 class Assigned(Protocol):
-    """What a worker is asked to do, as a record or as a message."""
+    """An assignment's role and budget, in a record or in a message."""
 
     @property
     def role(self) -> int:
-        """Number of a `Role`."""
+        """The number of a `Role` as the message holds it."""
         ...
 
     @property
     def budget_tokens(self) -> int:
-        """Prompt tokens of role mixed, a step."""
+        """The prompt tokens of a step in role mixed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is asked to do. Changes are compare-and-set on `epoch`, which only ever grows."""
+    """The work assigned to a worker; changes are compare-and-set on `epoch`, which only ever grows."""
 
     model: str
     role: Role
@@ -71,7 +72,7 @@ class Assignment:
 
 
 def serves(assignment: Assigned, phase: int) -> bool:
-    """Whether new work of `phase` fits the assignment; the worker refuses what does not with STALE_ROLE."""
+    """Return whether new work of `phase` fits the assignment; a worker refuses the rest with STALE_ROLE."""
     if phase == Phase.PREFILL:
         return assignment.role == Role.PREFILL
     if phase == Phase.DECODE:
@@ -80,14 +81,14 @@ def serves(assignment: Assigned, phase: int) -> bool:
 
 
 def ended_by(before: Iterable[Assigned], after: Iterable[Assigned]) -> tuple[Phase, ...]:
-    """Return the phases of requests that some of a model's workers served, and none will."""
+    """Return the phases that some of a model's workers served before and none serves after."""
     were, will_be = list(before), list(after)
     phases = (Phase.PREFILL, Phase.DECODE)
     return tuple(each for each in phases if _served(were, each) and not _served(will_be, each))
 
 
 def end_refusal(model: str, movers: Sequence[str], ended: Sequence[Phase], *, force: str) -> str:
-    """Return why workers are not taken from a model's last phase; `force`: how to do it all the same."""
+    """Return why workers are not taken from a model's last phase; `force` says how to do it nevertheless."""
     one = len(movers) == 1
     does = {Phase.PREFILL: f"compute{'s' * one} prompts", Phase.DECODE: f"decode{'s' * one}"}
     what = " and ".join(does[phase] for phase in ended)
@@ -100,5 +101,5 @@ def end_refusal(model: str, movers: Sequence[str], ended: Sequence[Phase], *, fo
 
 
 def _served(workers: Iterable[Assigned], phase: Phase) -> int:
-    """Count the workers that serve a phase, together with the other one or alone."""
+    """Count the workers that serve a phase, alone or together with the other one."""
     return sum(serves(each, phase) or (phase is Phase.PREFILL and serves(each, Phase.BOTH)) for each in workers)

@@ -1,4 +1,4 @@
-"""How fast one worker is, as far as a router needs to know: prompts, decode steps, KV on its way. Pure."""
+"""The speed of one worker as routers need it: prompts, decode steps and KV transfer."""
 
 from dataclasses import dataclass
 from math import inf
@@ -6,30 +6,30 @@ from typing import Final
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 
+# From the end of a prompt until the gateway's next one reaches the worker takes 1 ms, but tens where cores are
+# busy. A prompt that comes too late leaves its step half empty, and the worker stays below its plateau. The value
+# is ample because prompts differ in length, and a mean's worth of them often holds less.
 HAND_OVER_S: Final = 0.1
-"""From the end of a prompt until the gateway's next one is at the worker: 1 ms, but tens where cores are busy. What
-comes too late for a step is missing in it, and a worker that runs half-empty steps has less than its plateau. Ample,
-since prompts differ in length: a mean's worth of them often holds less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A worker's step times and its KV link."""
+    """A worker's step times and the speed of its KV link."""
 
     step_time: StepTimeModel
     chunk_tokens: int
-    """Prompt tokens that one step computes at most."""
+    """The most prompt tokens that one step computes."""
     kv_token_ns: float = 0.0
-    """To receive the KV of one token; 0: not known."""
+    """Time to receive the KV of one token; 0 if unknown."""
     measured: bool = False
-    """From steps of the worker's own; else a guess."""
+    """Whether the figures come from the worker's own steps; else they are a guess."""
     paced_step_ns: float = 0.0
-    """What a step with decodes in it takes at most, for their TPOT; 0: without a bound."""
+    """The longest step with decodes that keeps their TPOT; 0 if there is no bound."""
 
     def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0) -> float:
-        """Computing `tokens` prompt tokens in chunks, each step beside decodes that alone take `decode_ns`.
+        """Return the time of `tokens` prompt tokens in chunks, beside decodes that take `decode_ns` a step.
 
-        `squares`: of each prompt, its length squared less the square of what has its KV already, summed.
+        `squares` is the sum over prompts of the squared length less the square of the part that already has KV.
         """
         if tokens <= 0:
             return 0.0
@@ -50,13 +50,16 @@ class Speed:
         return max(whole_ns, work_ns / max(beside_ns, LEAST_BESIDE * self.paced_step_ns) * self.paced_step_ns)
 
     def filled_tokens(self) -> float:
-        """Prompt tokens that keep it busy until the next prompt is there: a step, and what it computes meanwhile."""
+        """Return the prompt tokens that keep the worker busy until the next prompt arrives.
+
+        They fill one step and the time of `HAND_OVER_S` after it.
+        """
         chunk = self.chunk_tokens
         step_ns = self.prompt_ns(chunk, chunk * chunk)
         return chunk * (1 + HAND_OVER_S * 1e9 / step_ns) if step_ns else inf
 
     def decode_ns(self, sequences: float, kv_tokens: float) -> float:
-        """One decode step over `sequences` that read `kv_tokens` of KV; 0 without any."""
+        """Return the time of a decode step over `sequences` that read `kv_tokens` of KV; 0 without sequences."""
         model = self.step_time
         if sequences <= 0:
             return 0.0
@@ -64,6 +67,6 @@ class Speed:
 
 
 LEAST_BESIDE: Final = 0.1
-"""Of a step that decodes fill, what prompts get all the same in the long run."""
+"""The share of a paced step that prompts get in the long run even if decodes fill it."""
+# Without a prediction every step takes no time, so load and turns alone decide.
 UNKNOWN_SPEED: Final = Speed(StepTimeModel(*[0.0] * 7), chunk_tokens=1)
-"""Nothing can be predicted of it: everything takes no time, so that only load and turns decide."""

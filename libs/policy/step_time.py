@@ -1,38 +1,37 @@
-"""The step-time model: what a step costs by its prefill and decode work, and the share of each. Pure."""
+"""The step-time model: the cost of a step by its prefill and decode work, and the share of each."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
+# From this many rows on, CPU libraries multiply weights with a matrix; fewer rows are handled as vectors.
 MATRIX_ROWS: Final = 4
-"""From this many rows on, libraries for CPUs multiply weights with a matrix; fewer rows they take as vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one engine step does; the same figures that step telemetry carries."""
+    """The work of one engine step, in the figures of step telemetry."""
 
     prefill_tokens: int = 0
-    """Prompt tokens computed."""
     prefill_sequences: int = 0
     prefill_context_tokens: int = 0
-    """Tokens that the prompt chunks attend to, themselves included, summed over sequences."""
+    """Tokens that the prompt chunks attend to, including their own, summed over sequences."""
     decode_sequences: int = 0
     decode_kv_tokens: int = 0
     """Tokens read for decode, summed over sequences."""
     prefill_squared_tokens: int = 0
-    """What the chunks add to the squares of their prompts' lengths (see `squared_tokens`); 0: unknown."""
+    """The increase of the squares of the prompts' lengths through the chunks (see `squared_tokens`); 0 if unknown."""
 
     @property
     def squared(self) -> float:
-        """`prefill_squared_tokens`; where it is unknown, as if all chunks were alike."""
+        """`prefill_squared_tokens`, or an estimate from equal chunks if that is unknown."""
         tokens, context = self.prefill_tokens, self.prefill_context_tokens
         alike = tokens * (2 * context - tokens) / max(self.prefill_sequences, 1)
         return float(self.prefill_squared_tokens or max(alike, 0.0))
 
 
 def squared_tokens(chunks: Iterable[tuple[int, int]]) -> int:
-    """Σ end² − start² over prompt chunks [start, end): L² for a whole prompt of L tokens, however it is cut.
+    """Return Σ end² − start² over prompt chunks [start, end): L² for a whole prompt of L tokens, however it is cut.
 
     It is twice the sum of tokens x (context before them + tokens / 2): the pairs that attention computes.
     """
@@ -40,7 +39,7 @@ def squared_tokens(chunks: Iterable[tuple[int, int]]) -> int:
 
 
 def chunks_work(chunks: Iterable[tuple[int, int]], decode: StepWork | None = None) -> StepWork:
-    """Prompt chunks [start, end) beside the decodes of `decode`."""
+    """Return the work of prompt chunks [start, end) beside the decodes of `decode`."""
     spans = [(start, end) for start, end in chunks if end > start]
     return StepWork(
         prefill_tokens=sum([end - start for start, end in spans]),
@@ -54,12 +53,13 @@ def chunks_work(chunks: Iterable[tuple[int, int]], decode: StepWork | None = Non
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """Prefill a + b·L + c·L² but at least its floor, decode a + b·batch + c·kv_tokens, and what the two cost together.
+    """A formula for step times with coefficients for prefill, decode and their interference.
 
-    Decode's a is more by `decode_matrix_ns` from `MATRIX_ROWS` sequences on.
+    Prefill is a + b·L + c·L² but at least a floor; decode is a + b·batch + c·kv_tokens.
 
-    All are nanoseconds and none is negative. The floor is what a device needs to read the weights once, however few
-    tokens use them; below it more tokens are free.
+    Decode's a grows by `decode_matrix_ns` from `MATRIX_ROWS` sequences on. All times are nanoseconds, and none is
+    negative. The floor is the time that a device needs to read the weights once, however few tokens use them. Below
+    it more tokens are free.
     """
 
     prefill_fixed_ns: float
@@ -69,28 +69,34 @@ class StepTimeModel:
     decode_sequence_ns: float
     decode_kv_token_ns: float
     interference: float
-    """In a mixed step a prompt chunk can hide in the time in which decode reads the weights, `reading_ns`, or the
-    reading in the chunk if that is shorter. 0: all of it hides; 1: none, the parts add. Decode's KV always adds."""
+    """The share of a prompt chunk that cannot hide in a mixed step while decode reads the weights (`reading_ns`).
+
+    If the chunk is longer, the reading hides in it instead. At 0 all of the shorter one hides; at 1 the parts add.
+    The KV part of decode always adds.
+    """
     prefill_floor_ns: float = 0.0
     decode_matrix_ns: float = 0.0
 
     def prefill_ns(self, work: StepWork) -> float:
-        """The prompt chunks alone; 0 without any."""
+        """Return the time of the prompt chunks alone; 0 without any."""
         return self.chunks_ns(work.prefill_tokens, work.squared) if work.prefill_tokens else 0.0
 
     def chunks_ns(self, tokens: int, squared: float) -> float:
-        """Chunks of these prompt tokens, at least one, alone; squared: see `squared_tokens`."""
+        """Return the time of chunks of `tokens` prompt tokens alone.
+
+        There must be at least one token. `squared` is a result of `squared_tokens`.
+        """
         linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
         return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * squared)
 
     def reading_ns(self, sequences: float) -> float:
-        """Decode's fixed part for this many sequences, in which the weights are read; 0 without any."""
+        """Return decode's fixed time for this many sequences, in which the weights are read; 0 without any."""
         if sequences <= 0:
             return 0.0
         return self.decode_fixed_ns + (self.decode_matrix_ns if sequences >= MATRIX_ROWS else 0.0)
 
     def decode_ns(self, work: StepWork) -> float:
-        """The decodes alone; 0 without any."""
+        """Return the time of the decodes alone; 0 without any."""
         return (
             self.reading_ns(work.decode_sequences)
             + self.decode_sequence_ns * work.decode_sequences
@@ -98,34 +104,34 @@ class StepTimeModel:
         )
 
     def step_ns(self, work: StepWork) -> float:
-        """The whole step: both parts, less what rides along."""
+        """Return the time of the whole step: both parts, less what they share."""
         return self.mixed_ns(self.prefill_ns(work), self.decode_ns(work), self.reading_ns(work.decode_sequences))
 
     def mixed_ns(self, prefill_ns: float, decode_ns: float, reading_ns: float) -> float:
-        """The same by what its parts take alone; reading_ns: of the decodes."""
+        """Return the time of a step from the times of its parts alone; `reading_ns` is that of the decodes."""
         return prefill_ns + decode_ns - (1 - self.interference) * min(prefill_ns, reading_ns)
 
     def most_prefill_ns(self, step_ns: float, decode_ns: float, reading_ns: float) -> float:
-        """The inverse of `mixed_ns`: prompt chunks that take so long alone make a step of `step_ns`."""
+        """Return the time that prompt chunks may take alone in a step of `step_ns`; the inverse of `mixed_ns`."""
         rest_ns = max(step_ns - decode_ns, 0.0)
         if rest_ns < self.interference * reading_ns:
             return rest_ns / self.interference
         return rest_ns + (1 - self.interference) * reading_ns
 
     def hidden_ns(self, work: StepWork) -> float:
-        """What a mixed step saves against its two parts run one after the other; 0 for a pure one."""
+        """Return what a mixed step saves against running its two parts one after the other; 0 for a pure one."""
         return (1 - self.interference) * min(self.prefill_ns(work), self.reading_ns(work.decode_sequences))
 
     def scaled(self, factor: float) -> "StepTimeModel":
-        """Model of a device on which everything takes `factor` times as long."""
+        """Return the model of a device on which everything takes `factor` times as long."""
         times = {field.name: getattr(self, field.name) * factor for field in fields(self)}
         return replace(self, **(times | {"interference": self.interference}))
 
 
 def split_step_ns(model: StepTimeModel, work: StepWork, duration_ns: int) -> tuple[int, int]:
-    """(prefill, decode) parts of a step's duration, in proportion to what each would cost alone; they add exactly.
+    """Split a step's duration into (prefill, decode) in proportion to what each costs alone; the parts add exactly.
 
-    A model that calls both free splits by tokens; a step without prompt tokens is all decode.
+    A model that makes both free splits by tokens. A step without prompt tokens is all decode.
     """
     prefill, decode = model.prefill_ns(work), model.decode_ns(work)
     if prefill + decode <= 0:

@@ -1,7 +1,7 @@
-"""How fast the error budget of a service level burns: counts by 30 s over 3 days, judged over pairs of windows. Pure.
+"""The burn rate of a service level's error budget, from counts by 30 s over 3 days.
 
-Windows and rates are those of the Site Reliability Workbook, chapter 5 (multiwindow, multi-burn-rate alerts): the long
-window says that it matters, the short one that it still goes on.
+Windows and rates are those of the Site Reliability Workbook, chapter 5 (multiwindow, multi-burn-rate alerts). The
+long window shows that it matters, the short one that it still goes on.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ SLOS: Final = ("ttft", "tpot")
 BUCKET_S: Final = 30
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600
+# A model takes 250 kB; requests for models beyond these are not judged.
 MAX_MODELS: Final = 64
-"""250 kB each; requests for later ones are not judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Fires when the budget burns at `rate` times what it can bear, over both windows."""
+    """A pair of windows that fires when the budget burns at `rate` times what it can bear over both."""
 
     rate: float
     long_s: int
@@ -38,13 +38,13 @@ PAIRS: Final = (
     Pair(1.0, 72 * HOUR_S, 6 * HOUR_S, "warning"),
 )
 WINDOWS_S: Final = tuple(sorted({window for pair in PAIRS for window in (pair.long_s, pair.short_s)}))
+# A pair does not clear above this share of the rate at which it fires.
 CLEAR_SHARE: Final = 0.9
-"""Of the rate at which a pair fires: above it, it does not clear."""
 BUCKETS: Final = max(WINDOWS_S) // BUCKET_S
 
 
 class BurnLog:
-    """Running sums of requests and bad ones, by model and service level; windows are differences of them."""
+    """Running sums of all and bad requests by model and service level; a window is a difference of two."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], np.ndarray[tuple[int, int], np.dtype[np.int64]]] = {}
@@ -52,7 +52,7 @@ class BurnLog:
         self._began_ns: dict[tuple[str, str], int] = {}
 
     def add(self, model: str, slo: str, now_ns: int, *, bad: bool) -> None:
-        """Count a request that ended now."""
+        """Count a request that ended at `now_ns`."""
         key = (model, slo)
         if key not in self._sums:
             if len(self._sums) >= MAX_MODELS * len(SLOS):
@@ -64,7 +64,7 @@ class BurnLog:
         self._sums[key][row] += (1, int(bad))
 
     def burns(self, now_ns: int) -> list[Burn]:
-        """Every service level as it stands."""
+        """Return the counts of every service level over all windows."""
         found = []
         for key, sums in self._sums.items():
             row = self._advance(key, now_ns)
@@ -75,7 +75,7 @@ class BurnLog:
         return found
 
     def _advance(self, key: tuple[str, str], now_ns: int) -> int:
-        """The row of this moment; rows that were skipped hold what was known before them."""
+        """Return the row of this moment; skipped rows take the sums before them."""
         sums, newest = self._sums[key], self._newest[key]
         number = max(now_ns // (BUCKET_S * 10**9), newest)
         last = sums[newest % (BUCKETS + 1)].copy()
@@ -86,8 +86,10 @@ class BurnLog:
 
 
 def burn_conditions(burns: list[Burn], limits: AlertLimits) -> Iterator[Condition]:
-    """Judge every service level, by severity: the worst of its pairs. The severity is a label, so that a warning that
-    fires already hides nothing critical."""
+    """Judge every service level once for each severity, by the worst of its pairs.
+
+    The severity is a label, so a firing warning hides no critical alert.
+    """
     for burn in burns:
         critical = _condition(burn, "critical", limits)
         warning = _condition(burn, "warning", limits)
@@ -113,13 +115,16 @@ def _condition(burn: Burn, severity: Severity, limits: AlertLimits) -> Condition
 
 
 def _rate(burn: Burn, window_s: int, budget: float) -> float:
-    """Multiple of the budget's rate, over a window. For time before anything was counted no harm is assumed: a service
-    that has just begun does not judge three days by one minute."""
+    """Return the burn rate over a window as a multiple of the budget's.
+
+    Time before the first request counts as harmless: a service that has just begun does not judge three days by one
+    minute.
+    """
     return burn.windows[window_s].share / budget * min(burn.age_s / window_s, 1.0)
 
 
 def _grade(burn: Burn, pair: Pair, budget: float, least: int) -> Grade:
-    """Grade one pair; windows with fewer than `least` requests say nothing bad."""
+    """Grade one pair; a short window with fewer than `least` requests does not fire."""
     rates = [_rate(burn, pair.long_s, budget), burn.windows[pair.short_s].share / budget]
     if min(rates) >= pair.rate:
         return Grade.FIRE if burn.windows[pair.short_s].total >= least else Grade.HOLD
@@ -127,7 +132,7 @@ def _grade(burn: Burn, pair: Pair, budget: float, least: int) -> Grade:
 
 
 def duration(seconds: int) -> str:
-    """5 min, 1 h, 3 d."""
+    """Format seconds as "5 min", "1 h" or "3 d"."""
     for size, unit in ((24 * HOUR_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
         if seconds >= size and seconds % size == 0:
             return f"{seconds // size} {unit}"

@@ -1,4 +1,4 @@
-"""Signs of pools that will be too small: said before they are, with how sure that is. Pure."""
+"""Alert conditions of pools that are forecast to be too small, with their certainty."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from libs.policy.alerts.rules import Condition, Name
 from libs.policy.grade import Grade
 
 CLEAR_SHARE = 0.5
-"""Of sample paths that are short at any time: below it the alert is over."""
+"""The share of short sample paths below which the alert clears."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAhead:
-    """What a plan says of one model's pool."""
+    """The capacity plan of one model's pool."""
 
     model: str
     phase: str
     short_gpus: int
-    """Missing in the first stretch in which four of five paths are short; 0: there is none."""
+    """GPUs missing in the first stretch in which four of five paths are short; 0 if there is none."""
     at_unix_s: float
     sure: float
-    """Share of paths that are short there."""
+    """The share of paths that are short in that stretch."""
     most_short: float
-    """The largest share of paths that are short in any stretch."""
+    """The largest share of short paths in any stretch."""
     start_s: float
-    """That a worker takes to start; 0: not known."""
+    """The time that a worker takes to start; 0 if unknown."""
 
 
 def capacity_conditions(pools: Sequence[PoolAhead], when: Sequence[str]) -> Iterator[Condition]:
-    """Judge every pool; when: each one's moment in words."""
+    """Judge every pool; `when` holds each one's moment in words."""
     for pool, words in zip(pools, when, strict=True):
         labels = (("model", pool.model), ("phase", pool.phase))
         if pool.short_gpus > 0:

@@ -1,4 +1,4 @@
-"""Conditions from the verdict: one alert for each cause, at the thresholds and in the words of the verdict. Pure."""
+"""Alert conditions from the verdict: one alert for each cause, with the verdict's thresholds and words."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
@@ -17,7 +17,7 @@ OVER: Final = "work presses no more than there is room for"
 
 
 def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[Condition]:
-    """Conditions of every model that is judged. `followed`: workers of which an alert may fire."""
+    """Yield conditions for every judged model; `followed` holds workers whose alerts may be firing."""
     for model in snapshot.judged:
         causes = [each for each in snapshot.causes if each.model == model]
         yield from _imbalances(model, causes)
@@ -28,7 +28,7 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
 
 
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
-    """Whether a queue that grows, or a full KV cache, is but what a named cause brings: one cause has one alert."""
+    """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
     codes = {each.code for each in causes if each.model == model}
     if condition.name is Name.QUEUE_GROWING:

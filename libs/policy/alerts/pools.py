@@ -1,19 +1,29 @@
-"""Signs of whole pools: imbalance, queues that grow, time lost to KV transfers. Pure."""
+"""Alert conditions of whole pools and of the links between their workers.
 
-from collections.abc import Container, Iterator
+They cover imbalance, growing queues, time lost to KV transfers, and links far slower than others.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from typing import Final
 
 from libs.policy.alerts.queues import QueueLog
 from libs.policy.alerts.rules import AlertLimits, Condition, Labels, Name
 from libs.policy.alerts.snapshot import PhasePool
 from libs.policy.grade import Grade
+from libs.policy.metrics.kv_links import SLOW_LINK, SOUND_LINK, JudgedLink, KvLink, judge
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
+MAX_NAMED: Final = 4
+SOUND: Final = "KV comes over no link at a fraction of the speed of others"
 
 
 def pool_conditions(
     pools: list[PhasePool], queues: QueueLog, limits: AlertLimits, judged: Container[str] = ()
 ) -> Iterator[Condition]:
-    """Judge every pool; `queues` has their depths up to now. `judged`: models of which the verdict names the causes."""
+    """Judge every pool, with the queue depths up to now.
+
+    `judged` holds models whose causes the verdict names; they get no imbalance or KV transfer condition here.
+    """
     known = {(pool.model, pool.phase): pool for pool in pools}
     for pool in pools:
         other = known.get((pool.model, OTHER[pool.phase]))
@@ -26,14 +36,14 @@ def pool_conditions(
 
 
 def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: AlertLimits) -> Condition:
-    """One phase has more than it can do while the other has nothing to do."""
+    """Grade whether one phase is overloaded while the other is idle."""
     labels = _labels(starved)
     if not (starved.covered_ns and other.covered_ns):
         return Condition(Name.IMBALANCE, labels, None, "telemetry does not cover it")
     busy = starved.busy_ns / starved.covered_ns
     idle = 1 - (other.busy_ns + other.kv_wait_ns) / other.covered_ns
     known = starved.waiting is not None
-    # A queue that is empty for a moment ends nothing.
+    # A queue that is empty for a moment must not end the alert.
     queued = Grade.FIRE if (known and waiting >= 1) or starved.full else Grade.HOLD
     grade = min(limits.busy.grade(busy), limits.idle.grade(idle), queued)
     at_hand = f"all {starved.places} places taken" if starved.full else f"{amount(waiting)} {starved.unit} queued"
@@ -44,11 +54,11 @@ def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: Ale
 
 
 def advice(starved: PhasePool, other: PhasePool) -> str:
-    """What moving workers would do, from nothing but how busy they are. Both pools are covered."""
+    """Return the effect of moving workers, estimated from how busy both pools are; telemetry must cover both."""
     if other.workers == 1:
         return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
     work, lent = (pool.busy_ns / pool.covered_ns * pool.workers for pool in (starved, other))
-    # Moving `even` workers makes both pools equally busy, were the work the same.
+    # Moving `even` workers would make both pools equally busy at the same work.
     even = (work * other.workers - lent * starved.workers) / (work + lent)
     count = min(max(int(even), 1), other.workers - 1)
     return (
@@ -58,12 +68,12 @@ def advice(starved: PhasePool, other: PhasePool) -> str:
 
 
 def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, limits: AlertLimits) -> Condition:
-    """It is long, and grows by as much a minute as makes it long."""
+    """Grade whether the queue is long and grows in a minute by as much as makes it long."""
     if pool.waiting is None:
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
     reason = f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs"
-    if growth_per_minute is None:  # as after silence: a long queue may have grown
+    if growth_per_minute is None:  # as after a silence, in which a long queue may have grown
         grade = Grade.CLEAR if waiting < long / 2 else Grade.HOLD
         return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
     if waiting < long / 2 or growth_per_minute < long / 10:
@@ -88,8 +98,34 @@ def _labels(pool: PhasePool) -> Labels:
 
 
 def amount(number: float) -> str:
-    """As people read it: 7, 41k, 2.3M."""
+    """Format a number as 7, 41k or 2.3M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
     return f"{number:.0f}"
+
+
+def link_conditions(links: Sequence[KvLink]) -> Iterator[Condition]:
+    """Yield one condition for each model with comparable links.
+
+    A bad network card or route shows in many pairs at once, so there is no alert per pair.
+    """
+    judged = judge(links)
+    for model in sorted({each.link.model for each in judged}):
+        own = [each for each in judged if each.link.model == model]
+        slow = [each for each in own if each.share < SLOW_LINK]
+        if not slow:
+            grade = Grade.HOLD if own[0].share < SOUND_LINK else Grade.CLEAR
+            yield Condition(Name.KV_LINK_SLOW, (("model", model),), grade, SOUND)
+            continue
+        yield Condition(Name.KV_LINK_SLOW, (("model", model),), Grade.FIRE, _slow_links(slow), command="fulcrum doctor")
+
+
+def _slow_links(slow: Sequence[JudgedLink]) -> str:
+    named = ", ".join(
+        f"{each.link.source} to {each.link.target} at {each.link.gb_per_s or 0.0:.2g} GB/s" for each in slow[:MAX_NAMED]
+    )
+    more = f" and over {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
+    link = slow[0].link
+    way = "by shared memory" if link.shared_memory else "within a node" if link.one_node else "by the network"
+    return f"KV comes from {named}{more}, where others {way} reach {slow[0].fastest_gb_per_s:.3g}: look at the link"

@@ -1,14 +1,13 @@
-"""How the pools' queues have changed: means over a moment, growth over half a minute. Pure."""
+"""The history of the pools' queues: means over a moment and growth over half a minute."""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 SPAN_NS: Final = 30 * 10**9
-"""Growth is measured over this span."""
 MAX_SAMPLES: Final = 256
 MIN_SPAN_NS: Final = SPAN_NS // 2
-"""With less history growth is unknown."""
+"""The shortest history from which growth is computed."""
 MAX_POOLS: Final = 1024
 
 
@@ -19,13 +18,13 @@ class _Sample:
 
 
 class QueueLog:
-    """Depths by pool; the longest unseen pool goes first."""
+    """Queue depths by pool; the pool unseen for longest is dropped first."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, str], deque[_Sample]] = {}
 
     def add(self, pool: tuple[str, str], at_ns: int, depth: int) -> None:
-        """Enter a depth; times do not step back."""
+        """Add a depth; the times of a pool must not decrease."""
         samples = self._samples.pop(pool, None) or deque(maxlen=MAX_SAMPLES)
         if len(self._samples) >= MAX_POOLS:
             del self._samples[next(iter(self._samples))]
@@ -35,13 +34,13 @@ class QueueLog:
             samples.popleft()
 
     def mean(self, pool: tuple[str, str], span_ns: int) -> float:
-        """Over the last `span_ns`; 0 for a stranger."""
+        """Return the mean depth over the last `span_ns`; 0 for an unknown pool."""
         samples = self._samples.get(pool)
         depths = [each.depth for each in samples if each.at_ns > samples[-1].at_ns - span_ns] if samples else []
         return sum(depths) / len(depths) if depths else 0.0
 
     def growth_per_minute(self, pool: tuple[str, str]) -> float | None:
-        """The line of least squares through the last half minute; None while too little is known."""
+        """Return the slope of the least-squares line through the last half minute; None with too little history."""
         samples = self._samples.get(pool)
         if not samples or samples[-1].at_ns - samples[0].at_ns < MIN_SPAN_NS:
             return None

@@ -1,4 +1,4 @@
-"""Which alerts there are: names, thresholds, how long each must hold, and what a rule finds about a subject. Pure."""
+"""The rules of alerts: names, thresholds, how long each must hold, and the conditions that they judge."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -9,34 +9,34 @@ from libs.policy.grade import Grade, Threshold
 
 @dataclass(frozen=True, slots=True)
 class AlertLimits:
-    """Built from the service's settings."""
+    """The thresholds and durations of alerts, from the service's settings."""
 
     window_ns: int
-    """What shares of GPU time are of."""
+    """The window over which shares of GPU time are taken."""
     for_ns: int
     clear_ns: int
     busy: Threshold
-    """Share of a starved pool's time in steps."""
+    """The share of a starved pool's time spent in steps."""
     idle: Threshold
-    """Share of the other pool's time in which nothing runs."""
+    """The share of the other pool's time in which nothing runs."""
     queue_tokens: int
-    """Prompt tokens a GPU that wait for prefill: a queue is one from here on, and grows if by as many a minute."""
+    """Prompt tokens a GPU that make a queue for prefill; it grows if it gains as many a minute."""
     queue_sequences: int
-    """Sequences a GPU that wait for decode, likewise."""
+    """Sequences a GPU that make a queue for decode; it grows if it gains as many a minute."""
     kv_wait: Threshold
     kv_used: Threshold
     stuck_s: Threshold
-    """Since the last step ended, with work at hand."""
+    """Time since the last step ended while there is work."""
     stale_s: Threshold
-    """Since a worker's telemetry ended."""
+    """Time since a worker's telemetry ended."""
     slo_objective: float
-    """Share of requests that are to be good."""
+    """The share of requests that must meet the target."""
     slo_requests: int
-    """With fewer in a window nothing is graded."""
+    """The least number of requests in a window for it to be graded."""
 
 
 class Name(StrEnum):
-    """As Prometheus's rules and the runbook call them."""
+    """The names of alerts in Prometheus's rules and the runbook."""
 
     IMBALANCE = "FulcrumImbalance"
     QUEUE_GROWING = "FulcrumQueueGrowing"
@@ -51,6 +51,8 @@ class Name(StrEnum):
     CAPACITY_SHORT = "FulcrumCapacityShort"
 
 
+# These are judged by step telemetry and held back while it is old, as are conditions on single silent workers.
+# Another alert reports the old telemetry instead.
 ON_TELEMETRY: Final = (
     Name.IMBALANCE,
     Name.QUEUE_GROWING,
@@ -61,24 +63,21 @@ ON_TELEMETRY: Final = (
     Name.SLOW_WORKER,
     Name.WORKER_STUCK,
 )
-"""What is judged by step telemetry: held back while that is old, as is what accuses single workers of silence. One
-alert says so in their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a condition becomes an alert, and when that is over."""
+    """The durations after which a condition becomes an alert and after which the alert ends."""
 
     for_ns: int
     """How long the condition must hold without a break."""
     clear_ns: int
-    """How long it must be clear without a break; longer for one that has fired often of late."""
+    """How long it must be clear without a break; longer for one that has fired often recently."""
 
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
-    """All of them."""
     settled = Rule(limits.for_ns, limits.clear_ns)
-    at_once = Rule(0, limits.clear_ns)  # their figures are lengths of time already, or of minutes and hours
+    at_once = Rule(0, limits.clear_ns)  # their figures already cover a length of time
     return {
         Name.IMBALANCE: settled,
         Name.QUEUE_GROWING: settled,
@@ -96,23 +95,23 @@ def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
 
 Severity = Literal["warning", "critical"]
 Labels = tuple[tuple[str, str], ...]
-"""What an alert is about, e.g. (("model", "m"), ("phase", "prefill"))."""
+"""The subject of an alert, such as (("model", "m"), ("phase", "prefill"))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One subject's grade, with the figures behind it in words."""
+    """One subject's grade, with a sentence that holds the figures behind it."""
 
     name: Name
     labels: Labels
     grade: Grade | None
-    """None: nothing is known now, so nothing changes."""
+    """The grade of the subject; None changes nothing, as nothing is known now."""
     reason: str
     severity: Severity = "warning"
     command: str = ""
-    """What ends it, as it is typed; empty where nothing is known that would."""
+    """The command that ends the condition; empty if none is known."""
 
 
 def held_back(condition: Condition) -> Condition:
-    """The same, of which nothing is known now."""
+    """Return the condition without a grade, so that it changes nothing."""
     return replace(condition, grade=None)

@@ -1,7 +1,7 @@
-"""Which alerts are silent for a while, and which somebody looks after. Pure; time is passed in.
+"""Silences and acknowledgements of alerts; time is passed in.
 
-A silence holds for all alerts of a name, or with certain labels, for a time. An acknowledgement is of one alert, and
-ends with it. Neither changes what is judged: an alert fires as before, and is shown as silent.
+A silence covers all alerts of a name or with certain labels for a time. An acknowledgement covers one alert and
+ends with it. Neither changes what is judged: an alert fires as before and is shown as silent.
 """
 
 from collections.abc import Iterable
@@ -12,49 +12,48 @@ from libs.policy.alerts.rules import Labels, Name
 from libs.policy.alerts.store import Alert
 
 MAX_SILENCES: Final = 256
-"""Silences and acknowledgements that hold at a time."""
+"""The most silences and acknowledgements in force at a time."""
 LEAST_NS: Final = 60 * 10**9
 MOST_NS: Final = 7 * 86_400 * 10**9
-"""A silence lasts no longer; an acknowledgement neither, however long its alert fires."""
+"""The longest silence; the longest acknowledgement too, however long its alert fires."""
 MAX_LABELS: Final = 8
 MAX_TEXT_CHARS: Final = 200
-"""Of a reason, an actor, a label."""
+"""The limit for a reason, an actor or a label."""
 MAX_ALERT_ID_CHARS: Final = 2_000
 MAX_ID_CHARS: Final = 64
 AHEAD_NS: Final = 300 * 10**9
-"""That another service's clock may be ahead."""
+"""Tolerance for the clock of another service that is ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """One of them; `alert_id` is of an acknowledgement alone, name and labels of a silence."""
+    """A silence with a name or labels, or an acknowledgement with an `alert_id`."""
 
     id: str
     made_ns: int
     until_ns: int
+    # Of several versions of a silence, the one that changed last counts.
     changed_ns: int
-    """Of several accounts of it the last one counts."""
     actor: str
     reason: str
     name: str = ""
-    """Of alerts; empty: of any name."""
+    """The name of the alerts to silence; empty for any name."""
     labels: Labels = ()
-    """That an alert has to have, among others."""
+    """Labels that an alert must have, possibly among others."""
     alert_id: str = ""
     ended: bool = False
-    """Somebody ended it, or the alert that it was of is over."""
+    """Whether somebody ended it, or its acknowledged alert has ended."""
 
     @property
     def is_ack(self) -> bool:
-        """Whether it is of one alert."""
+        """Whether it is the acknowledgement of one alert."""
         return bool(self.alert_id)
 
     def holds(self, now_ns: int) -> bool:
-        """Whether it is in force."""
         return not self.ended and now_ns < self.until_ns
 
     def matches(self, alert: Alert) -> bool:
-        """Whether it is about an alert."""
+        """Return whether the silence or acknowledgement covers an alert."""
         if self.is_ack:
             return alert.id == self.alert_id
         named = not self.name or alert.name == self.name
@@ -62,7 +61,7 @@ class Silence:
 
 
 def fault_of(silence: Silence) -> str:
-    """What is wrong with one that somebody wants, in words; empty: nothing."""
+    """Return a sentence with the fault of a requested silence; empty if it is valid."""
     length_ns = silence.until_ns - silence.made_ns
     texts = (silence.actor, silence.reason, *(part for label in silence.labels for part in label))
     if not LEAST_NS <= length_ns <= MOST_NS:
@@ -83,13 +82,13 @@ def fault_of(silence: Silence) -> str:
 
 
 class SilenceBook:
-    """Those that hold, by id, and for a while those that were ended, so that no late account brings them back."""
+    """Silences by id, with ended ones kept until they expire so that a late message cannot revive them."""
 
     def __init__(self) -> None:
         self._known: dict[str, Silence] = {}
 
     def take(self, silence: Silence, now_ns: int) -> bool:
-        """Enter an account of one, from wherever it comes; whether it changed anything."""
+        """Add or update a silence from any source; return whether anything changed."""
         self._forget(now_ns)
         known = self._known.get(silence.id)
         if fault_of(silence) or not now_ns < silence.until_ns <= now_ns + MOST_NS + AHEAD_NS:
@@ -102,35 +101,38 @@ class SilenceBook:
         return True
 
     def has_room(self, now_ns: int) -> bool:
-        """Whether one more may be made."""
+        """Return whether the book has room for another silence."""
         self._forget(now_ns)
         return len(self._known) < MAX_SILENCES
 
     def get(self, silence_id: str, now_ns: int) -> Silence | None:
-        """One that holds."""
+        """Return the silence of this id if it is in force."""
         found = self._known.get(silence_id)
         return found if found is not None and found.holds(now_ns) else None
 
     def knows(self, silence_id: str) -> bool:
-        """Whether there is or was one of this id."""
+        """Return whether a silence of this id exists or existed."""
         return silence_id in self._known
 
     def holding(self, now_ns: int) -> list[Silence]:
-        """The oldest first."""
+        """Return the silences in force, in the order of their addition."""
         return [each for each in self._known.values() if each.holds(now_ns)]
 
     def silenced(self, alert: Alert, now_ns: int) -> Silence | None:
-        """The silence that keeps an alert silent the longest."""
+        """Return the silence that covers an alert for longest, or None."""
         found = [each for each in self.holding(now_ns) if not each.is_ack and each.matches(alert)]
         return max(found, key=lambda each: each.until_ns, default=None)
 
     def loud(self, alerts: Iterable[Alert], now_ns: int) -> list[Alert]:
-        """Those that nothing silences."""
+        """Return the alerts that no silence covers."""
         holding = [each for each in self.holding(now_ns) if not each.is_ack]
         return [alert for alert in alerts if not any(each.matches(alert) for each in holding)]
 
     def over(self, alerts: Iterable[Alert], now_ns: int) -> list[Silence]:
-        """Acknowledgements of alerts that are over, as ended ones, for `take` and for others."""
+        """Return acknowledgements of ended alerts, marked as ended.
+
+        They are to be passed to `take` and to other instances.
+        """
         ids = {alert.id for alert in alerts if alert.state != "firing"}
         acks = [each for each in self.holding(now_ns) if each.alert_id in ids] if ids else []
         return [ended(each, now_ns) for each in acks]
@@ -141,5 +143,5 @@ class SilenceBook:
 
 
 def ended(silence: Silence, now_ns: int) -> Silence:
-    """The same, over; later than what is known of it."""
+    """Return the silence marked as ended, with a later change time than any known version."""
     return replace(silence, ended=True, changed_ns=max(now_ns, silence.changed_ns + 1))

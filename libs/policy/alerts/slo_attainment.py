@@ -1,4 +1,4 @@
-"""Whether a finished request kept its service levels. Pure."""
+"""The judgement of whether a finished request met its service levels."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,31 +6,31 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequest:
-    """What a request is judged by. Targets are its own; one that is 0 was not set."""
+    """A finished request with its own targets, of which 0 means that none was set."""
 
     failed: bool
-    """A fault of ours ended it."""
+    """Whether a fault of the service, rather than of the client, ended it."""
     shed: bool
-    """It was refused, and not for what its client asked: there was no room, or no worker."""
+    """Whether it was refused for want of room or of a worker, rather than for its content."""
     arrival_unix_ns: int
     ttft_ns: int
-    """0: no token was sent."""
+    """Time to the first token; 0 if no token was sent."""
     ttft_deadline_unix_ns: int
     decode_ns: int
-    """First token until the last."""
+    """Time from the first token to the last one."""
     output_tokens: int
     tpot_target_ns: int
 
 
 class MissedLevels(NamedTuple):
-    """Whether each service level was missed; None where the request says nothing about it."""
+    """Whether each service level was missed; None if the request does not tell."""
 
     ttft: bool | None
     tpot: bool | None
 
 
 def missed_levels(request: JudgedRequest) -> MissedLevels:
-    """One that failed or was shed missed its first token, target or not."""
+    """Judge a request; one that failed or was shed missed its TTFT even without a target."""
     ttft = tpot = None
     if request.failed or request.shed:
         ttft = True

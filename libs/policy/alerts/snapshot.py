@@ -1,4 +1,4 @@
-"""What alerts are decided from: depths, shares and latencies at a moment. Pure."""
+"""The inputs of alert rules: depths, shares and latencies at a moment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,90 +21,92 @@ class PhasePool:
     busy_ns: int
     kv_wait_ns: int
     waiting: int | None
-    """At workers and gateways: prompt tokens still to compute of prefill, sequences not yet running of decode; None
-    while telemetry does not say."""
+    """Work waiting at workers and gateways; None while telemetry does not report it.
+
+    It counts prompt tokens still to compute for prefill, and sequences not yet running for decode.
+    """
 
     places: int
-    """Sequences that its workers run at a time; 0 where they do not report it."""
+    """Sequences that its workers can run at a time; 0 if they do not report it."""
     taken: int
-    """Places that are."""
 
     @property
     def full(self) -> bool:
-        """Every place is taken: what comes further waits at the gateways."""
+        """Whether every place is taken, so that further sequences wait at the gateways."""
         return 0 < self.places <= self.taken
 
     @property
     def unit(self) -> str:
-        """What `waiting` counts."""
+        """The unit in which `waiting` counts."""
         return "prompt tokens" if self.phase == "prefill" else "sequences"
 
 
 class WorkerReport(NamedTuple):
-    """One worker at its last report."""
+    """The state of a worker at its last report."""
 
     id: str
     node: str
     model: str
     silent_ns: int
-    """Since its telemetry ended, beyond what is usual."""
+    """Time since its telemetry ended, beyond the usual delay."""
     left: bool
-    """It said that nothing comes any more."""
+    """Whether it announced the end of its telemetry."""
     at_hand: int
     """Sequences that it holds, running or not."""
     since_step_ns: int
-    """From the end of its last finished step until its telemetry ended."""
+    """Time from the end of its last finished step to the end of its telemetry."""
     reader: str
     """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
-    """Share of its KV blocks that sequences hold; None where it does not report it."""
+    """Share of its KV blocks that sequences hold; None if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCount:
-    """Requests of a window, and how many of them missed their target."""
+    """The requests of a window, and those of them that missed their target."""
 
     total: int
     bad: int
 
     @property
     def share(self) -> float:
-        """Share of bad ones; 0 without any request."""
+        """Share of bad requests; 0 if there is none."""
         return self.bad / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """A service level of a model, over windows by their length in seconds."""
+    """A model's service level, with counts over windows by their length in seconds."""
 
     model: str
     slo: str
-    """ttft or tpot."""
     windows: dict[int, RequestCount]
     age_s: float
-    """Since the first request that is counted; what was before is not known."""
+    """Time since the first counted request; nothing is known of the time before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment."""
+    """The state of the cluster at one moment."""
 
     at_ns: int
     pools: list[PhasePool]
     workers: list[WorkerReport]
     burns: list[Burn]
     silent_ns: int | None
-    """Since telemetry of any worker came; None before the first."""
+    """Time since the last telemetry of any worker; None before the first."""
     causes: Sequence[Cause] = ()
-    """What the verdict names."""
+    """The causes that the verdict names."""
     judged: frozenset[str] = frozenset()
-    """Models of which it knows enough. Of others, pools are judged by how busy they are."""
+    """Models that the verdict covers; pools of others are judged by how busy they are."""
     links: Sequence[KvLink] = ()
-    """Between workers, as fast as KV has come over them."""
+    """Links between workers, with the speed of KV transfers."""
 
     @property
     def behind_ns(self) -> int:
-        """More than half of the workers that have not left have been silent at least this long: what came meanwhile
-        covers earlier time. 0 without workers."""
+        """The least silence of more than half of the workers that have not left; 0 without workers.
+
+        Telemetry that arrives after such a silence covers earlier time.
+        """
         silent_ns = sorted(worker.silent_ns for worker in self.workers if not worker.left)
         return silent_ns[(len(silent_ns) - 1) // 2] if silent_ns else 0

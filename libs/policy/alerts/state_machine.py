@@ -1,4 +1,4 @@
-"""Hysteresis: conditions over time become alerts that fire once, end once, and do not flap. Pure."""
+"""Hysteresis that turns conditions over time into alerts that fire once, end once and do not flap."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,23 +7,23 @@ from typing import Final
 from libs.policy.alerts.rules import Condition, Labels, Name, Rule, Severity
 from libs.policy.grade import Grade
 
+# Conditions of further subjects are counted and otherwise ignored.
 MAX_SUBJECTS: Final = 16_384
-"""Followed at a time; conditions of further ones are counted and do nothing."""
+# After a longer pause no condition counts as having lasted through it.
 GAP_NS: Final = 5 * 10**9
-"""After a longer pause nothing is known to have lasted through it."""
+# An alert ends when no snapshot has contained its subject for this long.
 FORGET_NS: Final = 600 * 10**9
-"""An alert is over when no snapshot has held its subject for this long."""
+# Each time that an alert fired within this span doubles the time for which it must be clear, ...
 FLAP_NS: Final = 1800 * 10**9
-"""For each time an alert has fired in this time before, it must be clear twice as long, ..."""
+# ... up to this many doublings.
 MAX_DOUBLINGS: Final = 4
-"""... doubled at most this often."""
 
 Key = tuple[Name, Labels]
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert fires, or is over."""
+    """A change of state: an alert that fires or ends."""
 
     name: Name
     labels: Labels
@@ -31,26 +31,25 @@ class Transition:
     reason: str
     started_ns: int
     ended_ns: int | None
-    """None when it fires."""
     command: str = ""
-    """What ends it, as it is typed."""
+    """The command that ends the condition, as a user types it."""
 
 
 @dataclass(slots=True)
 class _Track:
-    """What is known of one subject."""
+    """The state of one subject, such as a pool or a worker."""
 
     seen_ns: int
     pending_ns: int | None = None
-    """Since when it has called for an alert."""
+    """The time since which the condition has held."""
     fired: Transition | None = None
     clear_ns: int | None = None
-    """Since when it has been clear, while it fires."""
+    """The time since which the condition has been clear while the alert fires."""
     fires_ns: list[int] = field(default_factory=list)
 
 
 class AlertStateMachine:
-    """Follows every subject; to be stepped with growing times."""
+    """The state of all subjects over time; `step` needs growing times."""
 
     def __init__(self, rules: Mapping[Name, Rule]) -> None:
         self._rules = rules
@@ -59,7 +58,7 @@ class AlertStateMachine:
         self.unfollowed_signs = 0
 
     def step(self, at_ns: int, conditions: Iterable[Condition]) -> list[Transition]:
-        """What changes at a moment; nothing for one that is not later than the last."""
+        """Return the transitions at a moment; none if it is not later than the last one."""
         if self._last_ns is not None and at_ns <= self._last_ns:
             return []
         if self._last_ns is not None and at_ns - self._last_ns > GAP_NS:
@@ -69,7 +68,7 @@ class AlertStateMachine:
         return changed + self._sweep(at_ns)
 
     def followed(self, label: str) -> set[str]:
-        """What subjects that are followed have in a label."""
+        """Return the values of a label among the tracked subjects."""
         return {value for _, labels in self._tracks for name, value in labels if name == label}
 
     def _take(self, at_ns: int, condition: Condition) -> Transition | None:
@@ -116,7 +115,7 @@ class AlertStateMachine:
         return Transition(fired.name, fired.labels, fired.severity, reason, fired.started_ns, at_ns)
 
     def _sweep(self, at_ns: int) -> list[Transition]:
-        """End alerts whose subject is gone, and forget quiet ones."""
+        """End alerts whose subject is gone, and forget quiet subjects."""
         over = []
         for key, track in list(self._tracks.items()):
             if track.fired and track.seen_ns <= at_ns - FORGET_NS:

@@ -1,4 +1,4 @@
-"""Alerts that fire, and the last changes. Pure."""
+"""The alerts that fire, and the latest changes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -15,29 +15,27 @@ MS_NS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert in one state."""
-
     number: int
-    """Of this change: grows by one since the service started."""
+    """The number of this change; it grows by one from the start of the service."""
     id: str
-    """Name and labels: the same when it fires, ends and fires again."""
+    """Name and labels, the same whenever the alert fires, ends and fires again."""
     name: str
     state: Literal["firing", "resolved"]
     severity: Severity
     labels: dict[str, str]
     reason: str
-    """In numbers, when it fired."""
+    """The reason with its figures when the alert fired."""
     ended_because: str
-    """In numbers, when it was over; empty while it fires."""
+    """The reason with its figures when the alert ended; empty while it fires."""
     started_unix_ms: int
     ended_unix_ms: int | None
     runbook_url: str
     now: str = ""
-    """In numbers, at the last look, while it fires."""
+    """The reason with its figures at the last look, while the alert fires."""
     clearing: bool = False
-    """It fires still, and what it fires for was gone at the last look."""
+    """Whether the alert still fires although its condition was gone at the last look."""
     command: str = ""
-    """What ends it, as it is typed, by the last look: empty where that is not known, or is not needed any more."""
+    """The command that ends the condition, from the last look; empty if none is known or needed."""
 
     @property
     def called(self) -> str:
@@ -46,24 +44,23 @@ class Alert:
 
 
 class AlertStore:
-    """What fires, and the last changes, by number."""
+    """The firing alerts, and a bounded history of numbered changes."""
 
     def __init__(self) -> None:
         self.runbook_url = "/runbook"
-        """Where its pages are."""
         self.held_back: Sequence[str] = ()
-        """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
+        """Names of alerts that neither fire nor end now because their telemetry is old."""
         self._firing: dict[str, Alert] = {}
         self._recent: deque[Alert] = deque(maxlen=MAX_RECENT)
         self.count = 0
-        """Changes so far."""
+        """The number of changes so far."""
 
     def enter(self, transitions: Iterable[Transition]) -> list[Alert]:
-        """The changes as alerts."""
+        """Record transitions and return them as alerts."""
         return [self._enter(transition) for transition in transitions]
 
     def follow(self, conditions: Iterable[Condition]) -> None:
-        """Let what fires say how it is now; what has not lasted yet, or is not known now, says nothing."""
+        """Update firing alerts with their current reasons; conditions without a grade change nothing."""
         if not self._firing:
             return
         for each in conditions:
@@ -76,11 +73,11 @@ class AlertStore:
                 self._firing[alert.id] = known
 
     def firing(self) -> list[Alert]:
-        """The longest firing first."""
+        """Return the firing alerts, the longest firing first."""
         return list(self._firing.values())
 
     def newest(self, limit: int) -> list[Alert]:
-        """At most `limit` changes, the newest first."""
+        """Return at most `limit` changes, the newest first."""
         return list(reversed(self._recent))[:limit]
 
     def _enter(self, transition: Transition) -> Alert:
@@ -118,6 +115,6 @@ class AlertStore:
 
 
 def _id(name: str, labels: Labels) -> str:
-    """The same when it fires, ends and fires again."""
+    # Name and labels, so it stays the same when an alert fires, ends and fires again.
     inside = ",".join(f'{label}="{value}"' for label, value in labels)
     return f"{name}{{{inside}}}"

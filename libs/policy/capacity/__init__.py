@@ -1,1 +1,1 @@
-"""From demand to GPUs: what phases have to do, how many workers that takes, when those there are run short. Pure."""
+"""Capacity planning from demand: the work of each phase, the workers that it needs, and when they run short."""

@@ -1,7 +1,7 @@
-"""Sample paths of demand from a forecast's quantiles: hours hang together, and so do the phases. Pure.
+"""Sample paths of demand from a forecast's quantiles, with correlated hours and phases.
 
-What is drawn comes in as normal deviates; a path's deviate of an hour becomes a rate by the quantiles of that hour
-(a Gaussian copula).
+The random numbers come in as normal deviates. A path's deviate of an hour becomes a rate by the quantiles of that
+hour (a Gaussian copula).
 """
 
 from typing import Final
@@ -12,9 +12,9 @@ from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import Floats
 
 _Z: Final = np.array([-1.6448536, -1.2815516, -0.6744898, 0.0, 0.6744898, 1.2815516, 1.6448536])
-"""Of a standard normal, at `LEVELS`."""
+"""The deviates of a standard normal distribution at `LEVELS`."""
+# Quantiles are known from 5 to 95 %. The last stretch is extrapolated up to here and no further.
 MOST_Z: Final = 3.0
-"""Quantiles are known to 5 and 95 %: beyond, the last stretch is drawn out so far and no further."""
 LEAST_HANG: Final = 0.5
 MOST_HANG: Final = 0.98
 _TINY: Final = 1e-12
@@ -22,8 +22,10 @@ assert len(_Z) == len(LEVELS)
 
 
 def hang_together(values: Floats, day: int) -> float:
-    """Correlation of neighbouring bins of a series about its day's profile, within `LEAST_HANG` and `MOST_HANG`; the
-    mean of both where there are no two days."""
+    """Return the correlation of neighbouring bins of a series about its daily profile.
+
+    It lies within `LEAST_HANG` and `MOST_HANG`, and is the mean of both where too little is known.
+    """
     off = residuals(values, day)
     pairs = np.isfinite(off[1:]) & np.isfinite(off[:-1])
     if pairs.sum() < 24:
@@ -32,14 +34,14 @@ def hang_together(values: Floats, day: int) -> float:
 
 
 def phases_together(prefill: Floats, decode: Floats, day: int) -> float:
-    """Correlation of both phases about their days' profiles, 0 to 1; 0.5 where there is little to tell it by."""
+    """Return the correlation of both phases about their daily profiles, 0 to 1; 0.5 with too little data."""
     mine, its = residuals(prefill, day), residuals(decode, day)
     both = np.isfinite(mine) & np.isfinite(its)
     return float(np.clip(_correlation(mine[both], its[both]), 0.0, 1.0)) if both.sum() >= 24 else 0.5
 
 
 def residuals(values: Floats, day: int) -> Floats:
-    """Logarithms less the mean of their time of day, or less the whole mean where there are no two days."""
+    """Return logarithms less the mean of their time of day, or less the overall mean with fewer than two days."""
     seen = values[np.isfinite(values) & (values > 0)]
     offset = 0.01 * float(np.median(seen)) if len(seen) else 1.0
     logs = np.log(np.maximum(values, 0.0) + offset)
@@ -59,11 +61,11 @@ def _correlation(first: Floats, second: Floats) -> float:
 
 
 def sample_paths(quantiles: Floats, deviates: Floats, hang: float, together: float) -> Floats:
-    """[paths, series, horizons] Rates.
+    """Return sampled rates of shape [paths, series, horizons].
 
-    quantiles: [series, horizons, levels], sorted, at least 0. deviates: [paths, series + 1, horizons] independent
-    standard normals, of which the last of each path is common to all series. hang: correlation of neighbouring
-    horizons; together: of series.
+    `quantiles` is [series, horizons, levels], sorted, at least 0. `deviates` is [paths, series + 1, horizons],
+    independent standard normals, of which the last of each path is common to all series. `hang` is the correlation
+    of neighbouring horizons, `together` that of series.
     """
     common = np.sqrt(together) * deviates[:, -1:] + np.sqrt(1 - together) * deviates[:, :-1]
     z = np.empty_like(common)
@@ -80,7 +82,7 @@ def sample_paths(quantiles: Floats, deviates: Floats, hang: float, together: flo
 
 
 def quantile_at(quantiles: Floats, z: Floats) -> Floats:
-    """Rates at standard normal deviates, on lines between the known quantiles' logarithms; quantiles: [levels]."""
+    """Return the rates at standard normal deviates, interpolating between logarithms of quantiles of shape [levels]."""
     top = float(quantiles[-1])
     if top <= _TINY:
         return np.full(z.shape, 0.0)

@@ -1,4 +1,4 @@
-"""What demand asks of GPUs: seconds of prefill and decode work a second, by the step-time model. Pure."""
+"""The GPU time that demand needs: seconds of prefill and decode work, by the step-time model."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,32 +10,36 @@ from libs.policy.worker.slack import IN_HAND, largest_batch
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """One kind of worker, as planning needs it."""
+    """A kind of worker with the figures that planning needs."""
 
     speed: Speed
     gpus: int
-    """Of each worker."""
     max_sequences: int
     kv_tokens: int
-    """Room for; 0: not known."""
+    """KV room in tokens; 0 if unknown."""
 
 
 def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float = 0.0) -> float:
-    """Seconds that one worker takes for a prompt, cached tokens left out; steps as full as prompts make them."""
+    """Return the seconds that one worker takes for a prompt without its cached tokens.
+
+    Steps count as being as full as prompts make them.
+    """
     tokens = prompt_tokens * (1 - cached_share)
     squares = prompt_tokens**2 - (prompt_tokens * cached_share) ** 2
     model, chunk = kind.speed.step_time, kind.speed.chunk_tokens
     if tokens <= 0:
         return 0.0
-    # Prompts share steps: their fixed part counts by tokens.
+    # Prompts share steps, so the fixed part is divided by tokens.
     fixed_ns = model.prefill_fixed_ns * tokens / chunk
     floor_ns = model.prefill_floor_ns * tokens / chunk
     return max(fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squares, floor_ns) / 1e9
 
 
 def decode_seconds(kind: WorkerKind, prompt_tokens: float, output_tokens: float, tpot_s: float) -> float:
-    """Seconds that one worker takes for an answer's tokens in the largest batch that keeps TPOT and its KV; inf where
-    not even one sequence keeps it."""
+    """Return the seconds that one worker takes for an answer in the largest batch that keeps TPOT and fits its KV.
+
+    The result is inf if not even one sequence keeps TPOT.
+    """
     model = kind.speed.step_time
     context = max(prompt_tokens + output_tokens / 2, 1.0)
     batch = largest_batch(model, tpot_s * 1e9 * (1 - IN_HAND), round(context), kind.max_sequences)

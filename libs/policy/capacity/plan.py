@@ -1,4 +1,4 @@
-"""From paths of work to workers by hour, when those there are run short, and what it costs. Pure."""
+"""Capacity plans from sample paths of work: workers by hour, the first shortages, and the cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ Phase = Literal["prefill", "decode"]
 PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 Whole = NDArray[np.int64]
 SURE: Final = 0.8
-"""Share of paths that agree before a shortage is one to speak of."""
+"""The share of paths that must agree for a shortage to be reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolHour:
-    """What one pool needs in one stretch of time, in workers."""
+    """The workers that one pool needs in one stretch of time."""
 
     surely: int
-    """That at least `SURE` of the paths need."""
+    """Workers that at least `SURE` of the paths need."""
     p50: int
     p95: int
     asked: int
-    """At the confidence that was asked for, with spare workers."""
+    """Workers at the requested confidence, plus spare ones."""
     short: float
-    """Share of paths in which the workers that are there are too few."""
+    """The share of paths in which the present workers are too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +37,33 @@ class Shortage:
 
     phase: Phase
     at_s: float
-    """Begin of that stretch."""
+    """The beginning of that stretch."""
     workers: int
-    """That are missing in at least `SURE` of the paths."""
+    """Workers missing in at least `SURE` of the paths."""
     sure: float
-    """Share of paths that are short in that stretch."""
+    """The share of paths that are short in that stretch."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """Stretches one after the other."""
+    """The needs of both pools over consecutive stretches of time."""
 
     starts_s: tuple[float, ...]
     step_s: float
     pools: Mapping[Phase, tuple[PoolHour, ...]]
     there: Mapping[Phase, int]
-    """Workers of today; empty: not known."""
+    """Present workers by phase; empty if unknown."""
     confidence: float
     spare: int
-    """Workers of each pool beyond what is needed, for those that are lost."""
+    """Workers of each pool beyond the need, to replace lost ones."""
 
     def most(self, phase: Phase) -> int:
-        """Workers that are enough all the time."""
+        """Return the number of workers that suffices at all times."""
         return max((each.asked for each in self.pools[phase]), default=0)
 
 
 def needed_workers(work: Floats, table: PoolTable) -> Whole:
-    """[...] of [...] work: the fewest workers by the table."""
+    """Return the fewest workers by the table for each amount of work, in the same shape."""
     flat = work.ravel()
     levels, places = np.unique(np.round(flat, 3), return_inverse=True)
     found = np.array([table.workers_for(float(each)) for each in levels], np.int64)
@@ -81,9 +81,9 @@ def make_plan(
     there: Mapping[Phase, int] | None = None,
     least: int = 1,
 ) -> CapacityPlan:
-    """work: [paths, stretches] of each phase, in workers that would be busy all the time.
+    """Plan both pools for `work`, of shape [paths, stretches] for each phase, in permanently busy workers.
 
-    `least`: of each pool, also while nothing comes. Raises ValueError for a confidence outside (0, 1).
+    Each pool has at least `least` workers, even without demand. Raise ValueError for a confidence outside (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError("a confidence is between 0 and 1")
@@ -106,7 +106,7 @@ def make_plan(
 
 
 def _quantiles(needed: Whole, levels: Sequence[float]) -> Whole:
-    """[levels, stretches] The least number that so large a share of paths needs at most."""
+    """Return, of shape [levels, stretches], the least number that covers this share of the paths."""
     if not len(needed):
         return np.zeros((len(levels), needed.shape[1]), np.int64)
     ordered = np.sort(needed, axis=0)
@@ -115,7 +115,7 @@ def _quantiles(needed: Whole, levels: Sequence[float]) -> Whole:
 
 
 def first_shortages(plan: CapacityPlan) -> list[Shortage]:
-    """Find the first stretch of each pool in which `SURE` of the paths are short."""
+    """Return the first stretch of each pool in which `SURE` of the paths are short."""
     found = []
     for phase in PHASES:
         have = plan.there.get(phase)
@@ -129,7 +129,10 @@ def first_shortages(plan: CapacityPlan) -> list[Shortage]:
 
 
 def runs_short(plan: CapacityPlan, phase: Phase, quantile: Literal["p50", "p95"]) -> float | None:
-    """Begin of the first stretch that needs more than is there; None: none does, or what is there is not known."""
+    """Return the beginning of the first stretch that needs more workers than are present.
+
+    None means that there is none, or that the present workers are unknown.
+    """
     have = plan.there.get(phase)
     if have is None:
         return None
@@ -138,7 +141,7 @@ def runs_short(plan: CapacityPlan, phase: Phase, quantile: Literal["p50", "p95"]
 
 
 def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
-    """(as many as each stretch needs, as many as are enough all the time) over the plan."""
+    """Return the GPU-hours of the plan: (with as many as each stretch needs, with as many as suffice throughout)."""
     hours = plan.step_s / 3600
     moving = sum(each.asked for phase in PHASES for each in plan.pools[phase]) * hours * gpus
     still = sum(plan.most(phase) for phase in PHASES) * len(plan.starts_s) * hours * gpus
@@ -146,11 +149,11 @@ def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
 
 
 def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phase, int]:
-    """Workers that each pool is to have once those ordered now are there: the most that is needed from now until one
-    stretch after `lead_s`, so that nobody is let go who is wanted again before a new one could start. 0 for a pool that
-    has no work in 19 of 20 paths: the least that a plan counts for it is no reason to start a worker.
+    """Return the workers that each pool should have once those ordered now have started.
 
-    Empty where the plan says nothing of that time.
+    It is the most that is needed from now until one stretch after `lead_s`, so no worker is released that is needed
+    again before a new one could start. It is 0 for a pool without work in 19 of 20 paths, as a plan's minimum is no
+    reason to start a worker. The result is empty if the plan does not cover that time.
     """
     until_s = now_s + lead_s + plan.step_s
     places = [at for at, start in enumerate(plan.starts_s) if start < until_s and start + plan.step_s > now_s]
@@ -164,17 +167,18 @@ def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phas
 
 
 class CapacityPlans(Protocol):
-    """Plans by model, wherever they come from."""
+    """A source of the newest capacity plan of each model."""
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """The newest one, its times in Unix seconds; None: there is none, and nothing is wished."""
+        """Return the newest plan in Unix seconds; None if there is none, which requests nothing."""
         ...
 
 
 def wishes(plans: CapacityPlans, model: str, now_s: float, lead_s: float) -> dict[Phase, int]:
-    """Workers that each pool of a model is to have once those ordered now are there; see `wished_workers`.
+    """Return the workers that each pool of a model should have once those ordered now have started.
 
-    lead_s: that a worker takes to start. Empty without a plan, or where it says nothing of that time: keep what is.
+    `lead_s` is the time that a worker takes to start. The result is empty without a plan for that time, which
+    leaves the pools as they are (see `wished_workers`).
     """
     plan = plans.plan(model)
     return {} if plan is None else wished_workers(plan, now_s, lead_s)

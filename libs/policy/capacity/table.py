@@ -1,4 +1,4 @@
-"""How much work pools of workers take while the SLO holds, as the lab measured it, and its inverse. Pure."""
+"""The work that pools of workers can take while the SLO holds, as measured in the lab, and its inverse."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,21 +6,20 @@ from math import inf
 from typing import Final
 
 MOST_WORKERS: Final = 100_000
-"""Of a pool: more are no plan."""
+"""The most workers of a pool that a plan may contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTable:
-    """Capacity of one phase: the most work, in workers that would be busy all the time, that each number of workers
-    takes."""
+    """The capacity of one phase: the most work for each number of workers, in permanently busy workers."""
 
     workers: tuple[int, ...]
-    """Growing."""
+    """Worker counts in strictly increasing order."""
     work: tuple[float, ...]
-    """Never shrinking."""
+    """The most work for each count, never decreasing."""
 
     def most_work(self, workers: float) -> float:
-        """Between measured numbers on a line, beyond the last as each of those takes."""
+        """Return the most work, interpolated between measured counts and proportional beyond the last."""
         if workers <= 0:
             return 0.0
         below, under = 0, 0.0
@@ -31,7 +30,7 @@ class PoolTable:
         return under / below * workers if below else 0.0
 
     def workers_for(self, work: float) -> int:
-        """The fewest that take so much; `MOST_WORKERS` where nothing does."""
+        """Return the fewest workers that can take this work; `MOST_WORKERS` if none can."""
         if not work > 0:
             return 0
         if work == inf or not self.work or self.work[-1] <= 0:

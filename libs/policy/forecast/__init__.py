@@ -1,1 +1,1 @@
-"""Demand forecasts with honest bands: what arrives, and its prompt and output tokens, hours ahead. Pure."""
+"""Demand forecasts with calibrated bands: arrivals and their prompt and output tokens, hours ahead."""

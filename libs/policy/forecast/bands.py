@@ -1,9 +1,9 @@
-"""How far a series may be from its forecast: past errors by state, kept honest by their own coverage. Pure.
+"""Uncertainty bands of forecasts, from past errors by state and corrected by their own coverage.
 
-Errors of past forecasts, divided by a scale that depends on how restless the series is and how far from its level,
-give the shape (split conformal prediction); old ones count less. Each quantile's width then grows while it is passed
-too often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021). Bursts are in the
-errors, so they are in the bands.
+The shape comes from errors of past forecasts, divided by a scale that depends on how restless the series is and how
+far it is from its level (split conformal prediction); old errors count less. Each quantile's width then grows while
+it is exceeded too often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
+Bursts are among the errors, so the bands contain them.
 """
 
 from dataclasses import dataclass
@@ -19,51 +19,55 @@ from libs.policy.forecast.targets import DAY_S, DAYS_BACK, FADE
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
-"""Half-life of an error's weight."""
+"""The half-life of an error's weight."""
 PRIOR_ERROR: Final = 0.12
+# The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
+# the horizon. Both figures are from ServeGen's m-large, days 1 to 10.
 PRIOR_GROWTH: Final = 0.3
-"""Mean absolute error in logarithms before any evidence: 0.12 ten minutes ahead, growing with this power of the
-horizon. From ServeGen's m-large, days 1 to 10."""
+# The prior counts like this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
-"""The prior counts like this many horizons of history."""
 WARM_BINS: Final = 288
-"""Before the first forecast over which widths adapt."""
+"""The number of bins before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
-"""Bins after which shapes are taken anew."""
+"""The number of bins after which shapes are taken anew."""
+# The step of a quantile's log width for each outcome; smaller where outcomes of over `ADAPT_BINS` overlap.
 ADAPT: Final = 0.06
-"""Step of a quantile's log width for each outcome; less where outcomes of over `ADAPT_BINS` overlap."""
 ADAPT_BINS: Final = 9
+# A log width adapts by at most this much, a factor of 2.
 MOST_WIDTH: Final = 0.7
-"""Of a log width that adapts: a factor of 2."""
+# How restless a series is at a time of day is measured over this time before and after it.
 AROUND_S: Final = 5400.0
-"""Before and after a time of day: how restless a series is at this time."""
 _SMALL_ERROR: Final = 0.02
 _RIDGE: Final = 0.05
+# Rounding differs with the length of arrays. Without this tolerance the same past could give different results.
 _SAME: Final = 1e-9
-"""Rounding differs with the length of arrays: what depends on it would not be the same for the same past."""
+# The shape of errors before any evidence. A scale predicts the mean of log sizes, and mean sizes are 1.3 times
+# that.
 _LAPLACE: Final = 1.3 * np.array(
     [-np.log(2 - 2 * p) if p > 0.5 else np.log(2 * p) for p in np.linspace(0.025, 0.975, 20)]
 )
-"""Shape of errors before any evidence. A scale predicts the mean of log sizes, so mean sizes are 1.3 of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Expected size of an error by the state of the series."""
+    """The expected size of an error by the state of the series."""
 
     centre: Floats
     weights: Floats
-    """Both [horizons, features]."""
+    """Regression weights, of shape [horizons, features] like the other matrix."""
 
     def at(self, states: Floats) -> Floats:
-        """[horizons, n]"""
+        """Return the expected sizes for these states, of shape [horizons, n]."""
         found = ((states - self.centre[:, None]) @ self.weights[:, :, None])[:, :, 0]
         return np.asarray(np.exp(np.clip(found, -5.0, 2.0)))
 
 
 def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
-    """[horizons, n, 5] One; how far the series is from its hour, and its hour from its days; how restless it is, and
-    how much more than on the whole it was on earlier days at the time of day that is predicted."""
+    """Return the states at all origins, of shape [horizons, n, 5].
+
+    The features are a constant, the distance of the series from its hour, that of its hour from its days, its
+    restlessness, and its excess restlessness on earlier days at the predicted time of day.
+    """
     hour, days = running_means(log, np.array([3600.0, 180_000.0]) / step_s)
     moved = np.abs(np.diff(log, prepend=log[0]))
     restless = np.log(running_means(moved, np.array([7200.0 / step_s]))[0] + _SMALL_ERROR)
@@ -73,8 +77,10 @@ def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
 
 
 def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
-    """[horizons, n] Logarithm of the mean move around the predicted time of day on earlier days over that of all bins
-    before; 0 where there is no earlier day."""
+    """Return the log ratio of the mean move around the predicted time on earlier days to that of all bins before.
+
+    The shape is [horizons, n]; the value is 0 where there is no earlier day.
+    """
     day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
     sums = np.concatenate([[0.0], np.cumsum(moved)])
     places = np.arange(len(moved))
@@ -97,7 +103,10 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
 
 
 def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s: float) -> Scale:
-    """Regression of log error sizes on states; states: [horizons, n, features], errors: [horizons, n], nan: unknown."""
+    """Fit a regression of log error sizes on states.
+
+    `states` is [horizons, n, features]; `errors` is [horizons, n], nan where unknown.
+    """
     recency = 0.5 ** (np.arange(states.shape[1])[::-1] * step_s / MEMORY_S)
     centre = states.mean(axis=1)
     centre[:, 0] = 0.0
@@ -110,7 +119,7 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
         rows, weight = states[place, known] - centre[place], recency[known] / recency[known].sum()
         sizes = np.log(np.abs(errors[place, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
-        # Few independent errors say little of what their size depends on.
+        # Few independent errors say little about what their size depends on.
         ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
         weights[place] = solved
@@ -119,24 +128,24 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
 
 
 def prior_error(horizon_s: float) -> float:
-    """Mean absolute error in logarithms to expect of a series of which nothing is known."""
+    """Return the expected mean absolute error in logarithms of a series of which nothing is known."""
     return float(PRIOR_ERROR * (horizon_s / 600.0) ** PRIOR_GROWTH)
 
 
 @dataclass(frozen=True, slots=True)
 class BandState:
-    """How widths had adapted after a bin, and the bands whose outcomes are still to come."""
+    """The adapted widths after a bin, and the bands whose outcomes are still to come."""
 
     width: Floats
-    """[horizons, calm or restless, levels] Logarithms of factors."""
+    """Logarithms of factors on widths, of shape [horizons, calm or restless, levels]."""
     usual: Floats
-    """[horizons, 1] Median scale of the fit: above it a state is restless."""
+    """The median scale of the fit, of shape [horizons, 1]; above it a state is restless."""
     pending: Floats
-    """[<= longest horizon, horizons, levels] Of the last origins; nan where no band was made."""
+    """Bands of the last origins, of shape [<= longest horizon, horizons, levels]; nan where none was made."""
 
 
 def warm_bands(point: Floats, actual: Floats, scale: Floats, horizons: tuple[int, ...], step_s: float) -> BandState:
-    """Adapt widths over the last `WARM_BINS` of a fit; for the arguments see `follow_bands`."""
+    """Adapt widths over the last `WARM_BINS` of a fit (for the arguments see `follow_bands`)."""
     count = point.shape[1]
     fresh = BandState(
         np.zeros((len(horizons), 2, len(LEVELS))),
@@ -145,7 +154,7 @@ def warm_bands(point: Floats, actual: Floats, scale: Floats, horizons: tuple[int
     )
     start = max(count - WARM_BINS, 0)
     out, width = _adapt(fresh, point, actual, scale, horizons, step_s=step_s, start=start, fitted=count)
-    # The last origin of a fit is predicted again, by what was learned with it.
+    # The last origin of a fit is predicted again with the widths learned from it.
     return BandState(width, fresh.usual, out[:-1][-max(horizons) :])
 
 
@@ -153,9 +162,10 @@ def follow_bands(
     state: BandState, point: Floats, actual: Floats, scale: Floats, horizons: tuple[int, ...], *,
     step_s: float, fitted: int,
 ) -> Floats:  # fmt: skip
-    """[n - fitted + 1, horizons, levels] Sorted quantiles, in logarithms, of the fit's last origin and those after it.
+    """Return quantiles in logarithms for the fit's last origin and those after it.
 
-    point, scale: [horizons, n] by origin. actual: [n], nan where unknown. fitted: bins of the fit.
+    Their shape is [n - fitted + 1, horizons, levels], sorted by level. `point` and `scale` are [horizons, n] by
+    origin. `actual` is [n], nan where unknown. `fitted` is the number of bins of the fit.
     """
     out, _ = _adapt(state, point, actual, scale, horizons, step_s=step_s, start=fitted - 1, fitted=fitted)
     return np.asarray(np.sort(out, axis=2))
@@ -165,7 +175,7 @@ def _adapt(
     state: BandState, point: Floats, actual: Floats, scale: Floats, horizons: tuple[int, ...], *,
     step_s: float, start: int, fitted: int,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """(bands [n - start, horizons, levels], widths after the last bin)."""
+    """Return (bands of shape [n - start, horizons, levels], widths after the last bin)."""
     count, lead = point.shape[1], len(state.pending)
     shapes = [
         _shapes(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
@@ -175,7 +185,7 @@ def _adapt(
     out = np.concatenate([state.pending, np.empty_like(raw)])
     steps, rows, levels = np.array(horizons), np.arange(len(horizons)), np.array(LEVELS)
     rate = (ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]) * np.sign(levels - 0.5)
-    # Calm and restless states adapt apart, or bands that are wide in one and narrow in the other pass for right.
+    # Calm and restless states adapt separately, or errors in opposite directions would cancel.
     restless = (scale > state.usual).astype(np.intp)  # [horizons, n]
     width = state.width.copy()
     for origin in range(start, count):
@@ -198,7 +208,7 @@ def _adapt(
 def _shapes(
     point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_s: float, start: int, fitted: int
 ) -> Floats:
-    """[n - start, levels] Offsets of quantiles from the forecast of each origin, before they adapt."""
+    """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
     count = len(point)
     ended = max(count - horizon, 0)
     places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
@@ -229,10 +239,10 @@ def _shapes(
 
 
 def _bins_alike(errors: Floats, horizon: int) -> float:
-    """How many neighbouring errors say what one does: at most `horizon`, less where they are unlike.
+    """Return how many neighbouring errors carry the information of one, at most `horizon`.
 
-    Their integrated autocorrelation time, by eighths of the horizon; the mean in logarithms of it and the horizon, as
-    so few errors know little of how alike they are.
+    It is their integrated autocorrelation time, by eighths of the horizon, averaged in logarithms with the horizon.
+    So few errors determine their correlation poorly.
     """
     lag = max(horizon // 8, 1)
     if len(errors) < 2 * horizon:

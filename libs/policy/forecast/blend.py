@@ -1,10 +1,12 @@
-"""Forecasts weighed by how well each has done of late on this series, at this horizon. Pure.
+"""A blend of forecasts, weighted by their recent errors on this series at this horizon.
 
-Besides the targets there are their median, two ridge regressions on them, and an autoregression; the learned ones are
-fitted anew at checkpoints, so that every past forecast is made of earlier bins alone. A candidate weighs
-prior * (its mean absolute error / the least)^-power, errors counting half as much after a day. The power grows with
-the number of independent outcomes: in a short history all weigh alike. Fixed rules that track the best expert lose
-little in hindsight (Herbster and Warmuth, Machine Learning 32, 1998); learned weights lost more in sixteen series.
+Candidates are the targets, their median, two ridge regressions on them, and an autoregression. The learned ones are
+fitted anew at checkpoints, so every past forecast is made of earlier bins alone.
+
+A candidate's weight is prior * (its mean absolute error / the least)^-power, with errors halved in weight after a
+day. The power grows with the number of independent outcomes, so in a short history all weigh alike. Fixed rules
+that track the best expert lose little in hindsight (Herbster and Warmuth, Machine Learning 32, 1998); learned
+weights lost more in sixteen series.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,30 +20,35 @@ from libs.policy.forecast.history import Floats
 
 LOSS_HALF_LIFE_S: Final = 86_400.0
 LEAST_HALF_LIFE: Final = 24.0
-"""Bins, where they are long."""
+"""The least half-life in bins, which applies where bins are long."""
 MOST_POWER: Final = 80.0
 POWER_OUTCOMES: Final = 40.0
-"""Independent outcomes at which half of the most power is reached."""
+"""The number of independent outcomes at which half of the greatest power is reached."""
+# Outcomes h bins ahead overlap: h^0.7 of them carry as much information as one.
 OVERLAP: Final = 0.7
-"""Outcomes h bins ahead overlap: h^0.7 of them tell as much as one."""
+# The prior weight of the median and of each regression; the other candidates share the rest.
 PRIOR_SHARE: Final = 0.15
-"""Prior weight of the median, and of each regression; the others share the rest."""
+# The number of rows, one bin ahead, at which a regression is halfway from the present to least squares.
 RIDGES: Final = (30.0, 300.0)
-"""Rows, one bin ahead, at which a regression is half way from the present to least squares."""
 LAGS: Final = 12
 LEARNED: Final = ("regression", "regression, cautious", "median of all", "autoregression")
 LEAST_ROWS: Final = 144
 """Outcomes that a regression needs: with half a day of them it does more harm than good."""
 _STEP: Final = 1.12
-"""Between checkpoints, at least; in a short history it is a day."""
+"""The least factor between checkpoints; in a short history they are a day apart."""
 _BLOCK: Final = 64
 
 Targets = Callable[[int, int], Floats]
-"""(horizon, first) -> [n - first, names] Logarithms; see `libs.policy.forecast.targets.Targets.at`."""
+"""Forecasts in logarithms for (horizon, first), of shape [n - first, names]; see
+`libs.policy.forecast.targets.Targets.at`.
+"""
 
 
 def checkpoints(bins: int, day: int) -> list[int]:
-    """Bins at which regressions are fitted anew: quarter and half a day, days, then every eighth of the history."""
+    """Return the bins at which regressions are fitted anew.
+
+    These are a quarter and half of a day, days, and then every eighth of the history.
+    """
     found, at = [day // 4, day // 2], day
     while at < bins:
         found.append(at)
@@ -51,16 +58,19 @@ def checkpoints(bins: int, day: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What one fit of the regressions found."""
+    """The result of one fit of the regressions and the autoregression."""
 
     ridges: Floats
-    """[2, names] On targets less the present, and a constant."""
+    """Weights of the targets less the present, and of a constant, of shape [2, names]."""
     lags: Floats
-    """[LAGS] Of deviations from `mean`, to `horizon` bins ahead."""
+    """Weights of deviations from `mean`, up to `horizon` bins ahead, of shape [LAGS]."""
     mean: float
 
     def predict(self, targets: Floats, log: Floats, places: NDArray[np.int64]) -> Floats:
-        """[places, names + LEARNED] All candidates; log: the whole series, targets: rows at `places`."""
+        """Return all candidates, of shape [places, names + LEARNED].
+
+        `log` is the whole series; `targets` has the rows at `places`.
+        """
         if not len(self.ridges):
             now = targets[:, :1]
             return np.concatenate([targets, now, now, np.median(targets, axis=1)[:, None], now], axis=1)
@@ -69,7 +79,7 @@ class Learned:
         lagged = log[np.maximum(places[:, None] - np.arange(LAGS), 0)] - self.mean
         low, high = targets.min(axis=1)[:, None], targets.max(axis=1)[:, None]
         learned = np.stack([*(targets[:, 0] + moves @ row for row in self.ridges), self.mean + lagged @ self.lags], 1)
-        # No regression leaves the range of the simple forecasts: it would be extrapolating.
+        # A regression outside the range of the simple forecasts would extrapolate.
         learned = np.clip(learned, low, high)
         middle = np.median(targets, axis=1)[:, None]
         return np.concatenate([targets, learned[:, :2], middle, learned[:, 2:]], axis=1)
@@ -77,27 +87,28 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class HorizonBlend:
-    """State of one horizon after the last bin of a fit."""
+    """The state of one horizon after the last bin of a fit."""
 
     horizon: int
     learned: Learned
     losses: Floats
-    """[candidates] Discounted sums of absolute errors; `seen` is that of ones."""
+    """Discounted sums of absolute errors, of shape [candidates]; `seen` is the same sum of ones."""
     seen: float
     pending: Floats
-    """[<= horizon, candidates] Candidates of the last origins of the fit, whose outcomes were still to come."""
+    """Candidates of the fit's last origins whose outcomes were still to come, of shape [<= horizon, candidates]."""
     predicted: Floats
-    """[fitted] What the weights of each origin's time said."""
+    """Forecasts of past origins by the weights at their time, of shape [fitted]."""
     weights: Floats
-    """[candidates] At the last origin."""
+    """Weights at the last origin, of shape [candidates]."""
     leads_from: int
-    """Bin from which on the heaviest candidate has had at least half of its present weight."""
+    """The bin from which on the heaviest candidate has had at least half of its present weight."""
 
 
 class Blender:
-    """Learns and applies blends of one series.
+    """The learning and application of blends for one series.
 
-    log: no bin unknown; actual: the same, nan where unknown; levels(log) gives back the series' own units.
+    `log` has no unknown bin; `actual` is the same with nan where unknown. levels(log) returns the series' own
+    units.
     """
 
     def __init__(self, log: Floats, actual: Floats, offset: float, step_s: float) -> None:
@@ -106,7 +117,10 @@ class Blender:
         self._keep = 0.5 ** (1 / self._half_life)
 
     def fit(self, targets: Targets, horizons: Sequence[int], points: Sequence[int], start: int) -> list[HorizonBlend]:
-        """One blend for each horizon, over all bins; points: `checkpoints`; start: bin number of the first bin."""
+        """Fit one blend for each horizon over all bins.
+
+        `points` are the `checkpoints`; `start` is the bin number of the first bin.
+        """
         count = len(self._log)
         ends = [*points, count]
         autos = [_autoregression(self._log[:at]) for at in ends]
@@ -135,7 +149,7 @@ class Blender:
         )  # fmt: skip
 
     def _losses(self, values: Floats, horizon: int) -> tuple[Floats, Floats]:
-        """([n, candidates], [n]) Discounted sums, of errors and of ones, by the bin in which they are known."""
+        """Return discounted sums ([n, candidates] of errors, [n] of ones) by the bin in which they are known."""
         errors = np.zeros((len(values), values.shape[1] + 1))
         if horizon < len(values):
             errors[horizon:] = self._errors(values[:-horizon], slice(horizon, None))
@@ -143,7 +157,7 @@ class Blender:
         return sums[:, :-1], sums[:, -1]
 
     def _errors(self, values: Floats, bins: slice) -> Floats:
-        """[bins, candidates + 1] Absolute errors in the series' units, and 1, or zeros where the outcome is unknown."""
+        """Return absolute errors in the series' units and 1, of shape [bins, candidates + 1]; zeros where unknown."""
         actual = self._actual[bins]
         known = np.isfinite(actual)
         came = np.exp(np.where(known, actual, 0.0)) - self._offset
@@ -151,7 +165,7 @@ class Blender:
         return np.concatenate([off, np.ones((len(off), 1))], axis=1) * known[:, None]
 
     def _weights(self, losses: Floats, seen: Floats, horizon: int) -> Floats:
-        """[n, candidates] Each row of sum 1."""
+        """Return the weights of candidates, of shape [n, candidates]; each row sums to 1."""
         outcomes = seen / horizon**OVERLAP
         power = (MOST_POWER * outcomes / (outcomes + POWER_OUTCOMES))[:, None]
         logs = np.log(losses / np.maximum(seen, 1e-9)[:, None] + 1e-12)
@@ -160,13 +174,18 @@ class Blender:
         return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
     def follow(self, blend: HorizonBlend, targets: Targets, fitted: int) -> Floats:
-        """[n - fitted + 1] Forecasts of the fit's last origin and of all after it, the losses going on."""
+        """Return forecasts of the fit's last origin and all later ones, of shape [n - fitted + 1].
+
+        The losses are carried on over the later bins.
+        """
         first = fitted - 1
         rows = targets(blend.horizon, first)
         values = blend.learned.predict(rows, self._log, np.arange(first, len(self._log)))
         # Candidates of the origins whose outcomes come after the fit, in order: those of the fit, then new ones.
         before = np.concatenate([blend.pending, values[1:]])
-        skip = blend.horizon - len(blend.pending)  # a history shorter than the horizon: no outcome yet
+        skip = blend.horizon - len(
+            blend.pending
+        )  # nonzero if the history is shorter than the horizon, without outcomes yet
         due = before[: max(len(values) - 1 - skip, 0)]
         errors = np.zeros((len(values) - 1, values.shape[1] + 1))
         errors[len(errors) - len(due) :] = self._errors(due, slice(len(self._log) - len(due), None))
@@ -180,14 +199,17 @@ class Blender:
 
 
 def prior_weights(candidates: int) -> Floats:
-    """Weights before any evidence; the learned candidates come last."""
+    """Return the weights before any evidence; the learned candidates come last."""
     found = np.full(candidates, (1 - 3 * PRIOR_SHARE) / (candidates - 3))
     found[-4:-1] = PRIOR_SHARE
     return found
 
 
 def _regressions(rows: Floats, log: Floats, actual: Floats, horizon: int, ends: Sequence[int]) -> list[Floats]:
-    """Weights [2, names] of the moves of each end's earlier outcomes on targets less the present; empty where few."""
+    """Return weights of shape [2, names], by each end's earlier outcomes; empty where there are too few.
+
+    The regression is of moves on targets less the present.
+    """
     moves = rows - rows[:, :1]
     moves[:, 0] = 1.0
     came = actual[horizon:] - log[: max(len(log) - horizon, 0)]
@@ -221,7 +243,7 @@ def _regressions(rows: Floats, log: Floats, actual: Floats, horizon: int, ends: 
 
 
 def _autoregression(log: Floats) -> tuple[Floats, float]:
-    """(weights of the last `LAGS` deviations from the mean, the mean), by least squares; zeros where there are few."""
+    """Fit (weights of the last `LAGS` deviations from the mean, the mean) by least squares; zeros with few bins."""
     mean = float(log.mean())
     if len(log) < 3 * LAGS:
         return np.zeros(LAGS), mean
@@ -233,14 +255,17 @@ def _autoregression(log: Floats) -> tuple[Floats, float]:
 
 
 def _ahead(lags: Floats, horizon: int) -> Floats:
-    """Weights of the same lags for `horizon` steps ahead."""
+    """Return the weights of the same lags for a forecast `horizon` steps ahead."""
     companion = np.eye(LAGS, k=-1)
     companion[0] = lags
     return np.asarray(np.clip(np.nan_to_num(np.linalg.matrix_power(companion, horizon)[0]), -1e6, 1e6))
 
 
 def _decayed(values: Floats, keep: float) -> Floats:
-    """[n, columns] sum over s <= t of keep^(t-s) * values[s], in blocks: far faster than a loop over bins."""
+    """Return the sums over s <= t of keep^(t-s) * values[s], of shape [n, columns].
+
+    They are computed in blocks, which is far faster than a loop over bins.
+    """
     count, columns = values.shape
     blocks = -(-count // _BLOCK)
     padded = np.zeros((blocks * _BLOCK, columns))

@@ -1,8 +1,9 @@
-"""When a series changed its level, and whose arrivals or lengths did it. Pure.
+"""Changes in the level of a series, and the arrivals or lengths that caused them.
 
-A level is the mean of the last half hour, in logarithms; it has changed when it is further from the day before than
-half hours of that day were from each other. So slow waves within a day are no changes, and noise that hangs together
-is judged by what half hours of it do, not by an assumption. The same with two and six hours finds smaller changes.
+A level is the mean of the last half hour, in logarithms. It has changed when it is further from the day before than
+half hours of that day were from each other. So slow waves within a day are no changes, and correlated noise is
+judged by the half hours that it produces rather than by an assumption. Windows of two and six hours find smaller
+changes.
 """
 
 from collections.abc import Mapping
@@ -15,20 +16,20 @@ import numpy as np
 from libs.policy.forecast.history import Floats
 from libs.policy.forecast.levels import hold
 
+# A shift by half must be found within the first window; small shifts need the longer ones.
 WINDOWS_S: Final = (1800.0, 7200.0, 21_600.0)
-"""Over which levels are taken: a shift by half has to be found within the first; small ones need longer ones."""
+# A level is compared with a day before it, counted in the first window; with less after a change.
 REFERENCE_WINDOWS: Final = 48
-"""Before it, a day of the first, with which it is compared; fewer after a change."""
 LEAST_WINDOWS: Final = 12
-"""Bins since the last change that a finding needs."""
+"""The number of windows since the last change that a detection needs."""
+# Standard deviations of a normal distribution that a level must be off, with probability 4e-8. A month of a hundred
+# series at one minute makes four million tests.
 Z: Final = 5.5
-"""Standard deviations, of a normal distribution, that a level has to be off: 4e-8, as a month of a hundred series at
-one minute makes four million looks."""
+# Smaller changes are left to the forecasts.
 LEAST_RATIO: Final = 1.05
-"""Smaller changes are left to the forecasts."""
 SHOWN_RATIO: Final = 1.1
+# A smaller change, as a share or in busy GPUs, is real but of no interest to people.
 SHOWN_GPUS: Final = 0.1
-"""A change of level by less, in share or in busy GPUs, is true and says nothing to a person."""
 MOST_CHANGES: Final = 1000
 _LEAST_SPREAD: Final = 0.01
 _OFFSET: Final = 0.01
@@ -36,33 +37,33 @@ _OFFSET: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """A change of a series' level."""
+    """A change in the level of a series between two bins."""
 
     began: int
-    """First bin of the new level, as it looks at `found`."""
+    """The first bin of the new level, as estimated at `found`."""
     found: int
-    """Bin after which it was seen."""
+    """The bin after which the change was detected."""
     before: float
     after: float
-    """Levels, in the series' unit."""
+    """The new level, in the series' unit like `before`."""
 
     @property
     def ratio(self) -> float:
-        """After over before; inf from nothing."""
+        """The level after over the level before; inf if that was 0."""
         return self.after / self.before if self.before else float("inf")
 
 
 def matters(change: LevelChange, *, gpus: bool) -> bool:
-    """Whether a change is large enough to be shown; `gpus`: its levels are busy GPUs."""
+    """Return whether a change is large enough to be shown; `gpus` says that its levels are busy GPUs."""
     low, high = sorted((change.before, change.after))
     return high >= low * SHOWN_RATIO and (not gpus or high - low >= SHOWN_GPUS)
 
 
 def find_changes(values: Floats, step_s: float, expected: Floats | None = None) -> list[LevelChange]:
-    """Changes of level in order; each depends on bins up to `found` alone. nan: not known.
+    """Return the changes of level in order; each depends only on bins up to its `found`.
 
-    expected: what each bin was predicted to be a day before, where days have a season: the ratio to it is looked at.
-    Levels are those of `values` all the same.
+    nan marks unknown bins. `expected` holds the prediction for each bin made a day before, if days have a season;
+    then changes are found in the ratio to it. Levels are those of `values` in either case.
     """
     seen = hold(values)
     if not len(values) or not np.isfinite(seen).all() or not (seen > 0).any():
@@ -87,7 +88,7 @@ def find_changes(values: Floats, step_s: float, expected: Floats | None = None) 
 
 
 def _first_alarm(logs: Floats, start: int, window: int) -> int | None:
-    """First bin from whose level those since `start` are too far off."""
+    """Return the first bin whose level is too far from those since `start`."""
     sums = np.concatenate([[0.0], np.cumsum(logs[start:])])
     means = (sums[window:] - sums[:-window]) / window  # of the window that ends at bin start + window - 1 + i
     first = LEAST_WINDOWS * window
@@ -107,7 +108,7 @@ def _first_alarm(logs: Floats, start: int, window: int) -> int | None:
 
 
 def _began(logs: Floats, first: int, last: int) -> int:
-    """Where `first` to `last` split best into two levels."""
+    """Return the bin that best splits `first` to `last` into two levels."""
     part = logs[first : last + 1]
     sizes = np.arange(1, len(part))
     sums = np.cumsum(part)[:-1]
@@ -117,7 +118,7 @@ def _began(logs: Floats, first: int, last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRates:
-    """Traffic of one tenant, model or class: requests a second, and tokens of each."""
+    """The traffic of one tenant, model or class: requests a second, and tokens of each."""
 
     requests: float
     prompt_tokens: float
@@ -126,23 +127,23 @@ class TrafficRates:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCause:
-    """A part of how much a phase's tokens changed."""
+    """One contribution to the change of a phase's tokens."""
 
     who: str
     what: Literal["requests", "prompts", "outputs"]
     before: float
     after: float
     tokens_per_s: float
-    """That it adds to the phase's tokens; all causes' add up to the change."""
+    """The change that it contributes; the causes add up to the whole change."""
 
 
 def causes(
     before: Mapping[str, TrafficRates], after: Mapping[str, TrafficRates], phase: Literal["prefill", "decode"]
 ) -> list[ChangeCause]:
-    """Whose arrivals and lengths changed a phase's tokens, the largest first.
+    """Return the arrivals and lengths that changed a phase's tokens, the largest first.
 
-    Parts add up without a rest: logarithmic mean Divisia index (Ang, Energy Policy 32, 2004). Who comes or goes counts
-    by arrivals.
+    The parts add up without remainder: logarithmic mean Divisia index (Ang, Energy Policy 32, 2004). Tenants that
+    appear or disappear count by their arrivals.
     """
     found: list[ChangeCause] = []
     what: Literal["prompts", "outputs"] = "prompts" if phase == "prefill" else "outputs"
@@ -155,7 +156,7 @@ def causes(
             found.append(ChangeCause(who, "requests", was.requests, now.requests, new - old))
             continue
         parts = [log(now.requests) - log(was.requests), log(lengths[1]) - log(lengths[0])]
-        # The logarithmic mean, by its series where both are close. By the parts' own sum, so that they leave no rest.
+        # The logarithmic mean, by its series where both are close. The parts' own sum leaves no remainder.
         share = sum(parts)
         mean = (new - old) / share if abs(share) > 1e-6 else (new + old) / 2
         found.append(ChangeCause(who, "requests", was.requests, now.requests, mean * parts[0]))
@@ -164,7 +165,7 @@ def causes(
 
 
 def in_words(found: list[ChangeCause], since: str, ratio_before: float, ratio_after: float) -> str:
-    """One line: which way the balance went, by whom, and the ratio of prefill to decode work before and after."""
+    """Return a line with the direction of the balance, its causes, and the ratio of prefill to decode work."""
     tilt = "decode-heavy" if ratio_after < ratio_before else "prefill-heavy"
     reported = f"prefill : decode {ratio_before:.2g} → {ratio_after:.2g}"
     if not found:

@@ -1,4 +1,4 @@
-"""Demand in time bins: arrivals and their prompt and output tokens, with what is not known left out. Pure."""
+"""Demand in time bins: arrivals and their prompt and output tokens, with unknown bins marked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,51 +10,51 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 SeriesName = Literal["requests", "prefill", "decode"]
 SERIES: Final[tuple[SeriesName, ...]] = ("requests", "prefill", "decode")
+# The least known share of a bin's requests for their tokens to stand for all of them.
 MIN_KNOWN_SHARE: Final = 0.3
-"""Of a bin's requests, for the tokens of those known to stand for all of them."""
 MOST_BINS: Final = 100_000
-"""Of a history; older ones are dropped."""
+"""The most bins of a history; older ones are dropped."""
+# Zeros in a series without earlier zeros are an outage for this long, and after that the end of demand.
 OUTAGE_S: Final = 3600.0
-"""Zeros in a series that had none before are an outage for so long, and then the end of demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandHistory:
-    """Mean rates per bin, all series of the same length; nan where a bin is not known."""
+    """Mean rates per bin, all series of the same length; nan marks unknown bins."""
 
     step_s: float
     start_s: float
-    """Begin of the first bin."""
+    """The beginning of the first bin."""
     requests: Floats
-    """Per second."""
     prefill: Floats
     """Prompt tokens per second of all requests."""
     decode: Floats
     """Output tokens per second of all requests."""
     notes: tuple[str, ...] = ()
-    """What was repaired or left out, in words."""
+    """Sentences on data that was repaired or left out."""
 
     def __len__(self) -> int:
         return len(self.requests)
 
     def series(self, name: SeriesName) -> Floats:
-        """One of the three."""
+        """Return the series of this name: requests, prefill or decode."""
         return {"requests": self.requests, "prefill": self.prefill, "decode": self.decode}[name]
 
     def before(self, bins: int) -> "DemandHistory":
-        """The first `bins` alone."""
+        """Return the history cut to its first `bins` bins."""
         return DemandHistory(
             self.step_s, self.start_s, self.requests[:bins], self.prefill[:bins], self.decode[:bins], self.notes
         )
 
 
 def history_from_rates(times_s: ArrayLike, rates: Mapping[str, ArrayLike], step_s: float = 0.0) -> DemandHistory:
-    """Bins on a regular grid from samples in the order in which they were taken.
+    """Return bins on a regular grid from samples in the order in which they were taken.
 
-    rates: "requests", "known_requests", "prefill", "decode", each per second; the tokens are those of the known
-    requests, and are scaled to all where `MIN_KNOWN_SHARE` of them is known. step_s: 0: the commonest step. A gap
-    becomes unknown bins; where the clock was set back, what was read later replaces what was read before; negative and
-    infinite rates are unknown. Raises ValueError where lengths differ.
+    `rates` has "requests", "known_requests", "prefill" and "decode", each per second. Tokens are those of the known
+    requests, scaled to all where at least `MIN_KNOWN_SHARE` is known. A `step_s` of 0 means the commonest step.
+
+    Gaps become unknown bins. If the clock was set back, later samples replace earlier ones. Negative and infinite
+    rates are unknown. Raise ValueError if lengths differ.
     """
     times = np.asarray(times_s, dtype=np.float64)
     columns = {name: np.asarray(rates[name], dtype=np.float64) for name in (*SERIES, "known_requests")}
@@ -98,20 +98,21 @@ def _commonest(steps: Floats) -> np.float64:
 
 
 def _of_all_requests(grid: Mapping[str, Floats]) -> tuple[dict[str, Floats], int]:
-    """Tokens scaled from known to all requests, and in how many bins too few are known."""
+    """Return tokens scaled from known to all requests, and the number of bins with too few known ones."""
     requests, known = grid["requests"], grid["known_requests"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         enough = (known > 0) & (known >= MIN_KNOWN_SHARE * requests)
         factor = np.where(enough, np.clip(requests / known, 1.0, 1 / MIN_KNOWN_SHARE), np.nan)
-    factor[requests == 0] = 0.0  # nothing came, so no token did
+    factor[requests == 0] = 0.0  # without requests there are no tokens
     tokens = {name: np.where(factor == 0, 0.0, grid[name] * factor) for name in ("prefill", "decode")}
     return tokens, int((np.isfinite(requests) & ~np.isfinite(factor)).sum())
 
 
 def without_outages(values: Floats, step_s: float) -> Floats:
-    """Zeros after demand are unknown for up to `OUTAGE_S`, then demand that ended; depends on earlier bins only.
+    """Mark zeros after demand as unknown for up to `OUTAGE_S`; later zeros mean that demand ended.
 
-    Only where zeros are rare among the bins before them: sporadic demand keeps its zeros.
+    This applies only where zeros are rare among earlier bins, so sporadic demand keeps its zeros. Every bin depends
+    on earlier ones only.
     """
     zero = values == 0
     if not zero.any():

@@ -1,4 +1,4 @@
-"""Running levels of a series at many time scales, each bin's from itself and earlier bins alone. Pure."""
+"""Running levels of a series at many time scales, each bin's from itself and earlier bins alone."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ _BLOCK: Final = 64
 
 
 def hold(values: Floats) -> Floats:
-    """Each unknown bin as the last known one; those before the first known one as that one. All nan stays nan."""
+    """Fill each unknown bin with the last known value, and leading ones with the first; all nan stays nan."""
     known = np.isfinite(values)
     if known.all() or not known.any():
         return values
@@ -19,9 +19,10 @@ def hold(values: Floats) -> Floats:
 
 
 def running_means(values: Floats, half_lives: Floats) -> Floats:
-    """[half-lives, n] Exponentially weighted means of the bins up to each one, half-lives in bins, no bin unknown.
+    """Return exponentially weighted means of the bins up to each one, of shape [half-lives, n].
 
-    Weights are normalised from the first bin on, so that early means are plain ones.
+    Half-lives are in bins, and no bin may be unknown. Weights are normalised from the first bin on, so early means
+    are plain ones.
     """
     keep = 0.5 ** (1 / half_lives)
     weights = (1 - keep[:, None] ** np.arange(1, len(values) + 1)) / (1 - keep[:, None])
@@ -29,7 +30,10 @@ def running_means(values: Floats, half_lives: Floats) -> Floats:
 
 
 def _decayed_sums(values: Floats, keep: Floats) -> Floats:
-    """[decays, n]: sum over s <= t of keep^(t-s) * values[s], in blocks: 30 times as fast as a loop over bins."""
+    """Return the sums over s <= t of keep^(t-s) * values[s], of shape [decays, n].
+
+    They are computed in blocks, 30 times as fast as a loop over bins.
+    """
     blocks = -(-len(values) // _BLOCK)
     padded = np.zeros(blocks * _BLOCK)
     padded[: len(values)] = values

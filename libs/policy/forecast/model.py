@@ -1,4 +1,4 @@
-"""The demand forecaster: fitted on a history, it predicts arrivals, prompt and output tokens with bands. Pure."""
+"""The demand forecaster, which predicts arrivals, prompt tokens and output tokens with bands."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,64 +12,64 @@ from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesNa
 from libs.policy.forecast.levels import hold, running_means
 from libs.policy.forecast.targets import DAY_S, LENGTH_HALF_LIVES_S, WEEK_S, Targets, make_targets
 
+# A fit uses the latest 8 weeks of 10-minute bins.
 MOST_BINS: Final = 8064
-"""That a fit looks at, the latest: 8 weeks of 10 minutes."""
 _OFFSET: Final = 0.01
+# The share added before logarithms are taken, of both the median of nonzero values and the mean move between bins
+# (at most the median). With less, noise around zeros dominates the logarithm of a sparse series.
 _OFFSET_OF_MOVES: Final = 0.6
-"""Added before logarithms are taken: at least this share of the median that is not zero, and this of the mean move from
-bin to bin, at most the median. With less, the logarithm of a sparse series is all zeros' noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast of one series from one origin."""
+    """The forecast of one series from one origin."""
 
     horizons: tuple[int, ...]
-    """Bins ahead: 1 is the bin after the origin's."""
+    """Horizons in bins; 1 is the bin after the origin's."""
     quantiles: Floats
-    """[horizons, levels] Per second, at `LEVELS`; at least 0, sorted, never nan."""
+    """Rates per second at `LEVELS`, of shape [horizons, levels]; at least 0, sorted, never nan."""
     notes: tuple[str, ...]
-    """What a person should know, e.g. that there is little history."""
+    """Sentences for a reader of the forecast, such as that there is little history."""
 
 
 @dataclass(frozen=True, slots=True)
 class HorizonExplanation:
-    """Candidates behind the forecast of one horizon."""
+    """The candidates behind the forecast of one horizon."""
 
     horizon: int
     weights: dict[str, float]
-    """Candidate: its share, those above 2 %, heaviest first."""
+    """Shares above 2 % by candidate, heaviest first."""
     since_s: float
-    """Begin of the bin since which the first has had at least half of this weight, in the history's time."""
+    """The beginning of the bin since which the first has had at least half of its weight, in the history's time."""
     errors: dict[str, float]
-    """Candidate: its mean absolute error, late ones counting more, in units of the series; nan: none is known yet."""
+    """Mean absolute error by candidate in units of the series, recent ones counting more; nan if none is known yet."""
 
 
 class FittedDemand(Protocol):
-    """What predicts the demand whose history it was fitted on, and what came after."""
+    """A model that predicts the demand of the history that it was fitted on, and of its continuation."""
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
-        """[origins, horizons, levels] As `Forecast.quantiles`, each from the bins up to and with its origin alone.
+        """Return quantiles as in `Forecast`, of shape [origins, horizons, levels].
 
-        `history` begins where that of the fit did. Raises ValueError where it does not, or an origin is outside it or
-        before the fit's last bin.
+        Each forecast uses only bins up to and including its origin. `history` begins where that of the fit did.
+        Raise ValueError if it does not, or if an origin is outside it or before the fit's last bin.
         """
         ...
 
 
 class Forecaster(Protocol):
-    """Makes models."""
+    """A factory of fitted models of demand."""
 
     def fit(self, history: DemandHistory, horizons: tuple[int, ...]) -> FittedDemand:
-        """From all bins of `history`; horizons in bins, each at least 1."""
+        """Fit all bins of `history`; horizons are in bins, each at least 1."""
         ...
 
 
 class DemandForecaster:
-    """Arrivals by their own levels and seasons, tokens also as arrivals times lengths."""
+    """A forecaster of arrivals by their levels and seasons, and of tokens also as arrivals times lengths."""
 
     def fit(self, history: DemandHistory, horizons: tuple[int, ...]) -> "DemandModel":
-        """A model for each series; a history may be empty."""
+        """Fit a model for each series; a history may be empty."""
         if not horizons or min(horizons) < 1:
             raise ValueError("horizons are whole bins, at least 1")
         start = max(len(history) - MOST_BINS, 0)
@@ -82,14 +82,14 @@ class DemandForecaster:
 
 @dataclass(frozen=True, slots=True)
 class _SeriesModel:
-    """Model of one series, in logarithms."""
+    """The fitted model of one series, in logarithms."""
 
     first: int
-    """First bin that is looked at: before it nothing is known."""
+    """The first bin used; nothing is known before it."""
     offset: float
-    """Added before logarithms are taken."""
+    """The constant added before logarithms are taken."""
     arrivals: "_SeriesModel | None"
-    """Of the arrivals that tokens come with."""
+    """The model of the arrivals that tokens come with."""
     blends: tuple[HorizonBlend, ...]
     scale: Scale
     bands: BandState
@@ -98,18 +98,18 @@ class _SeriesModel:
 
 @dataclass(frozen=True, slots=True)
 class DemandModel:
-    """Fitted by `DemandForecaster`."""
+    """The fitted models of all series, made by `DemandForecaster`."""
 
     fitted: int
-    """Bins of the history it was fitted on."""
+    """The number of bins of the history that it was fitted on."""
     start_s: float
     step_s: float
     horizons: tuple[int, ...]
     models: dict[SeriesName, _SeriesModel | None]
-    """None: nothing but zeros, or nothing at all, was seen."""
+    """Models by series; None where only zeros, or nothing at all, was seen."""
 
     def forecast(self, history: DemandHistory) -> dict[SeriesName, Forecast]:
-        """From the last bin of `history` on."""
+        """Return the forecasts from the last bin of `history` on."""
         at = [len(history) - 1]
         empty = np.zeros((len(self.horizons), len(LEVELS)))
         return {
@@ -122,7 +122,6 @@ class DemandModel:
         }
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
-        """See `FittedDemand`."""
         if abs(history.start_s - self.start_s) > 1e-6 * self.step_s or history.step_s != self.step_s:
             raise ValueError("this history begins elsewhere than the one that the model was fitted on: fit anew")
         places = np.asarray(origins, dtype=np.int64)
@@ -142,7 +141,7 @@ class DemandModel:
         return np.asarray(np.maximum(quantiles, 0.0))
 
     def notes(self, history: DemandHistory, name: SeriesName) -> tuple[str, ...]:
-        """What to know of a forecast of this series."""
+        """Return the notes that accompany a forecast of this series."""
         values = history.series(name)
         known = int(np.isfinite(values).sum())
         if not known:
@@ -164,7 +163,7 @@ class DemandModel:
         return tuple(notes)
 
     def explain(self, name: SeriesName) -> list[HorizonExplanation]:
-        """What carries the forecast of each horizon, heaviest first; empty for a series that has no demand."""
+        """Return the candidates behind each horizon, heaviest first; empty for a series without demand."""
         model = self.models[name]
         if model is None:
             return []
@@ -212,7 +211,7 @@ def _fit(
 
 
 def _points(model: _SeriesModel, history: DemandHistory, name: SeriesName, fitted: int) -> Floats:
-    """[horizons, n] Forecasts of all origins from the model's first bin on, in logarithms."""
+    """Return forecasts in logarithms for all origins from the model's first bin on, of shape [horizons, n]."""
     log, actual = _logs(history, name, model.first, model.offset)
     own = fitted - model.first
     targets, driver = make_targets(log, history.step_s, own), None
@@ -226,14 +225,14 @@ def _points(model: _SeriesModel, history: DemandHistory, name: SeriesName, fitte
 
 
 class _Driver:
-    """Arrivals that tokens come with, and tokens per request, in the bins of the tokens' model."""
+    """The arrivals behind tokens, and the tokens per request, in the bins of the tokens' model."""
 
     NAMES: ClassVar = tuple(f"arrivals, lengths of {each:g} s" for each in LENGTH_HALF_LIVES_S)
 
     def __init__(
         self, arrivals: _SeriesModel, history: DemandHistory, points: dict[int, Floats], first: int, log: Floats
     ) -> None:
-        """points: forecasts of arrivals by horizon; log: tokens from bin `first` on."""
+        """Take forecasts of arrivals by horizon as `points`, and tokens from bin `first` on as `log`."""
         self._shift = first - arrivals.first
         self._points = points
         came, _ = _logs(history, "requests", arrivals.first, arrivals.offset)
@@ -243,22 +242,22 @@ class _Driver:
         self._least, self._most = np.minimum.accumulate(lengths), np.maximum.accumulate(lengths)
 
     def _aligned(self, values: Floats) -> Floats:
-        lead = max(-self._shift, 0)  # tokens are known before arrivals are: the first of these stand in
+        lead = max(-self._shift, 0)  # tokens are known before arrivals, so the first arrivals stand in
         return np.concatenate([np.repeat(values[:1], lead), values])[max(self._shift, 0) :]
 
     def rows(self, horizon: int, first: int) -> Floats:
-        """[n - first, 2] Tokens as the arrivals that are predicted, times the lengths of an hour and of a day."""
+        """Return predicted arrivals times the lengths of an hour and of a day, of shape [n - first, 2]."""
         arrivals = self._aligned(self._points[horizon])[first:]
         return np.stack([arrivals + each[first:] for each in self._lengths], axis=1)
 
     def within(self, horizon: int, tokens: Floats) -> Floats:
-        """The forecast of tokens, with lengths that have been seen so far."""
+        """Return the forecast of tokens, limited to lengths that have been seen so far."""
         arrivals = self._aligned(self._points[horizon])
         return np.asarray(np.clip(tokens, arrivals + self._least, arrivals + self._most))
 
 
 def _within_lengths(driver: _Driver | None, ahead: Sequence[tuple[int, Floats]]) -> Floats:
-    """[horizons, n]"""
+    """Return forecasts limited to lengths that have been seen, of shape [horizons, n]."""
     return np.stack([values if driver is None else driver.within(horizon, values) for horizon, values in ahead])
 
 
@@ -269,7 +268,7 @@ def _rows(targets: Targets, driver: _Driver | None) -> Callable[[int, int], Floa
 
 
 def _offset(values: Floats) -> float:
-    """What is added before logarithms are taken: little of what is usual, more where neighbouring bins are unlike."""
+    """Return the constant to add before taking logarithms: small beside usual values, larger if bins vary."""
     seen = values[np.isfinite(values) & (values > 0)]
     usual = float(np.median(seen))
     moved = np.abs(np.diff(hold(values)))
@@ -281,6 +280,6 @@ def _offset(values: Floats) -> float:
 
 
 def _logs(history: DemandHistory, name: SeriesName, first: int, offset: float) -> tuple[Floats, Floats]:
-    """(the series without unknown bins, with them) from `first` on."""
+    """Return (the series with unknown bins filled, the series with nan) from bin `first` on, in logarithms."""
     actual = np.log(without_outages(history.series(name), history.step_s)[first:] + offset)
     return hold(actual), actual

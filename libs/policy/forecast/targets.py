@@ -1,6 +1,6 @@
-"""Simple forecasts h bins ahead: levels at many time scales, trends, seasons, arrivals times lengths. Pure.
+"""Simple forecasts h bins ahead: levels at many time scales, trends, seasons, and arrivals times lengths.
 
-All are logarithms, each made from the origin's bin and earlier ones alone. `libs.policy.forecast.blend` weighs them.
+All are logarithms and use only the origin's bin and earlier ones. `libs.policy.forecast.blend` weights them.
 """
 
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ import numpy as np
 from libs.policy.forecast.history import Floats
 from libs.policy.forecast.levels import running_means
 
+# Memories from minutes to days: bursts fade from the slow levels, and shifts soon reach the quick ones.
 HALF_LIVES_S: Final = (300.0, 600.0, 1800.0, 5400.0, 18_000.0, 60_000.0, 180_000.0)
-"""Memories of the levels, minutes to days: bursts fade from the slow ones, and shifts soon reach the quick ones."""
 LENGTH_HALF_LIVES_S: Final = (3600.0, 86_400.0)
-"""Memories of tokens per request, which arrivals are multiplied by."""
+"""The memories of tokens per request, by which arrivals are multiplied."""
 DAY_S: Final = 86_400.0
 WEEK_S: Final = 604_800.0
 DAYS_BACK: Final = 6
-"""Days in a day's profile, and weeks in a week's."""
+"""The number of days in a daily profile, and of weeks in a weekly one."""
 FADE: Final = 0.8
-"""Weight of a day in the profile against that of the day after it."""
+"""The weight of a day in the profile relative to the day after it."""
 SEASON_LEVEL_S: Final = 600.0
-"""Half-life that smooths the value taken from a past season."""
+"""The half-life that smooths the value taken from a past season."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Simple forecasts of one series."""
+    """The simple forecasts of one series for all origins."""
 
     log: Floats
     smooth: Floats
     levels: Floats
-    """[n, levels] Those that are the same at every horizon; the first is the bin of the origin."""
+    """The levels that are equal at every horizon, of shape [n, levels]; the first is the origin's bin."""
     seasons: tuple[int, ...]
-    """Bins of each season that the history has seen more than once."""
+    """The bins of each season that the history covers more than once."""
     names: tuple[str, ...]
 
     def at(self, horizon: int, first: int = 0) -> Floats:
-        """[n - first, names] The targets of the origins from `first` on."""
+        """Return the targets of the origins from `first` on, of shape [n - first, names]."""
         found = [each for season in self.seasons for each in _seasonal(self, season, horizon, first)]
         return np.concatenate([self.levels[first:], np.stack(found, axis=1)], axis=1) if found else self.levels[first:]
 
@@ -48,7 +48,7 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
     half_lives = np.array([each for each in HALF_LIVES_S if each >= 0.4 * step_s] or [HALF_LIVES_S[-1]])
     levels = [log, *running_means(log, half_lives / step_s)]
     names = ["now", *(f"level {each:g} s" for each in half_lives)]
-    # A part of the way that a trend would lead, the same at any horizon: regressions decide how far it goes.
+    # A fraction of the trend, equal at every horizon; regressions decide how far it goes.
     quick, quicker = running_means(log, np.array([1800.0, max(600.0, step_s / 2)]) / step_s)
     levels += [2 * quicker - quick, 2 * log - quicker]
     names += ["trend of an hour", "trend of some minutes"]
@@ -62,7 +62,7 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
 
 
 def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """The same time a season ago, its weighted mean over seasons, and today's level, and now, moved as then.
+    """Return the value a season ago, its weighted mean over seasons, today's level, and the present moved as then.
 
     Where there is no earlier season yet, today's level stands in for each.
     """

@@ -1,7 +1,7 @@
-"""Which partitions a reader has fallen behind on. Pure.
+"""Detection of partitions on which a reader has fallen behind.
 
-Lag is measured by this process's own clock: where a partition ended some seconds ago, by what the broker said then. So
-publishers' clocks do not count, nor does a pause after which the reader catches up by itself.
+Lag is measured by this process's own clock, from the ends that the broker reported some seconds ago. Publishers'
+clocks do not matter, and neither does a pause after which the reader catches up by itself.
 """
 
 from collections import deque
@@ -10,23 +10,23 @@ from typing import Final, Generic, TypeVar
 
 PartitionT = TypeVar("PartitionT", bound=Hashable)
 
+# A partition is sampled about once a second, and samples older than the bound are dropped.
 MAX_SAMPLES: Final = 64
-"""Of one partition: it is looked at about once a second, and samples older than the bound are dropped."""
 
 
 class Behind(Generic[PartitionT]):
-    """Remembers where partitions ended, as far back as the bound."""
+    """A bounded history of where partitions ended."""
 
     def __init__(self, after_s: float) -> None:
-        """A reader is behind where it has not come in `after_s` to where the partition ended before them."""
+        """A reader is behind if it has not reached the partition's end of `after_s` ago."""
         self._after_s = after_s
+        # (time, end) pairs, the oldest first: one that is as old as the bound, and all younger ones.
         self._ends: dict[PartitionT, deque[tuple[float, int]]] = {}
-        """(when, end), the oldest first: one that is as old as the bound, and all younger ones."""
 
     def note(
         self, now_s: float, positions: Mapping[PartitionT, int], ends: Mapping[PartitionT, int]
     ) -> list[PartitionT]:
-        """Partitions that are behind at this moment; others than those of `positions` are forgotten."""
+        """Return the partitions that are behind; partitions missing from `positions` are forgotten."""
         self._ends = {each: self._ends.get(each) or deque(maxlen=MAX_SAMPLES) for each in positions}
         behind = []
         for partition, position in positions.items():
@@ -40,5 +40,5 @@ class Behind(Generic[PartitionT]):
         return behind
 
     def forget(self, partition: PartitionT) -> None:
-        """The reader stands elsewhere now."""
+        """Drop the history of a partition, as after the reader moved."""
         self._ends.pop(partition, None)

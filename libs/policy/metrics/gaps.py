@@ -1,4 +1,4 @@
-"""What the live reader has left out, and in which order it is read afterwards. Pure."""
+"""Records that the live reader skipped, and the order in which they are read afterwards."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -8,34 +8,34 @@ from typing import Final, Generic, TypeVar
 
 PartitionT = TypeVar("PartitionT", bound=Hashable)
 
+# Sixteen jumps of four partitions. Beyond that the gap that lies furthest back is dropped.
 MAX_GAPS: Final = 64
-"""Sixteen jumps of four partitions. With more the one that lies furthest back is given up."""
+# The newest chunk of a gap is read first, forward within it.
 CHUNK_NS: Final = 10_000_000_000
-"""Read in one go: the newest chunk first, forward within it."""
+# Telemetry around a chunk is read with it, so that steps across its edges and whole seconds are known.
 MARGIN_NS: Final = 3_000_000_000
-"""Telemetry before and after a chunk that is read with it, so that steps over its edges and whole seconds are known."""
+# A chunk with less margin is read again with more, if the broker holds more.
 MARGIN_AT_LEAST_NS: Final = MARGIN_NS * 2 // 3
-"""With less the chunk is read again with more, where there is more."""
 FIRST_RATE: Final = 100.0
-"""Records a second of a partition, before anything of it has been read."""
+"""Assumed records a second of a partition before any has been read."""
 MIN_CHUNK: Final = 100
 MAX_CHUNK: Final = 20_000
-"""Records; each margin too has no more. Some tens of MB."""
+"""The most records of a chunk, and of each margin; some tens of MB."""
 
 
 class Fate(StrEnum):
-    """What became of records that were left out."""
+    """The outcome of records that the live reader skipped."""
 
     FILLED = "filled"
     FORGOTTEN = "forgotten"
-    """The broker no longer holds them."""
+    """The broker no longer holds the records."""
     DROPPED = "dropped"
-    """Of a gap that was given up for want of room."""
+    """The gap was dropped because there were too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch(Generic[PartitionT]):
-    """Records of a partition that were left out: offsets [start, end)."""
+    """The skipped records of a partition at offsets [start, end)."""
 
     partition: PartitionT
     start: int
@@ -44,7 +44,7 @@ class Stretch(Generic[PartitionT]):
 
 @dataclass(frozen=True, slots=True)
 class GapChunk(Generic[PartitionT]):
-    """Offsets to read: [start, end) are to be counted, the margins are only to be known."""
+    """The offsets to read: [start, end) are counted, and the margins only give context."""
 
     gap: Stretch[PartitionT]
     start: int
@@ -55,52 +55,52 @@ class GapChunk(Generic[PartitionT]):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """What there was of a chunk: which offsets were read, and until when their records tell."""
+    """The offsets read for a chunk, and the time span of their records."""
 
     low: int
     high: int
-    """[low, high), margins included."""
+    """Together with `low` the half-open range of offsets, margins included."""
     begins: bool
-    """The broker holds nothing before `low` ..."""
+    """Whether the broker holds nothing before `low`."""
     ends: bool
-    """... nor from `high` on."""
+    """Whether the broker holds nothing from `high` on."""
     records: int
     first_ns: int
     own_first_ns: int
-    """Of those that are to be counted."""
+    """The first record of the chunk without its margins."""
     own_last_ns: int
     last_ns: int
 
 
 @dataclass(slots=True)
 class _Open(Generic[PartitionT]):
-    """A gap, as far as it is still to be filled: [gap.start, end)."""
+    """The part [gap.start, end) of a gap that is still to be filled."""
 
     gap: Stretch[PartitionT]
     end: int
     newest_ns: int
-    """About when its newest record was published."""
+    """The approximate time at which its newest record was published."""
     due_ns: int
-    """From then on there is telemetry after it."""
+    """The time from which telemetry after the gap exists."""
     rate: float = FIRST_RATE
 
 
 class Gaps(Generic[PartitionT]):
-    """Gaps of all partitions."""
+    """The gaps of all partitions, with counts of their outcomes."""
 
     def __init__(self) -> None:
         self._open: list[_Open[PartitionT]] = []
         self.jumps = 0
         self.fates = Counter(dict.fromkeys(Fate, 0))
-        """Records by what became of them."""
+        """The number of records by outcome."""
 
     @property
     def records(self) -> int:
-        """Records that are still to be read."""
+        """The number of records still to be read."""
         return sum(each.end - each.gap.start for each in self._open)
 
     def add(self, gap: Stretch[PartitionT], now_ns: int) -> None:
-        """The live reader has jumped over it."""
+        """Record a jump of the live reader over a gap."""
         self.jumps += 1
         if gap.end <= gap.start:
             return
@@ -109,7 +109,7 @@ class Gaps(Generic[PartitionT]):
             self._close(min(self._open, key=lambda each: each.newest_ns), Fate.DROPPED)
 
     def next(self, now_ns: int) -> GapChunk[PartitionT] | None:
-        """The newest that is to be read; None while there is none, or it is too young."""
+        """Return the newest chunk to read; None if there is none or all are too young."""
         due = [each for each in self._open if each.due_ns <= now_ns]
         if not due:
             return None
@@ -120,7 +120,7 @@ class Gaps(Generic[PartitionT]):
         return GapChunk(found.gap, start, found.end, max(start - margin, 0), found.end + margin)
 
     def suffices(self, chunk: GapChunk[PartitionT], read: ChunkRead) -> bool:
-        """Whether a chunk can be counted as it was read. If not, its margins are too short: `next` cuts it anew."""
+        """Return whether a chunk can be counted as read; if its margins are too short, `next` cuts it anew."""
         rate = read.records * 1e9 / max(read.last_ns - read.first_ns, 1)
         before_ns, after_ns = read.own_first_ns - read.first_ns, read.last_ns - read.own_last_ns
         short = (before_ns < MARGIN_AT_LEAST_NS and not read.begins) or (
@@ -128,19 +128,19 @@ class Gaps(Generic[PartitionT]):
         )
         margin = max(chunk.start - read.low, read.high - chunk.end, 1)
         if short and margin < MAX_CHUNK:
-            # At least twice as many, so that this ends.
+            # The margin at least doubles, so that the retries end.
             self.seen(chunk.gap, max(rate, 2e9 * margin / MARGIN_NS))
             return False
         self.seen(chunk.gap, rate)
         return True
 
     def seen(self, gap: Stretch[PartitionT], records_a_second: float) -> None:
-        """Records that come in a second: chunks are cut by that."""
+        """Record the rate of a gap's records, which determines the size of chunks."""
         for each in self._of(gap):
             each.rate = records_a_second
 
     def filled(self, chunk: GapChunk[PartitionT], oldest_ns: int | None) -> None:
-        """A chunk has been counted, of which the first record is of that time; None: there was none to be read."""
+        """Mark a chunk as counted; `oldest_ns` is the time of its first record, None if it had none."""
         for each in self._of(chunk.gap):
             self.fates[Fate.FILLED] += each.end - chunk.start
             each.end = chunk.start
@@ -149,7 +149,7 @@ class Gaps(Generic[PartitionT]):
                 self._open.remove(each)
 
     def held_from(self, gap: Stretch[PartitionT], offset: int) -> None:
-        """The broker has forgotten what lies before."""
+        """Count records below `offset` as forgotten by the broker."""
         for each in self._of(gap):
             forgotten = min(offset, each.end) - each.gap.start
             if forgotten > 0:
@@ -163,6 +163,6 @@ class Gaps(Generic[PartitionT]):
         self._open.remove(gap)
 
     def _of(self, gap: Stretch[PartitionT]) -> list[_Open[PartitionT]]:
-        """The one it is, whatever part of it has been forgotten since."""
+        """Return the open gap that `gap` refers to, even if part of it has been forgotten since."""
         same = (gap.partition, gap.end)
         return [each for each in self._open if (each.gap.partition, each.gap.end) == same]

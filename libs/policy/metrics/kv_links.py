@@ -1,76 +1,77 @@
-"""How fast KV comes from one worker to another, and which pairs are far below what their link can do. Pure.
+"""The speed of KV transfers between pairs of workers, and pairs far below the capability of their link.
 
-A transfer that waits for its prompt, or of a few blocks, says little of the link, so a pair's speed is that of its
-fastest transfers. What a link can do nobody states; pairs that move KV in the same way show it.
+A transfer of a few blocks, or one that waits for its prompt, says little about the link. A pair's speed is
+therefore that of its fastest transfers. Links do not state their capability, so pairs of the same kind are
+compared.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+# The fastest transfer sets a pair's speed; each slower one lowers it by at most this factor.
 LINK_FORGETS: Final = 1.02
-"""The fastest transfer sets a pair's speed; each slower one lowers it by at most this factor."""
+# Smaller transfers measure latency rather than speed.
 LEAST_BYTES: Final = 1 << 20
-"""Smaller transfers say more of latency than of speed."""
+# Fewer transfers may all have found the link busy, so the pair is not judged.
 LEAST_TRANSFERS: Final = 8
-"""With fewer, none of which need have found the link free, nothing is said of a pair."""
+# vLLM starts a transfer as it decides a step and notices its end as another step ends, so a duration may be two
+# steps too long. Two of ten steps are a fifth, less than `SLOW_LINK` is below a sound link. A transfer of fewer
+# steps gives a floor of the link's speed.
 LEAST_STEPS: Final = 10
-"""vLLM starts a transfer as it decides a step and notices its end as another step ends, so a duration may be two steps
-too long. Two of ten steps are a fifth, less than `SLOW_LINK` is below a sound link. A transfer of fewer steps shows a
-floor of the link's speed."""
+# Older transfers say nothing about the link now.
 LINK_KEPT_NS: Final = 600 * 1_000_000_000
-"""What a pair did longer ago says nothing of its link now."""
+# Any route between GPUs reaches this, including shared memory and slow network cards. If no pair does, there is no
+# fast link to compare with, as for small models on CPUs.
 LEAST_GB_PER_S: Final = 1.0
-"""That any way between GPUs brings, shared memory and a slow network card included. Where no pair gets as much, there
-is no fast link to be compared with: small models on CPUs."""
 SLOW_LINK: Final = 1 / 3
-"""Share of the fastest pair's speed below which something is wrong with a link."""
+"""Share of the fastest pair's speed below which a link counts as faulty."""
 SOUND_LINK: Final = 1 / 2
-"""From here on it is well again."""
+"""Share of the fastest pair's speed from which a link counts as sound again."""
 
 
 class MovedKv(NamedTuple):
-    """One transfer, as its receiver saw it."""
+    """A KV transfer as its receiver measured it."""
 
     size_bytes: int
     start_unix_ns: int
     end_unix_ns: int
     shared_memory: bool = False
     step_ns: int = 0
-    """Of a receiver that notices ends only between its steps, the longest of them; 0: its times are exact."""
+    """The longest step of a receiver that notices ends only between steps; 0 if its times are exact."""
 
 
 def way(*, shared_memory: bool) -> str:
-    """How KV went, as metrics and API name it."""
+    """Return the name of a transfer's route in metrics and API."""
     return "shared_memory" if shared_memory else "network"
 
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """From one worker to another."""
+    """The transfers from one worker to another, and their speed."""
 
     source: str
     target: str
     shared_memory: bool
-    """The way of the transfers that set its speed; else KV was sent."""
+    """The route of the transfers that set the speed; False means the network."""
     model: str = ""
-    """The target's; empty: not known."""
+    """The target's model; empty if unknown."""
     transfers: int = 0
-    """Of at least `LEAST_BYTES`, by that way."""
+    """The number of transfers of at least `LEAST_BYTES` by that route."""
     total_bytes: int = 0
     gb_per_s: float | None = None
-    """Of the fastest transfers of late; None: there was none that says something."""
+    """The speed of the fastest recent transfers; None if none was conclusive."""
     is_floor: bool = False
-    """Whether steps of the receiver may have made that speed: the link brings as much or more."""
+    """Whether the receiver's steps may have limited the speed, so that the link is at least this fast."""
     one_node: bool = False
     """Whether both ends are on one node."""
     moved_unix_ns: int = 0
-    """End of the last transfer."""
+    """The end of the last transfer."""
     measured_unix_ns: int = 0
-    """End of the last one of at least `LEAST_BYTES`."""
+    """The end of the last transfer of at least `LEAST_BYTES`."""
 
     def moved(self, kv: MovedKv) -> "KvLink":
-        """After another transfer."""
+        """Return the link after another transfer."""
         duration_ns = kv.end_unix_ns - kv.start_unix_ns
         after = replace(
             self,
@@ -95,7 +96,7 @@ class KvLink:
         )
 
     def at(self, now_ns: int) -> "KvLink | None":
-        """Without what is too old; None where it moves nothing any more."""
+        """Return the link without outdated figures; None if it carries nothing any more."""
         if self.moved_unix_ns <= now_ns - LINK_KEPT_NS:
             return None
         if self.measured_unix_ns <= now_ns - LINK_KEPT_NS:
@@ -104,7 +105,7 @@ class KvLink:
 
     @property
     def kind(self) -> tuple[str, bool, bool]:
-        """Equal for pairs that can be compared: one model's, by one way, over the same kind of wire."""
+        """A key that is equal for comparable pairs: same model, route and locality."""
         return self.model, self.shared_memory, self.one_node
 
 
@@ -117,13 +118,16 @@ class JudgedLink:
 
     @property
     def share(self) -> float:
-        """Of the fastest pair's speed."""
+        """The pair's speed as a share of the fastest pair's."""
         return (self.link.gb_per_s or 0.0) / self.fastest_gb_per_s
 
 
 def judge(links: Iterable[KvLink]) -> Sequence[JudgedLink]:
-    """Pairs that can be compared, the slowest first. A floor shows what others could reach, and is itself not judged:
-    such a pair may be as fast as any."""
+    """Return the comparable pairs, the slowest first.
+
+    A pair whose speed is a floor shows what others could reach but is not judged itself, as it may be as fast as
+    any.
+    """
     known = [each for each in links if each.gb_per_s is not None and each.transfers >= LEAST_TRANSFERS]
     fastest: dict[tuple[str, bool, bool], float] = {}
     for each in known:

@@ -1,1 +1,1 @@
-"""Phase shares of servers that export counters only, estimated from those counters. Pure."""
+"""Phase shares of servers that export only counters, estimated from those counters."""

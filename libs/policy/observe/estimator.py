@@ -9,8 +9,8 @@ from libs.policy.observe.intervals import Interval, Work
 from libs.policy.observe.step_cost import Sample, StepCost, fit_step_cost
 
 Kind = Literal["throughout", "gaps", "lone"]
+# A lone request's prefill time includes waits of the host, so it counts least.
 WEIGHTS: Final[dict[Kind, float]] = {"throughout": 1.0, "gaps": 0.3, "lone": 0.03}
-"""How far each kind of sample is believed. A lone request's prefill time has waits of the host in it."""
 SAMPLES_A_LOAD: Final = 6
 """Samples kept of each kind of load (decoding sequences and prompt tokens a step, by powers of two)."""
 MOST_LOADS: Final = 64
@@ -21,16 +21,16 @@ LEAST_SAMPLE_S: Final = 1.5
 FIRST_FITS_EVERY_S: Final = 2.0
 FITS_EVERY_S: Final = 10.0
 LEARNING_S: Final = 60.0
-"""Time after the first reading in which constants are fitted more often."""
+"""The time after the first reading in which constants are fitted more often."""
+# The split of a mixed step is a convention, so the interval of prefill's share has at least this half width.
 LEAST_MARGIN: Final = 0.04
-"""Half width that the interval of prefill's share never falls below: the mixed step's split is a convention."""
 LEARNING_MARGIN: Final = 0.08
-"""The same in the first minute."""
+"""The least half width during the first minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseEstimate:
-    """Shares over one interval, estimated."""
+    """Estimated busy and prefill times of one interval, with bounds on prefill."""
 
     busy_s: float
     prefill_s: float
@@ -39,7 +39,7 @@ class PhaseEstimate:
 
 
 class PhaseEstimator:
-    """Learns what an engine's steps cost while it estimates by it."""
+    """An online estimator that learns the cost of an engine's steps and splits its time by it."""
 
     def __init__(self) -> None:
         self.cost: StepCost | None = None
@@ -70,7 +70,7 @@ class PhaseEstimator:
 
     def _estimate(self, cost: StepCost, interval: Interval, least_margin: float) -> PhaseEstimate:
         work = interval.work
-        # Beyond the knee a step may wait for the host, which wall time does not tell from the device: half is taken.
+        # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
         half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
         none = replace(cost, further_sequence_s=0.0)
         wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
@@ -131,7 +131,7 @@ class PhaseEstimator:
     def _keep(self, kind: Kind, sample: Sample) -> None:
         steps = max(sample.work.steps, 1.0)
         load = (kind, int(log2(1 + sample.work.decoding)), int(log2(1 + sample.work.prompt_tokens / steps)))
-        # The load seen last goes last: when there are too many, what has not been seen for longest is forgotten.
+        # The load seen last goes last, so the one unseen for longest is dropped when there are too many.
         kept = self._samples.pop(load, None)
         self._new_load |= kept is None
         kept = kept or deque(maxlen=SAMPLES_A_LOAD)

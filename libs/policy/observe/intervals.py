@@ -1,17 +1,20 @@
-"""What happened on an engine between two readings of its counters."""
+"""The work of an engine between two readings of its counters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import Final
 
+# A longer interval spans failed readings, so the gauges at its ends say little about its middle.
 LONGEST_INTERVAL_S: Final = 3.0
-"""A longer one spans failed readings: what the gauges said at its ends says little about its middle."""
 BUSY_CONCURRENCY: Final = 5.0
-"""Running requests (the fewer at both ends, plus their mean by inter-token time) from which an engine is taken to have
-computed throughout. Two or three leave gaps: a third of such intervals was idle."""
+"""Running requests from which an engine counts as busy throughout.
+
+The figure is the lesser one of both ends, plus their mean by inter-token time. Two or three leave gaps: a third of
+such intervals was idle.
+"""
+# A step computes at least this many prompt tokens if it can. It bounds the steps of prompts without a first token.
 CHUNK_TOKENS: Final = 4096
-"""Prompt tokens that a step surely takes: bounds the steps of prompts whose first token has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +23,16 @@ class Reading:
 
     t_s: float
     samples: float
-    """Output batches so far: steps that had an output. Chunks of prompts that are not the last have none."""
+    """Output batches so far; prompt chunks other than the last produce none."""
     prompt_tokens: float
-    """Prompt tokens computed here, counted when a prompt's first token comes."""
+    """Prompt tokens computed here, counted at the first token of their prompt."""
     generated_tokens: float
     first_tokens: float
     token_gaps: float
-    """Count and sum of inter-token latencies."""
+    """Count of inter-token latencies; `token_gaps_s` is their sum."""
     token_gaps_s: float
     prefills: float
-    """Requests that ended, and their time from being scheduled to their first token."""
+    """Count of ended requests; `prefills_s` is the sum of their times from scheduling to the first token."""
     prefills_s: float
     running: float
     waiting: float
@@ -48,7 +51,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Work:
-    """Counts over some stretch of time; stretches add up."""
+    """Counts over a stretch of time; `add` joins stretches."""
 
     wall_s: float = 0.0
     steps: float = 0.0
@@ -69,29 +72,29 @@ class Work:
 
     @property
     def decoding(self) -> float:
-        """Sequences that decode in a step, in the mean."""
+        """The mean number of decoding sequences in a step."""
         return self.decode_tokens / max(self.steps, 1.0)
 
     @property
     def chunk_tokens(self) -> float:
-        """Prompt tokens of a prefill step, in the mean."""
+        """The mean number of prompt tokens in a prefill step."""
         return self.prompt_tokens / max(self.prefill_steps, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Differences of two readings."""
+    """The differences between two readings."""
 
     t_s: float
-    """Its end, in Unix seconds."""
+    """The end of the interval, in Unix seconds."""
     work: Work
     busy_throughout: bool
     lone_prefill_s: float | None
-    """Time from being scheduled to its first token of the one request that ended and began here; None otherwise."""
+    """Time from scheduling to the first token, if exactly one request began and ended here; else None."""
 
 
 def interval(before: Reading, after: Reading) -> Interval:
-    """Return what happened between two readings of the same life of a server."""
+    """Return the work between two readings of the same life of a server."""
     first_tokens = after.first_tokens - before.first_tokens
     work = Work(
         wall_s=after.t_s - before.t_s,
@@ -117,15 +120,15 @@ def _busy_throughout(before: Reading, after: Reading, work: Work) -> bool:
     if before.waiting and after.waiting:
         return True
     fewest = min(before.running, after.running)
-    # Gaps between tokens add up to the time that sequences decoded: over the wall time, how many did at once.
+    # Token gaps add up to the time that sequences decoded; over the wall time that is the concurrency.
     return fewest > 0 and fewest + work.token_gaps_s / work.wall_s >= BUSY_CONCURRENCY
 
 
 def _prefill_steps(before: Reading, after: Reading, work: Work, first_tokens: float) -> float:
     """Estimate how many steps computed prompt tokens.
 
-    A step's sample counts prompt and decode tokens together. Where a prompt lifts it over the bucket of steps that only
-    decode, the histogram tells the two apart. Elsewhere prompts are taken to have come by chance.
+    A step's sample counts prompt and decode tokens together. Where a prompt lifts it over the bucket of decode-only
+    steps, the histogram separates the two. Elsewhere prompts are assumed to arrive at random.
     """
     if not work.prompt_tokens:
         return 0.0

@@ -1,4 +1,4 @@
-"""What steps of an engine cost, learned from wall time in which it computed throughout."""
+"""The cost of an engine's steps, learned from wall time in which it computed throughout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from libs.policy.observe.intervals import Work
 
 Array = NDArray[np.float64]
 
+# Beyond this many decoding sequences a further one may cost more, as other limits bind.
 KNEE_SEQUENCES: Final = 64.0
-"""Decoding sequences beyond which a further one may cost more: longer batches are bound by other things."""
+# The least step times with a prompt to try. Without CUDA graphs, launching kernels takes longer than running them.
 FLOORS_S: Final = (0.0, *(float(each) for each in np.geomspace(0.005, 0.08, 13)))
-"""Tried as least time of a step with a prompt: without CUDA graphs launching its kernels takes longer than they do."""
 RIDES: Final = (0.0, 0.5, 1.0)
-"""Tried as the part of a step's base that a prompt saves by riding in a step that decodes anyway."""
+"""The parts of a step's base to try that a prompt saves by riding in a step that decodes anyway."""
+# Computing this many prompt tokens takes as long as reading the weights once (150 to 400 on current accelerators).
 RIDGE_TOKENS: Final = 250.0
-"""Prompt tokens whose computing takes as long as reading the weights once, on accelerators of today (150 to 400)."""
+# This many decoding sequences double the time of a step on current accelerators.
 DOUBLING_SEQUENCES: Final = 128.0
-"""Decoding sequences that double a step, likewise."""
+# Beside a sample's 1, this weight decides only what samples of a single kind of load leave open.
 PRIOR_WEIGHT: Final = 0.02
-"""Of both, beside a sample's 1: they decide only what samples of one kind of load leave open."""
 ROUNDS: Final = 6
 LEAST_RESIDUAL: Final = 0.02
-"""Relative residual below which rows weigh the same."""
+"""The relative residual below which rows have equal weight."""
 WORST_RESIDUAL: Final = 0.3
+# A more complicated form must lower the residual below this share of the best so far.
 BETTER: Final = 0.99
-"""A more complicated form has to lower the residual below this share of the best so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Work that took a known time."""
+    """An amount of work and the time that it took."""
 
     work: Work
     took_s: float
@@ -42,20 +42,20 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: base + prompt tokens + decoding sequences, those beyond the knee by a further rate."""
+    """The cost of a step in seconds: base + prompt tokens + decoding sequences, with a further rate beyond the knee."""
 
     base_s: float
     prompt_token_s: float
     sequence_s: float
     further_sequence_s: float
     floor_s: float
-    """Least time of a step with a prompt."""
+    """The least time of a step with a prompt."""
     ride: float
     residual: float
-    """Mean relative error over what it was fitted to, 0 to 1."""
+    """Mean relative error over the fitted samples, 0 to 1."""
 
     def decode_s(self, decoding: float) -> float:
-        """Return the time of a step in which so many sequences decode and nothing else happens."""
+        """Return the time of a step in which this many sequences decode and nothing else happens."""
         return self.base_s + self.sequence_s * decoding + self.further_sequence_s * max(0.0, decoding - KNEE_SEQUENCES)
 
     def prefill_s(self, chunk_tokens: float) -> float:
@@ -63,19 +63,19 @@ class StepCost:
         return self.base_s + self.prompt_token_s * chunk_tokens
 
     def mixed_s(self, chunk_tokens: float, decoding: float) -> float:
-        """Return the time of a step of both."""
+        """Return the time of a step with both phases, at least the floor."""
         together = self.decode_s(decoding) + self.prompt_token_s * chunk_tokens
         return max(self.floor_s, together - self.ride * self.base_s * min(1.0, decoding))
 
     def prefill_share(self, chunk_tokens: float, decoding: float) -> float:
-        """Return prefill's share of a step of both: in proportion to what the two take alone."""
+        """Return prefill's share of a mixed step, in proportion to the times of both phases alone."""
         prefill_s = self.prefill_s(chunk_tokens)
         mixed = min(1.0, decoding)  # below one sequence a step, some steps have prompts alone
         whole_s = prefill_s + self.decode_s(decoding)
         return 1.0 - mixed + mixed * prefill_s / whole_s if whole_s else 1.0
 
     def prefill_and_decode_s(self, work: Work) -> tuple[float, float]:
-        """Return the seconds that work took in each phase."""
+        """Return the seconds that the work took in each phase."""
         steps = max(work.steps, 1.0) if work.steps or work.prompt_tokens else 0.0
         prefill_steps = min(work.prefill_steps, steps)
         if not steps:
@@ -87,14 +87,14 @@ class StepCost:
 
 
 def _columns(steps: Array, prompt_tokens: Array, decode_tokens: Array) -> Array:
-    """Return what each coefficient is multiplied with, shape (rows, 4)."""
+    """Return the factors of the coefficients, shape (rows, 4)."""
     decoding = decode_tokens / np.maximum(steps, 1e-9)
     further = decode_tokens * np.maximum(0.0, 1.0 - KNEE_SEQUENCES / np.maximum(decoding, 1e-9))
     return np.stack([steps, prompt_tokens, decode_tokens, further], axis=1)
 
 
 def _prior(step_s: float) -> Array:
-    """Return what the two ratios add to the normal equations, shape (4, 4), for steps of about this length."""
+    """Return the prior's term of the normal equations, shape (4, 4), for steps of about this length."""
     ridge = np.array([-1.0, RIDGE_TOKENS, 0.0, 0.0])
     doubling = np.array([-1.0, 0.0, DOUBLING_SEQUENCES, 0.0])
     prior: Array = PRIOR_WEIGHT / step_s**2 * (np.outer(ridge, ridge) + np.outer(doubling, doubling))
@@ -102,7 +102,7 @@ def _prior(step_s: float) -> Array:
 
 
 def _non_negative(rows: Array, took: Array, weights: Array, prior: Array) -> Array:
-    """Solve least squares without negative coefficients, by leaving out the most negative one in turn."""
+    """Solve least squares with non-negative coefficients, dropping the most negative one in turn."""
     weighted = rows * weights[:, None]
     gram, moments = weighted.T @ rows + prior, weighted.T @ took
     left = list(range(rows.shape[1]))
@@ -119,7 +119,7 @@ def _non_negative(rows: Array, took: Array, weights: Array, prior: Array) -> Arr
 
 
 class _Rows:
-    """Samples as arrays, with what a step of each has in the mean."""
+    """Samples as arrays, with the means of their steps."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         works = [sample.work for sample in samples]
@@ -137,7 +137,7 @@ class _Rows:
         self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
 
     def fit(self, floor_s: float, ride: float, start: Array) -> tuple[float, Array]:
-        """Return (mean relative error, coefficients) under a floor and a ride, robust against rows that fit nothing."""
+        """Return (mean relative error, coefficients) under a floor and a ride, robust against outliers."""
         weights = self.trust / np.maximum(self.took, 0.02) ** 2
         found = start
         for _ in range(ROUNDS):
@@ -153,7 +153,7 @@ class _Rows:
         return _non_negative(self.rows, self.took, self.trust / np.maximum(self.took, 0.02) ** 2, self.prior)
 
     def _extra(self, found: Array, floor_s: float, ride: float) -> Array:
-        """Return what the floor adds to, and the ride takes from, each row's sum of coefficients."""
+        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients."""
         saved = ride * found[0] * self.decoding
         extra: Array = self.prefill_steps * np.maximum(floor_s - self.mean_step @ found, -saved)
         return extra
@@ -165,9 +165,9 @@ def _near(values: Sequence[float], value: float) -> Sequence[float]:
 
 
 def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> StepCost | None:
-    """Return the cost that explains samples best; None without any.
+    """Return the cost that explains the samples best; None without any.
 
-    With a cost found `before`, only forms next to its floor and ride are tried: a tenth of the work.
+    With a cost found `before`, only forms next to its floor and ride are tried, which is a tenth of the work.
     """
     if not samples:
         return None

@@ -1,6 +1,6 @@
-"""Arithmetic that reads the same for one number and for an array of them, one a split. Pure.
+"""Arithmetic that works alike on one number and on an array with one element per split.
 
-Splits of roles are weighed side by side, and single ones too: what presses is written once, over these.
+Pressures of single splits and of many side by side are written once, in these terms.
 """
 
 from math import floor
@@ -15,31 +15,31 @@ N = TypeVar("N", float, Numbers)
 
 
 def least(one: N, other: N | float) -> N:
-    """The smaller, place by place."""
+    """Return the elementwise minimum."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.minimum(one, other)
     return min(one, other)
 
 
 def most(one: N, other: N | float) -> N:
-    """The greater."""
+    """Return the elementwise maximum."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.maximum(one, other)
     return max(one, other)
 
 
 def where(condition: bool | Truths, then: N | float, other: N) -> N:
-    """`then` where the condition holds, else `other`."""
+    """Return `then` where the condition holds, else `other`."""
     found: Any = other
     if not isinstance(condition, np.ndarray):
         found = then if condition else other
-    elif np.count_nonzero(condition):  # most hold nowhere, and asking that takes a tenth of the time
+    elif np.count_nonzero(condition):  # most conditions hold nowhere, and this check takes a tenth of the time
         found = np.where(condition, then, other)
     return cast("N", found)
 
 
 def over(one: N | float, other: N, none: float) -> N:
-    """The first over the second; `none` where that is 0."""
+    """Return one / other elementwise, with `none` where `other` is 0."""
     if isinstance(other, np.ndarray):
         if np.count_nonzero(other) == other.size:
             return one / other
@@ -49,10 +49,9 @@ def over(one: N | float, other: N, none: float) -> N:
 
 
 def whole(one: N) -> N:
-    """The next whole number below."""
     return np.floor(one) if isinstance(one, np.ndarray) else floor(one)
 
 
 def rounded(one: N) -> N:
-    """The nearest whole number; of two the even one, as `round` has it."""
+    """Round to the nearest whole number; ties go to the even one, as in `round`."""
     return np.rint(one) if isinstance(one, np.ndarray) else round(one)

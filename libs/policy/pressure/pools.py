@@ -1,4 +1,4 @@
-"""A model's pressures as its roles stand, and the least that any roles would leave. Pure."""
+"""A model's pressures in its present roles, and the least pressure that any roles would leave."""
 
 from dataclasses import dataclass
 
@@ -20,53 +20,53 @@ from libs.policy.pressure.splits import (
 
 @dataclass(frozen=True, slots=True)
 class RoleCounts:
-    """Workers by what they do now; slow ones count for less than one, so that these are no whole numbers."""
+    """Workers by their present role; slow ones count for less than one, so the counts are fractional."""
 
     prefill: float
     mixed: float
-    """Decode workers, those with a budget for prompts included."""
+    """Decode workers, including those with a prompt budget."""
     lending: float
-    """Of them, those with such a budget."""
+    """The part of `mixed` with a prompt budget."""
 
     @property
     def workers(self) -> int:
-        """All of them, as whole workers; at least one."""
+        """The number of whole workers, at least one."""
         return max(round(self.prefill + self.mixed), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Pressures:
-    """Work over what there is for it, by phase; above 1 it grows into a queue."""
+    """Work over capacity by phase; above 1 it grows into a queue."""
 
     prefill: float
     batch: float
-    """Sequences over the largest batches that hold TPOT."""
+    """Sequences over the largest batches that keep TPOT."""
     kv: float
     """KV that sequences need over the room for it."""
     least: Split
-    """The roles under which the phase that is worse off is pressed least."""
+    """The roles that leave the least pressure on the worse phase."""
     largest_batch: int
-    """Sequences within TPOT on all decode workers."""
+    """Sequences that all decode workers can run within TPOT."""
     kv_room_tokens: int
-    """Of all decode workers; 0: without a bound."""
+    """KV room of all decode workers; 0 if there is no bound."""
     sequences: int
-    """That press on decode, those included that soon could."""
+    """Sequences that press on decode, including those that soon could."""
     kv_tokens: int
-    """That they need."""
+    """KV tokens that these sequences need."""
 
     @property
     def decode(self) -> float:
-        """The greater of its two."""
+        """The greater of the batch and KV pressures."""
         return max(self.batch, self.kv)
 
     @property
     def cluster(self) -> float:
-        """The least over all roles."""
+        """The least pressure over all roles."""
         return self.least.pressure
 
 
 def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pressures:
-    """Pressures on pools of at least one worker."""
+    """Return the pressures on pools of at least one worker."""
     whole = work.with_held(prompt_speed(engine, work, standing.prefill, standing.mixed, standing.lending))
     batch, kv = decode_parts(engine, whole, standing.mixed)
     context = max(whole.kv_tokens // max(whole.decodes, 1), 1)
@@ -83,12 +83,12 @@ def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pr
 
 
 def as_roles_stand(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Split:
-    """What a mixed worker has left beside its decodes counts for prompts, where it has a budget for them."""
+    """Return the split of the present roles, in which workers with a prompt budget count for prompts too."""
     return split(engine, work, standing.prefill, standing.mixed, lending=standing.lending)
 
 
 def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
-    """Over all roles of a number of workers, decode workers computing prompts as far as TPOT allows."""
+    """Return the split of `workers` with the least pressure; decode workers compute prompts as TPOT allows."""
     prefill = np.arange(workers, dtype=np.float64)
     mixed, same = workers - prefill, 0.0 * prefill
     decodes, kv_tokens = work.decodes + same, work.kv_tokens + same
@@ -97,7 +97,10 @@ def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
 
 
 def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:
-    """More than `workers`, at most `most`, of which some roles leave a pressure of at most 1; None where none do."""
+    """Return the least number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
+
+    None means that no such number does.
+    """
     low, high = workers + 1, most
     if high < low or least_pressed(engine, work, high).pressure > 1:
         return None

@@ -1,34 +1,34 @@
-"""How many workers the prompts of a model need, so that each is computed by its deadline. Pure."""
+"""The number of workers that a model's prompts need to meet their deadlines."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+# Prompts are expected to arrive as they do for this long beyond the deadline of one that arrives now. A longer time
+# would mistake bursts for a lasting rate; a shorter one would see a shortage only once prompts are late.
 AHEAD_NS: Final = 10_000_000_000
-"""Beyond the deadline of a prompt that comes now: how far prompts are expected to come as they do. Farther, bursts
-would be taken for what goes on; nearer, a shortage would be seen only once prompts are late."""
+# The nearest horizon: a prompt due within a moment does not need a thousand workers.
 LEAST_NS: Final = 250_000_000
-"""The nearest horizon: a prompt that is due within a moment does not need a thousand workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What is to be computed. Work is in nanoseconds of one prefill worker."""
+    """The prompt work of a model, in nanoseconds of one prefill worker."""
 
     waiting: tuple[tuple[float, float], ...]
-    """(ns until the deadline, work) of prompts that wait and can be in time."""
+    """Pairs of (ns until the deadline, work) for waiting prompts that can be in time."""
     rate: float
-    """Work that comes, in ns a ns: the number of workers that it would keep busy."""
+    """Arriving work in ns a ns, which is the number of workers that it keeps busy."""
     limit_ns: float
-    """From the arrival of a prompt to its deadline, as is usual."""
+    """The usual time from the arrival of a prompt to its deadline."""
 
 
 def workers_needed(prompts: Prompts) -> tuple[float, float]:
-    """(workers, horizon in ns): the most that any horizon needs, and that horizon.
+    """Return (workers, horizon in ns) for the horizon that needs the most workers.
 
-    For a horizon h it is work due by h, waiting or expected, over h. What waits and is late already needs nobody: it is
-    computed with what is left. Between two deadlines the need only falls, or goes one way towards `rate`, so that
-    deadlines and the farthest horizon are all that is to be looked at.
+    The need at horizon h is the work due by h, waiting or expected, divided by h. Waiting work that is already late
+    needs no workers of its own and uses what is left. Between two deadlines the need only falls or moves
+    monotonically towards `rate`, so only deadlines and the farthest horizon are checked.
     """
     best, at_ns = 0.0, prompts.limit_ns
     for horizon_ns in _horizons(prompts):

@@ -1,8 +1,8 @@
-"""How hard prompts and decodes press on a model's workers in any split of roles. Pure.
+"""The pressure of prompts and decodes on a model's workers in any split of roles.
 
-Pressure is work over what there is for it: above 1 it grows into a queue. A mixed worker serves both phases: decodes
-first, prompts as far as TPOT leaves time. What that brings depends on how much of a prompt chunk hides behind decode's
-reading of the weights, which the step-time model says; so the best split follows from it and is no setting.
+Pressure is work over capacity: above 1 it grows into a queue. A mixed worker serves decodes first, then prompts as
+far as TPOT leaves time. The gain depends on how much of a prompt chunk hides behind decode's reading of the
+weights, which the step-time model predicts. So the best split follows from that model and is no setting.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,25 +14,24 @@ from libs.policy.pressure.step_times import chunk_ns, mixed_ns, most_prefill_ns,
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 from libs.policy.worker.slack import IN_HAND
 
+# Sequences grow and prompts need room, so decode counts as full at this share of KV.
 KV_FILL: Final = 0.9
-"""Of KV room, what sequences may hold before decode counts as full: they grow, and prompts need some."""
 DECODE_FULL: Final = 0.9
 LEAST_RIDE: Final = 0.1
-"""Of a prefill worker's speed, what mixed workers give prompts that nobody else computes, whatever their decodes."""
+"""The share of a prefill worker's speed that mixed workers give prompts if nobody else computes them."""
 DECODE_COST: Final = 10.0
-"""Of decode pressure beyond `DECODE_FULL`, in pressure."""
+"""The cost of decode pressure beyond `DECODE_FULL`, in units of pressure."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerProfile:
-    """What one worker can do; all of a model are taken to be alike."""
+    """The capability of one worker; all workers of a model are taken to be alike."""
 
     step_time: StepTimeModel
     chunk_tokens: int
-    """Prompt tokens of a step at most."""
     max_sequences: int
     kv_tokens: int
-    """Room for; 0: without a bound."""
+    """KV room in tokens; 0 if there is no bound."""
     chunk_speed: float = field(init=False, repr=False)
     """Prompt tokens a nanosecond in steps of prompts alone."""
     _key: tuple[StepTimeModel, int, int, int] = field(init=False, repr=False)
@@ -43,9 +42,9 @@ class WorkerProfile:
         object.__setattr__(self, "chunk_speed", chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0))
         key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
         object.__setattr__(self, "_key", key)
-        object.__setattr__(self, "_hash", hash(key))  # asked for with each split that is weighed
+        object.__setattr__(self, "_hash", hash(key))  # needed for every split that is compared
 
-    # By hand, as mypyc's classes bear no __hash__ beside an __eq__ that a dataclass makes.
+    # Written by hand, as mypyc rejects a __hash__ beside the __eq__ that a dataclass generates.
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, WorkerProfile) and self._key == other._key)
 
@@ -55,37 +54,39 @@ class WorkerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a model's workers have to do."""
+    """The prompts and decodes that a model's workers have to compute."""
 
     prompts: float
-    """Workers that would be busy with prompts alone all the time."""
+    """The number of workers that prompts alone would keep busy."""
     decodes: int
-    """Sequences that decode, or soon will."""
+    """Sequences that decode or soon will."""
     kv_tokens: int
-    """That they hold."""
+    """KV tokens that these sequences hold."""
     tpot_ns: int
-    """The target of the typical one."""
+    """The TPOT target of a typical sequence."""
     waiting_ns: float = 0.0
-    """That one worker would take for the prompts that wait; a part of `prompts`."""
+    """Time that one worker needs for the waiting prompts; a part of `prompts`."""
     held: int = 0
-    """Sequences beside `decodes` that wait for a place to decode, before their prompts are computed: of them as many
-    press on decode as prompts can be computed soon."""
+    """Further sequences that wait for a decode place before their prompts are computed.
+
+    Of them, as many press on decode as prompts can be computed soon.
+    """
     held_kv_tokens: int = 0
-    """That all of them would hold."""
+    """KV tokens that all held sequences would hold."""
     held_prompts: float = 0.0
-    """Workers that would have all their prompts computed soon."""
+    """The number of workers that would compute all held prompts soon."""
 
     def with_held(self, speed: float) -> "Workload":
-        """Those held that can soon decode counted in, where prompts are computed as fast as by `speed` workers."""
+        """Add the held sequences that can soon decode if prompts are computed at the speed of `speed` workers."""
         decodes, kv_tokens = _with_held(self, self.decodes, self.kv_tokens, speed)
         return replace(self, decodes=round(decodes), kv_tokens=round(kv_tokens), held=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Workers in each role, and how hard both phases would press on them.
+    """Workers in each role, and the pressure of both phases on them.
 
-    `mixed` are all that decode, whatever their budget of prompts.
+    `mixed` counts all workers that decode, with or without a prompt budget.
     """
 
     prefill: int
@@ -95,19 +96,21 @@ class Split:
 
     @property
     def pressure(self) -> float:
-        """Pressure of the phase that is worse off."""
         return max(self.prompt_pressure, self.decode_pressure)
 
     @property
     def cost(self) -> float:
-        """By which splits are compared. Prompts beyond what there is for them wait; decodes beyond it break the pace of
-        all that run, and preempt each other: that costs many times as much."""
+        """The cost by which splits are compared.
+
+        Excess prompts wait. Excess decodes break the pace of all running ones and preempt each other, which costs
+        far more.
+        """
         return _cost(self.prompt_pressure, self.decode_pressure)
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Many of them side by side: [splits] each."""
+    """Many splits side by side; every array has one element per split."""
 
     prefill: Numbers
     mixed: Numbers
@@ -115,11 +118,10 @@ class Splits:
     decode_pressure: Numbers
 
     def costs(self) -> Numbers:
-        """Of each, as `Split.cost`."""
+        """Return the cost of each split, as in `Split.cost`."""
         return _cost(self.prompt_pressure, self.decode_pressure)
 
     def at(self, place: int) -> Split:
-        """One of them."""
         return Split(
             int(self.prefill[place]),
             int(self.mixed[place]),
@@ -133,20 +135,22 @@ def _cost(prompts: N, decodes: N) -> N:
 
 
 def ride(engine: WorkerProfile, work: Workload, mixed: float) -> float:
-    """How fast each of `mixed` mixed workers computes prompts beside its decodes, of a prefill worker's speed."""
+    """Return how fast each of `mixed` workers computes prompts beside its decodes, relative to a prefill worker."""
     return _ride(engine, work.tpot_ns, work.decodes, work.kv_tokens, mixed)
 
 
 def decode_step_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> N:
-    """A step of the decodes alone, shared evenly by `mixed` workers; 0 where there are none."""
+    """Return the time of a step of the decodes alone, shared evenly by `mixed` workers; 0 without decodes."""
     return _alone_ns(engine, decodes, kv_tokens, mixed)[0]
 
 
 def prompt_speed(
     engine: WorkerProfile, work: Workload, prefill: float, mixed: float, lending: float | None = None
 ) -> float:
-    """Speed of these workers of both roles together, in prefill workers; `lending` of the mixed ones compute prompts,
-    by default all."""
+    """Return the joint speed of workers of both roles, in prefill workers.
+
+    `lending` of the mixed ones compute prompts, by default all.
+    """
     lent = mixed if lending is None else lending
     return prefill + lent * ride(engine, work, mixed) if lent else prefill + 0.0
 
@@ -160,8 +164,10 @@ def split(
     budgets: bool = True,
     lending: float | None = None,
 ) -> Split:
-    """With these numbers of workers; one that is slow counts for less than one. `lending`: how many of the mixed
-    ones compute prompts too, by default all where there are `budgets`, else none."""
+    """Return the split for these numbers of workers; a slow worker counts for less than one.
+
+    `lending` of the mixed ones compute prompts too. By default all do where there are `budgets`, else none.
+    """
     lent = (mixed if budgets else 0) if lending is None else min(lending, mixed)
     prompts, decodes = pressed(engine, work, work.decodes, work.kv_tokens, prefill=prefill, mixed=mixed, lent=lent)
     return Split(round(prefill), round(mixed), prompts, decodes)
@@ -170,8 +176,10 @@ def split(
 def pressed(
     engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N, lent: N
 ) -> tuple[N, N]:
-    """(prompt pressure, decode pressure) of one split, or of many side by side. `decodes`, `kv_tokens`: in place of
-    the work's, as another split may change their number."""
+    """Return (prompt pressure, decode pressure) of one split, or of many side by side.
+
+    `decodes` and `kv_tokens` replace those of the work, as another split may change them.
+    """
     speed = _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=lent)
     prompts = _prompt_pressure(work, speed)
     decodes, kv_tokens = _with_held(work, decodes, kv_tokens, speed)
@@ -180,18 +188,23 @@ def pressed(
 
 
 def prompt_pressure(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N) -> N:
-    """That part alone of the split in which all mixed workers have budgets."""
+    """Return the prompt pressure alone of a split in which all mixed workers have budgets."""
     return _prompt_pressure(work, _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed))
 
 
 def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[float, float]:
-    """Sequences over the largest batches that hold TPOT, and KV tokens over the room for them, on this many workers."""
+    """Return the batch and KV pressures on this many workers.
+
+    These are sequences over the largest batches that keep TPOT, and KV tokens over the room for them.
+    """
     return _decode_parts(engine, work, work.decodes, work.kv_tokens, mixed)
 
 
 def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
-    """Sequences that one worker decodes within the target, each of `context_tokens`; at least one. `largest_batch`, of
-    which this is the closed form, searches."""
+    """Return how many sequences of `context_tokens` one worker decodes within the target; at least one.
+
+    It is the closed form of the search in `largest_batch`.
+    """
     if not tpot_ns:
         return context_tokens * 0 + engine.max_sequences
     model, step_ns, bound = engine.step_time, tpot_ns * (1 - IN_HAND), engine.max_sequences
@@ -206,13 +219,13 @@ def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
     few = least(over(left_ns, each_ns, inf if left_ns >= 0 else 0.0), MATRIX_ROWS - 1)
     many = over(matrix_ns, each_ns, inf if matrix_ns >= 0 else 0.0)
     guess = whole(most(least(where(many >= MATRIX_ROWS, many, few), bound), 1.0))
-    # Rounding may have put it on the wrong side of the limit.
+    # Rounding may have put the guess on the wrong side of the limit.
     lower = where(fits(guess), guess, guess - 1)
     return most(where((guess + 1 <= bound) & fits(guess + 1), guess + 1, lower), 1)
 
 
 def _alone_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> tuple[N, N]:
-    """(the step, the part of it in which weights are read)."""
+    """Return (the time of the step, the part of it in which weights are read)."""
     model, each = engine.step_time, over(decodes, mixed, 0.0)
     read_ns = reading_ns(model, each)
     kv_ns = over(model.decode_kv_token_ns * kv_tokens, mixed, 0.0)
@@ -254,13 +267,13 @@ def _decode_parts(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: 
     room = engine.kv_tokens * KV_FILL
     batch = over(decodes, most_decodes(engine, work.tpot_ns, context) * mixed, 0.0)
     kv = over(kv_tokens, room * mixed, 0.0)
-    # Prompts too end with a decode.
+    # Every prompt needs a decode worker in the end.
     nobody = inf if work.prompts else where(decodes == 0, 0.0, decodes * 0.0 + inf)
     return where(mixed == 0, nobody, batch), where(mixed == 0, nobody, where(decodes == 0, 0.0, kv))
 
 
 def _tokens(model: StepTimeModel, prefill_ns: N, bound: int) -> N:
-    """Tokens of a chunk that takes so long, its squares left aside: they are alike wherever the prompt is computed."""
+    # Squares are left aside: they are alike wherever the prompt is computed.
     if not model.prefill_token_ns:
         return prefill_ns * 0.0 + bound
     return least(most(whole((prefill_ns - model.prefill_fixed_ns) / model.prefill_token_ns), 0.0), bound)

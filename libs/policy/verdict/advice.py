@@ -1,4 +1,4 @@
-"""Which workers to give another role, when one phase is short and the other is not. Pure."""
+"""The choice of workers to give another role when one phase is short and the other is not."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,23 +11,24 @@ from libs.policy.roles import Role
 from libs.policy.verdict.cause import Action
 from libs.policy.verdict.state import ModelState, WorkerState, role_counts
 
+# The smallest move that leaves at most this pressure is preferred.
 GOOD: Final = 0.9
-"""Pressure that a move is to leave: among those that do, the one of fewest workers."""
+# This many standard errors of the prompts' rate on either side hold in seven of eight cases.
 ERRORS: Final = 1.5
-"""Standard errors of the prompts' rate on either side of what a move is predicted to leave: seven times in eight it
-does."""
+# Sequences end and begin while workers move, so decode pressure is uncertain by this share.
 DECODE_ERROR: Final = 0.1
-"""Of the decodes' pressure: sequences end and begin while workers move."""
 LEAST_ERROR: Final = 0.1
-"""Of the prompts' pressure, however steady they come."""
+"""The least relative error of the prompts' pressure, however steadily they arrive."""
 
 _Tried = tuple[Sequence[WorkerState], Split]
-"""Workers that move, and what that leaves."""
+"""Workers to move, and the split that results."""
 
 
 def advice(state: ModelState) -> Action | None:
-    """The fewest workers whose move leaves `GOOD`, else those that leave least; None where no move relieves by
-    `GAIN`. Where no move does, decode workers that compute prompts too may."""
+    """Return the smallest move that leaves at most `GOOD`, or else the one that leaves least.
+
+    If no move relieves pressure by `GAIN`, decode workers may compute prompts too. None means that nothing helps.
+    """
     now = _split(state, role_counts(state.workers))
     best = _least(state, now)
     if best is not None and best[1].pressure <= 1:
@@ -39,8 +40,10 @@ def advice(state: ModelState) -> Action | None:
 
 
 def _split(state: ModelState, counts: RoleCounts) -> Split:
-    """With workers that count by their speed. Where prompts wait, prompts that are computed faster bring as many more
-    decodes."""
+    """Return the split for these counts, in which slow workers count for less than one.
+
+    While prompts wait, computing them faster brings proportionally more decodes.
+    """
     work, engine, now = state.work, state.engine, role_counts(state.workers)
     served = min(prompt_speed(engine, work, now.prefill, now.mixed, now.lending), work.prompts)
     then = min(prompt_speed(engine, work, counts.prefill, counts.mixed, counts.lending), work.prompts)
@@ -51,7 +54,7 @@ def _split(state: ModelState, counts: RoleCounts) -> Split:
 
 
 def _least(state: ModelState, now: Split) -> _Tried | None:
-    """Numbers of workers that may move, the fewest first."""
+    """Return the best move, searching the ones of fewest workers first."""
     near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
     found = next((each for each in near if each[1].pressure <= GOOD), None)
     found = found or min(near, key=lambda each: each[1].pressure, default=None)
@@ -59,7 +62,7 @@ def _least(state: ModelState, now: Split) -> _Tried | None:
 
 
 def _to_prefill(state: ModelState) -> Iterator[_Tried]:
-    """One decode worker more each time, those with least to carry away first; the last one stays."""
+    """Yield moves of decode workers, adding one at a time, those with the least KV first; the last one stays."""
     order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
     for number, each in enumerate(order[:-1]):
         counts = RoleCounts(
@@ -69,7 +72,7 @@ def _to_prefill(state: ModelState) -> Iterator[_Tried]:
 
 
 def _to_decode(state: ModelState) -> Iterator[_Tried]:
-    """The same of prefill workers."""
+    """Yield moves of prefill workers, adding one at a time, those with the fewest prompt tokens first."""
     order, counts = _cheapest(state.workers, Role.PREFILL, lambda each: each.prompt_tokens), role_counts(state.workers)
     for number, each in enumerate(order[:-1]):
         counts = RoleCounts(counts.prefill - each.speed, counts.mixed + each.speed, counts.lending)
@@ -77,7 +80,7 @@ def _to_decode(state: ModelState) -> Iterator[_Tried]:
 
 
 def _lent(state: ModelState) -> _Tried | None:
-    """All decode workers compute prompts too; None where they do."""
+    """Return all decode workers as computing prompts too; None if they already do."""
     counts = role_counts(state.workers)
     chosen = [each for each in state.workers if each.role is Role.MIXED and not each.budget_tokens]
     return (chosen, _split(state, replace(counts, lending=counts.mixed))) if chosen else None
@@ -89,7 +92,7 @@ def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Acti
 
 
 def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
-    """With what it leaves, and the range that this is promised in."""
+    """Return the action with the predicted pressure and its range."""
     share = max(ERRORS * state.prompts_error, LEAST_ERROR)
     least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
     most = max(then.prompt_pressure * (1 + share), then.decode_pressure * (1 + DECODE_ERROR))
@@ -98,6 +101,6 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role:
 
 
 def _cheapest(workers: Sequence[WorkerState], role: Role, cost: Callable[[WorkerState], int]) -> list[WorkerState]:
-    """Slow ones last."""
+    """Sort the workers of a role by `cost`, slow ones last."""
     own = [each for each in workers if each.role is role]
     return sorted(own, key=lambda each: ((each.slowness or 1.0) > 1 + GAIN * 2, cost(each), each.id))

@@ -1,4 +1,4 @@
-"""What a verdict says: its code, the figures in a sentence, and what to do. Pure."""
+"""A cause of a verdict: its code, a sentence with the figures, and the action to take."""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from libs.policy.grade import Grade
 
 
 class CauseCode(StrEnum):
-    """What holds a cluster up, if anything does."""
+    """The kind of bottleneck of a cluster, or its absence."""
 
     IDLE = "idle"
     BALANCED = "balanced"
@@ -21,48 +21,47 @@ class CauseCode(StrEnum):
     UNKNOWN = "unknown"
 
 
+# Other roles of the same workers would end these.
 IMBALANCES = frozenset((CauseCode.PREFILL_BOUND, CauseCode.DECODE_BOUND_TPOT, CauseCode.DECODE_BOUND_KV))
-"""Other roles of the same workers would end them."""
+# A model has one of these at a time.
 SHORTAGES = IMBALANCES | {CauseCode.TOO_SMALL}
-"""Of which a model has one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Workers that are to take another role."""
+    """A change of role for some workers."""
 
     workers: tuple[str, ...]
     role: str
-    """prefill, decode or mixed."""
     budget_tokens: int
-    """Of role mixed."""
+    """The prompt budget of role mixed."""
     pressure_then: float
-    """That is predicted of the phase that is worse off then."""
+    """The predicted pressure of the worse phase after the move."""
+    # Prompts and decodes come and go while workers move, so a range is promised.
     pressure_range: tuple[float, float] = (0.0, 0.0)
-    """Within which it is promised: prompts and decodes come and go while workers move."""
 
     @property
     def command(self) -> str:
-        """The command line, quoted for a shell: a worker chooses its own id."""
+        """The command line that performs the action, quoted for a shell: a worker chooses its own id."""
         role = f"mixed:{self.budget_tokens}" if self.role == "mixed" else self.role
         return shlex.join(("fulcrum", "role", *self.workers, role))
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that holds requests up."""
+    """A reason why requests are held up."""
 
     code: CauseCode
     model: str
     sentence: str
     workers: tuple[str, ...] = ()
-    """The slow ones, or those behind a slow link."""
+    """The slow workers, or those behind a slow link."""
     action: Action | None = None
     since_ns: int = 0
     grade: Grade = Grade.FIRE
     rank: int = 0
-    """The least comes first."""
+    """Sort key of causes; the smallest comes first."""
 
     def seen(self, since_ns: int) -> "Cause":
-        """The same, that has stood since then."""
+        """Return the cause with the time since which it has held."""
         return replace(self, since_ns=since_ns)

@@ -1,6 +1,6 @@
-"""What holds a model's requests up at a moment, the gravest first. Pure.
+"""The causes that hold up a model's requests at a moment, the gravest first.
 
-A shortage is named by its cause: where it would not be there without a slow worker or a slow link, that comes first.
+A slow worker or slow link comes before a shortage that would not exist without it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,24 @@ from libs.policy.verdict.cause import Action, Cause, CauseCode
 from libs.policy.verdict.limits import CLEAR_PRESSURE, LEAST_WAIT_S, QUEUED_S, VerdictLimits
 from libs.policy.verdict.state import ModelState, WorkerState
 
+# Without workers for a phase its pressure has no bound.
 MOST: Final = 100.0
-"""A pressure is said up to here: without workers for a phase it has no bound."""
 MAX_LISTED: Final = 4
 
 
 def figure(pressure: float) -> str:
-    """1.8, or more than 100."""
+    """Format a pressure as 1.8 or "more than 100"."""
     return f"{pressure:.1f}" if pressure <= MOST else f"more than {MOST:.0f}"
 
 
 def promised(action: Action) -> str:
-    """0.7 to 0.9, or 0.8 where both ends read alike."""
+    """Format the promised range as "0.7 to 0.9", or as 0.8 if both ends read alike."""
     least, most = (figure(each) for each in action.pressure_range)
     return least if least == most else f"{least} to {most}"
 
 
 def amount(number: float) -> str:
-    """7, 41k, 2.3M."""
+    """Format a number as 7, 41k or 2.3M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
@@ -39,12 +39,12 @@ def amount(number: float) -> str:
 
 
 def workers(count: int, role: str) -> str:
-    """1 decode worker, 2 decode workers."""
+    """Format a count as "1 decode worker" or "2 decode workers"."""
     return f"{count} {role} worker{'' if count == 1 else 's'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """a; a and b; a, b, c, d and 3 more."""
+    """Join names as "a", "a and b" or "a, b, c, d and 3 more"."""
     shown, more = list(names[:MAX_LISTED]), len(names) - MAX_LISTED
     if more > 0:
         return f"{', '.join(shown)} and {more} more"
@@ -52,12 +52,14 @@ def listed(names: Sequence[str]) -> str:
 
 
 MOST_ADDED: Final = 4
-"""Times the workers there are, up to which it is reckoned how many would do."""
+"""The bound on the number of workers considered for a cluster that is too small, as a multiple of the present ones."""
 
 
 def causes(state: ModelState, limits: VerdictLimits, *, small: bool = False) -> list[Cause]:
-    """Those that hold, and those between their thresholds, which end nothing. `small`: the cluster is named too small
-    now, and stays so until some roles would leave room."""
+    """Return the causes that hold, and those between their thresholds, which keep a named cause alive.
+
+    `small` says that the cluster is named too small now. It stays so until some roles would leave room.
+    """
     found = [*_links(state, limits), *_slow(state, limits)]
     shortage = _shortage(state, limits, small=small)
     if shortage is not None:
@@ -68,7 +70,7 @@ def causes(state: ModelState, limits: VerdictLimits, *, small: bool = False) -> 
 def shortage_of(
     pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False
 ) -> tuple[CauseCode, Grade] | None:
-    """Which shortage there is, and how sure it is: prompts press only where some wait."""
+    """Return the present shortage and its grade; prompts press only where some wait."""
     grades = {
         CauseCode.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
         CauseCode.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
@@ -89,7 +91,7 @@ def shortage_of(
 
 
 def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Grade:
-    """Arrivals come in clusters: a pressure just above 1 is a shortage only once a queue shows it."""
+    # Arrivals come in clusters, so a pressure just above 1 is a shortage only once a queue shows it.
     if waits_s < LEAST_WAIT_S:
         return Grade.CLEAR
     grade = limits.pressure.grade(pressure)
@@ -111,7 +113,7 @@ def _shortage(state: ModelState, limits: VerdictLimits, *, small: bool) -> Cause
 
 
 def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
-    """One cause for all workers behind slow links."""
+    """Yield one cause for all workers behind slow links."""
     graded = [(_link_grade(each, limits), each) for each in state.workers]
     grade = max((grade for grade, _ in graded), default=Grade.CLEAR)
     if grade is Grade.CLEAR:
@@ -133,13 +135,13 @@ def _sources(state: ModelState) -> list[str]:
 
 
 def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
-    """It awaits ready KV most of the time, or while no step runs, and long."""
+    """Grade a worker's link by how often and how long it waits for ready KV."""
     often = max(limits.kv_wait.grade(worker.kv_wait), limits.kv_awaited.grade(worker.kv_awaited))
     return min(often, limits.kv_awaited_s.grade(worker.kv_awaited_s))
 
 
 def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
-    """One cause for all slow workers; where most are, their peers are no measure."""
+    """Yield one cause for all slow workers; if most are slow, their peers are no measure."""
     known = [each for each in state.workers if each.slowness is not None]
     graded = [(limits.slowness.grade(each.slowness or 0.0), each) for each in known]
     grade = max((grade for grade, _ in graded), default=Grade.CLEAR)

@@ -1,4 +1,4 @@
-"""What a verdict is made from: one model's workers, the work that they have, and how hard it presses. Pure."""
+"""The inputs of a verdict: one model's workers, their work, and the pressure of it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,49 +11,47 @@ from libs.policy.verdict.limits import SLOWNESS
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker that takes work, over the last two seconds."""
+    """A worker that accepts work, over the last two seconds."""
 
     id: str
     role: Role
     budget_tokens: int
     sequences: int
-    """That it decodes, or holds to decode."""
+    """Sequences that it decodes or holds to decode."""
     kv_tokens: int
-    """That its sequences hold."""
+    """KV tokens that its sequences hold."""
     prompt_tokens: int
-    """Waiting there."""
+    """Prompt tokens that wait at the worker."""
     slowness: float | None
-    """How long its steps take, over what the same steps take its peers; None: it ran too few."""
+    """The ratio of its step times to those of its peers for equal steps; None if it ran too few."""
     kv_wait: float
-    """Share of its time in which no step ran and KV was on its way that was ready at its source."""
+    """Share of its time in which no step ran while ready KV was in transit to it."""
     kv_awaited: float
-    """Share of its time in which such KV was on its way, whether steps ran or not."""
+    """Share of its time in which ready KV was in transit to it, whether or not steps ran."""
     held_by_link: float
-    """Sequences that awaited it, on average."""
+    """The mean number of sequences that waited for such KV."""
     kv_awaited_s: float = 0.0
-    """For how long the longest awaited of it had been ready, on average."""
+    """The mean time for which the longest-awaited KV had been ready."""
 
     @property
     def takes(self) -> str:
-        """Its role in a word."""
         if self.role is Role.PREFILL:
             return "prefill"
         return "mixed" if self.lends else "decode"
 
     @property
     def lends(self) -> bool:
-        """Whether it computes prompts beside its decodes."""
         return self.role is Role.MIXED and self.budget_tokens > 0
 
     @property
     def speed(self) -> float:
-        """Workers that it counts for: less than one where it is slow."""
+        """The number of workers that it counts for; less than one if it is slow."""
         slow = self.slowness or 1.0
         return 1 / slow if slow >= SLOWNESS.fire else 1.0
 
 
 def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
-    """By role, each by its speed."""
+    """Sum the speeds of workers by role."""
     prefill = mixed = lending = 0.0
     for each in workers:
         if each.role is Role.PREFILL:
@@ -66,7 +64,7 @@ def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A model of which enough is known."""
+    """A model about which enough is known for a verdict."""
 
     model: str
     engine: WorkerProfile
@@ -74,43 +72,41 @@ class ModelState:
     standing: RoleCounts
     workers: Sequence[WorkerState]
     pressures: Pressures
-    """As workers are."""
+    """The pressures on the workers as they are."""
     healthy: Pressures
-    """As they would be if none were slow, and no sequence were held up by a link."""
+    """The pressures if no worker were slow and no link held up a sequence."""
     horizon_ns: float
-    """Of the prompts' pressure."""
+    """The horizon at which prompts press most."""
     waiting_tokens: int
     """Prompt tokens of people's requests, at workers and gateways."""
     running: int
-    """Sequences that decode, those of batch jobs left out."""
+    """Sequences that decode, without those of batch jobs."""
     held: int
-    """That are to decode and do not yet, as many as could soon."""
+    """Sequences that do not decode yet but could soon."""
     queued: int
-    """Requests at gateways that wait for a place to decode, and whose prompts could not be computed soon either."""
+    """Requests at gateways that wait for a decode place and whose prompts could not be computed soon either."""
     at_rest: bool
-    """Nothing runs, waits or comes."""
+    """Whether nothing runs, waits or arrives."""
     prompts_error: float = 0.0
-    """Standard error of the prompts that press, as a share: few requests a second say little of their rate."""
+    """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
 
     @property
     def prefill(self) -> int:
-        """Prefill workers."""
         return round(self.standing.prefill)
 
     @property
     def mixed(self) -> int:
-        """Decode workers, those that compute prompts too included."""
         return round(self.standing.mixed)
 
     @property
     def lending(self) -> int:
-        """Those of them that compute prompts too."""
+        """The number of decode workers that also compute prompts."""
         return round(self.standing.lending)
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownState:
-    """A model of which too little is known."""
+    """A model about which too little is known for a verdict."""
 
     model: str
     why: str

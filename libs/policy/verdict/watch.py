@@ -1,4 +1,4 @@
-"""Verdicts over time: a cause is named once it has lasted, and stays until it has been gone for a while. Pure."""
+"""Verdicts over time: a cause is named once it has lasted and stays until it has been gone for a while."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ from libs.policy.verdict.causes import causes
 from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState
 
+# A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000
-"""After a cause held last its advice stands for so long: it may dither about a threshold."""
 MAX_FOLLOWED = 256
-"""Causes, over all models; later ones are not named."""
+"""The most causes tracked over all models; later ones are not named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The gravest cause first; without any, whether the cluster is balanced, idle or not known."""
+    """The causes with the gravest first; without any, whether the cluster is balanced, idle or unknown."""
 
     code: CauseCode
     model: str
-    """Empty where it is about none."""
+    """The model that the verdict is about; empty if it is about none."""
     sentence: str
     since_ns: int
     causes: Sequence[Cause] = ()
@@ -29,20 +29,20 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Track:
-    """A cause that is, or was of late."""
+    """The state of a cause that holds or held recently."""
 
     cause: Cause
-    """As it held last."""
+    """The cause as it held last."""
     pending_ns: int
     named: bool = False
     clear_ns: int = 0
-    """Since when it has been gone; 0: it is there."""
+    """The time since which the cause has been gone; 0 while it holds."""
     held_ns: int = 0
-    """When it was last as grave as to be named."""
+    """The last time at which it was grave enough to be named."""
 
 
 class VerdictWatch:
-    """Follows the causes of all models; to be given moments in their order."""
+    """The causes of all models over time; calls must come in order of time."""
 
     def __init__(self, limits: VerdictLimits) -> None:
         self.limits = limits
@@ -51,7 +51,6 @@ class VerdictWatch:
         self._since_ns = 0
 
     def look(self, models: Iterable[ModelState | UnknownState], now_ns: int) -> Verdict:
-        """The verdict as of now."""
         models = list(models)
         known = [each for each in models if isinstance(each, ModelState)]
         found: dict[tuple[str, str], Cause] = {}
@@ -103,7 +102,7 @@ class VerdictWatch:
         track.named = track.named or now_ns - track.pending_ns >= lasting_ns
 
     def _switch(self, track: _Track, cause: Cause, now_ns: int) -> None:
-        """To another code once that has held for as long as a new cause has to."""
+        """Switch to another code once that has held for as long as a new cause must."""
         track.clear_ns = track.clear_ns or now_ns
         if now_ns - track.clear_ns >= self.limits.for_ns:
             track.cause, track.pending_ns, track.clear_ns, track.held_ns = cause, track.clear_ns, 0, now_ns
@@ -116,13 +115,13 @@ class VerdictWatch:
 
 
 def _standing(track: _Track, now_ns: int) -> Cause:
-    """As it held last; what there was to do is no advice any more once it holds no longer."""
+    """Return the cause as it held last, without its advice once that is outdated."""
     cause = track.cause.seen(track.pending_ns)
     return cause if now_ns - track.held_ns < ADVISED_NS else replace(cause, action=None)
 
 
 def _key(cause: Cause) -> tuple[str, str]:
-    """A model has one shortage at a time."""
+    # A model has one shortage at a time.
     return cause.model, "shortage" if cause.code in SHORTAGES else cause.code
 
 

@@ -1,5 +1,7 @@
-"""Whether a worker takes a submitted sequence: first what no worker would take, then what this one does not take now.
-Pure."""
+"""Decide whether a worker takes a submitted sequence.
+
+Faults that hold for every worker are checked before those of this worker's present state.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from libs.policy.worker import assignment as assignments
 
 
 class Invalid(Enum):
-    """Why a sequence is refused with Refusal.INVALID, as far as it shows before its tokens are read."""
+    """The reason behind Refusal.INVALID, as far as it shows before the sequence's tokens are read."""
 
     PHASE_MISSING = auto()
     OTHER_MODEL = auto()
@@ -19,12 +21,11 @@ class Invalid(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReadiness:
-    """What a worker can take now."""
+    """The state of a worker that decides which sequences it can take now."""
 
     assignment: Assigned
     draining: bool
     kv_layout: str
-    """Of its engine's blocks."""
     has_credit: bool
     """Whether the gateway held a credit for the sequence."""
 
@@ -32,9 +33,10 @@ class WorkerReadiness:
 def invalid(
     phase: int, model: str, adapter: str, *, worker_model: str, adapters: Collection[str] = (), loadable: bool = False
 ) -> Invalid | None:
-    """What is wrong with a sequence whichever role the worker has, or None.
+    """Return the fault that makes a sequence invalid in every role of the worker, or None.
 
-    `adapters`: those that the worker was started with. `loadable`: it can load the sequence's adapter.
+    `adapters` are those loaded when the worker started. `loadable` says that it can load the sequence's adapter
+    now.
     """
     if phase not in (Phase.PREFILL, Phase.DECODE, Phase.BOTH):
         return Invalid.PHASE_MISSING
@@ -44,7 +46,10 @@ def invalid(
 
 
 def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refusal | None:
-    """Why the worker does not take a valid sequence now, or None. kv_layout: of the blocks it comes with, if any."""
+    """Return why the worker cannot take a valid sequence now, or None.
+
+    `kv_layout` is that of the blocks that the sequence comes with; None if it has none.
+    """
     code = assignments.refusal(worker.assignment, phase, draining=worker.draining)
     if code is not None:
         return code

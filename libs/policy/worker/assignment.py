@@ -1,4 +1,4 @@
-"""Which work a worker takes: its assignment, changed by compare-and-set on the epoch. Pure."""
+"""A worker's assignment, which changes by compare-and-set on its epoch."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -11,20 +11,18 @@ FIRST_EPOCH: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The assignment that somebody asks for."""
+    """An assignment that a caller requests for a worker."""
 
     role: int
-    """Of `Role`, if it is one at all."""
+    """The number of a `Role`, not validated yet."""
     budget_tokens: int
     expected_epoch: int
-    """Of the assignment that this one is to follow."""
+    """The epoch of the assignment that this one replaces."""
     model: str = ""
-    """That the asker takes the worker to hold; empty: any."""
+    """The model that the caller expects on the worker; empty accepts any."""
 
 
 class NotTaken(Enum):
-    """Why an assignment is not taken."""
-
     DRAINING = auto()
     STALE_EPOCH = auto()
     OTHER_MODEL = auto()
@@ -34,12 +32,12 @@ class NotTaken(Enum):
 
 
 def first_assignment(model: str, role: int, budget_tokens: int, epoch: int = FIRST_EPOCH) -> Assignment | NotTaken:
-    """What a worker starts with, or with a model that it is given later: epochs go on over models."""
+    """Return the assignment for a model that is new on the worker; epochs continue across models."""
     return _assignment(model, role, budget_tokens, epoch)
 
 
 def next_assignment(current: Assignment, wanted: Wanted, *, draining: bool) -> Assignment | NotTaken:
-    """What the worker does once it has taken what is wanted, or why it does not take it."""
+    """Return the assignment that follows `current`, or the reason why the requested one is rejected."""
     if draining:
         return NotTaken.DRAINING
     if wanted.expected_epoch != current.epoch:
@@ -50,10 +48,10 @@ def next_assignment(current: Assignment, wanted: Wanted, *, draining: bool) -> A
 
 
 def refusal(assignment: Assigned, phase: int, *, draining: bool) -> Refusal | None:
-    """Why new work of `phase` is not taken, or None.
+    """Return why new work of `phase` is refused, or None.
 
-    The epoch that the gateway routed by does not matter as long as the phase still fits: a change of budget, or a move
-    there and back, refuses no work.
+    The gateway's epoch does not matter as long as the phase still fits. A change of budget, or a move there and
+    back, refuses no work.
     """
     if draining:
         return Refusal.DRAINING
@@ -61,7 +59,7 @@ def refusal(assignment: Assigned, phase: int, *, draining: bool) -> Refusal | No
 
 
 def leaves_decode(assignment: Assigned, *, draining: bool) -> bool:
-    """Whether sequences that still decode are work of a role that has been left."""
+    """Return whether running decodes belong to a role that the worker has left."""
     return draining or not serves(assignment, Phase.DECODE)
 
 

@@ -1,21 +1,21 @@
-"""Credits: a request is bound to a worker only against one, so work waits in gateways, not in workers. Pure.
+"""Credits, against which gateways bind requests, so that work waits in gateways and not in workers.
 
-A slot of a worker is free, granted to a gateway, or in use by a sequence. Free slots are handed out at once, so that an
-idle system needs no round trip; when gateways compete, the one whose head is most urgent comes first, and what another
-holds unused is asked back.
+A slot of a worker is free, granted to a gateway, or in use by a sequence. Free slots are granted at once, so an
+idle system needs no round trip. When gateways compete, the one with the most urgent head comes first, and credits
+that others hold unused are recalled.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+# A waiting gateway comes first after this many grants to more urgent ones, whatever its deadline.
 MAX_PASSED_OVER = 16
-"""After this many grants to more urgent gateways a waiting one comes first, whatever its deadline."""
 NO_DEADLINE = 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayDemand:
-    """What waits in one gateway; `gateway_id` settles ties alike on every worker."""
+    """The requests that wait in one gateway; ties on `gateway_id` resolve alike on every worker."""
 
     gateway_id: str
     requests: int = 0
@@ -23,23 +23,26 @@ class GatewayDemand:
 
     @property
     def urgency(self) -> tuple[int, str]:
-        """Smaller is more urgent. A strict order shared by all workers, so that two gateways never hold what the other
-        lacks for good."""
+        """Sort key; the smaller one is more urgent.
+
+        All workers share this strict order. Otherwise two gateways could each hold the credit that the other lacks,
+        forever.
+        """
         return self.head_deadline_ns or NO_DEADLINE, self.gateway_id
 
 
 @dataclass(slots=True)
 class _Account:
-    """What one gateway has of one kind of slot."""
+    """The credits of one gateway for one kind of slot."""
 
     held: int = 0
-    """Granted and sent, neither used nor returned."""
+    """Credits granted and sent, neither used nor returned."""
     granting: int = 0
-    """Granted, not sent yet."""
+    """Credits granted but not sent yet."""
     recalling: int = 0
-    """To be recalled, not sent yet."""
+    """Credits to recall, with the recall not sent yet."""
     recalled: int = 0
-    """Recalled, not answered yet."""
+    """Credits whose recall was sent and is not answered yet."""
     passed_over: int = 0
 
     @property
@@ -57,7 +60,10 @@ class _Account:
 
 @dataclass(slots=True)
 class CreditPool:
-    """Slots of one kind. After any call `settle` decides who gets what, and `take` returns a gateway's news."""
+    """Slots of one kind; `settle` distributes them, and `take` returns the changes for one gateway.
+
+    Call `settle` after any other change.
+    """
 
     slots: int
     in_use: int = 0
@@ -65,34 +71,32 @@ class CreditPool:
 
     @property
     def granted(self) -> int:
-        """Slots that gateways hold unused."""
         return sum(account.total for account in self._accounts.values())
 
     def attach(self, gateway: int) -> None:
-        """A gateway has come."""
         self._accounts[gateway] = _Account()
 
     def detach(self, gateway: int) -> None:
-        """It has gone, with what it held; its sequences stay in use until they end."""
+        """Drop a gateway and its credits; its sequences stay in use until they end."""
         self._accounts.pop(gateway, None)
 
     def use(self, gateway: int) -> bool:
-        """Turn a held credit into a slot in use; False when the gateway holds none."""
+        """Turn a held credit into a slot in use; return False if the gateway holds none."""
         account = self._accounts[gateway]
         if not account.held:
             return False
         account.held -= 1
         self.in_use += 1
-        # A recall that crossed with the use is settled by it: the gateway answers with what it still has.
+        # The use settles a recall that crossed with it: the gateway returns the credits that it still has.
         account.forget_recalls()
         return True
 
     def free(self) -> None:
-        """A sequence has ended, or was refused."""
+        """Release the slot of a sequence that ended or was refused."""
         self.in_use -= 1
 
     def returned(self, gateway: int, count: int) -> None:
-        """The gateway has given back `count` unused credits."""
+        """Take back `count` unused credits from a gateway."""
         account = self._accounts[gateway]
         count = min(count, account.held)
         account.held -= count
@@ -100,13 +104,13 @@ class CreditPool:
         account.forget_recalls()
 
     def spent(self, gateway: int, count: int) -> None:
-        """The gateway had spent `count` of what was asked back before it heard of it."""
+        """Settle recalls that crossed with the use of `count` of the recalled credits."""
         account = self._accounts[gateway]
         account.recalled = max(account.recalled - count, 0)
         account.forget_recalls()
 
     def take(self, gateway: int) -> tuple[int, int]:
-        """(grant, recall) to tell the gateway now."""
+        """Return (grant, recall) to send to the gateway, and mark them as sent."""
         account = self._accounts[gateway]
         grant, recall = account.granting, account.recalling
         account.held += grant
@@ -115,17 +119,17 @@ class CreditPool:
         return grant, recall
 
     def has_news(self, gateway: int) -> bool:
-        """Whether `take` would say anything."""
+        """Return whether `take` would return a grant or a recall."""
         account = self._accounts[gateway]
         return bool(account.granting or account.recalling)
 
     def settle(self, waiting: Mapping[int, GatewayDemand]) -> None:
-        """Grant what is free and ask back what is needed elsewhere; `waiting` has every attached gateway."""
+        """Grant free slots and recall credits needed elsewhere; `waiting` covers every attached gateway."""
         free = self._free()
         if free < 0:
             self._recall(-free - self._pending(), sorted(self._accounts, key=lambda g: waiting[g].requests > 0))
             return
-        if len(self._accounts) == 1:  # nobody to weigh it against
+        if len(self._accounts) == 1:  # no other gateway competes
             next(iter(self._accounts.values())).granting += free
             return
         unmet = sum(max(waiting[g].requests - account.keeps, 0) for g, account in self._accounts.items())
@@ -162,13 +166,13 @@ class CreditPool:
                 return
             account = self._accounts[gateway]
             unsent = min(count, account.granting)
-            account.granting -= unsent  # never sent: free again without a round trip
+            account.granting -= unsent  # never sent, so free again without a round trip
             asked = min(count - unsent, account.held - account.recalling - account.recalled)
             account.recalling += asked
             count -= unsent + asked
 
     def _relieve(self, waiting: Mapping[int, GatewayDemand]) -> None:
-        """A waiting gateway with nothing gets one from a less urgent one that waits too, but for something else."""
+        """Recall one credit from a less urgent gateway if a more urgent one has none."""
         accounts = self._accounts
         starving = [g for g in accounts if waiting[g].requests and not accounts[g].total]
         donors = [g for g, account in accounts.items() if account.held > account.recalling + account.recalled]
@@ -179,7 +183,7 @@ class CreditPool:
             accounts[donor].recalling += 1
 
     def _level(self, waiting: Mapping[int, GatewayDemand]) -> None:
-        """Standing credits are spread evenly again, for one that came when all were handed out."""
+        """Spread unused credits evenly, so that a gateway that attached late gets its share."""
         accounts = self._accounts
         idle = [g for g in accounts if not waiting[g].requests]
         if not idle or self._pending():
@@ -192,7 +196,7 @@ class CreditPool:
 
 
 class Credits:
-    """Both kinds of slots of a worker: prompts to prefill, and sequences that decode."""
+    """A worker's slots of both kinds, for prompts to prefill and for sequences that decode."""
 
     def __init__(self) -> None:
         self.prefill = CreditPool(0)
@@ -200,29 +204,26 @@ class Credits:
         self._pools = (self.prefill, self.decode)
 
     def resize(self, prefill_slots: int, decode_slots: int) -> None:
-        """The role has changed."""
+        """Set the number of slots, as after a change of role."""
         self.prefill.slots, self.decode.slots = prefill_slots, decode_slots
 
     def attach(self, gateway: int) -> None:
-        """A gateway has come."""
         for pool in self._pools:
             pool.attach(gateway)
 
     def detach(self, gateway: int) -> None:
-        """It has gone, with what it held."""
         for pool in self._pools:
             pool.detach(gateway)
 
     def settle(self, waiting: Mapping[int, GatewayDemand]) -> Iterable[int]:
-        """Decide who gets what; returns the gateways with news."""
+        """Distribute slots of both kinds and return the gateways that have changes to receive."""
         for pool in self._pools:
             pool.settle(waiting)
         return [gateway for gateway in waiting if self.has_news(gateway)]
 
     def has_news(self, gateway: int) -> bool:
-        """Whether `take` would say anything."""
         return self.prefill.has_news(gateway) or self.decode.has_news(gateway)
 
     def take(self, gateway: int) -> tuple[int, int, int, int]:
-        """(prefill grant, prefill recall, decode grant, decode recall) to tell the gateway now."""
+        """Return (prefill grant, prefill recall, decode grant, decode recall) to send to the gateway."""
         return *self.prefill.take(gateway), *self.decode.take(gateway)

@@ -1,35 +1,37 @@
-"""Whether a sequence leaves its worker sooner by its end, by a hand-over with its KV, or by being computed again
-elsewhere. Pure."""
+"""The choice of the soonest way for a sequence to leave its worker.
+
+It can end in place, move with its KV, or be computed again elsewhere.
+"""
 
 from dataclasses import dataclass
 from typing import Final
 
 REMEMBERED = 0.95
-"""Weight that an observed hand-over keeps with each later one."""
+"""The factor by which each new hand-over scales the weight of earlier ones."""
 WEIGHT = 0.2
-"""Of the newest observation in a running mean."""
+"""Weight of the newest observation in a running mean."""
 PRIOR_WEIGHT = 0.25
 MAX_WAIT_S: Final = 5.0
-"""How long a worker that has left decode waits at most for the end of what it could have computed again elsewhere."""
+"""The longest that a worker that left decode waits for a sequence that could be computed again elsewhere."""
 PRIOR = ((0.0, 0.005), (1e9, 1.0))
-"""(bytes, seconds) assumed: binding takes two turns of a stream and a step, the link carries a GB a second."""
+"""Assumed (bytes, seconds): binding takes two turns of a stream and a step; the link carries 1 GB/s."""
 
 
 class HandOverTime:
-    """How long a hand-over takes by the bytes it carries: a line through observed ones, on top of an assumption.
+    """The duration of a hand-over as a linear function of its bytes.
 
-    Its height at 0 bytes is binding, its slope the link.
+    The line is fitted to observations on top of a prior. Its intercept is the time to bind, its slope the link.
     """
 
     def __init__(self) -> None:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def observe(self, kv_bytes: int, seconds: float) -> None:
-        """A hand-over has taken so long, from sealing the blocks until they had arrived."""
+        """Record the time from sealing the blocks to their arrival."""
         self._sums = _add(_scaled(self._sums, REMEMBERED), kv_bytes, seconds)
 
     def seconds(self, kv_bytes: int) -> float:
-        """Expected time to hand over `kv_bytes`; never below 0, and never less for more bytes."""
+        """Return the expected time to hand over `kv_bytes`; never negative, and never less for more bytes."""
         sums = self._sums
         for prior_bytes, prior_s in PRIOR:
             sums = _add(sums, prior_bytes, prior_s, PRIOR_WEIGHT)
@@ -38,53 +40,56 @@ class HandOverTime:
         if slope < 0:
             return y / count
         binding_s = (y - slope * x) / count
-        if binding_s < 0:  # the best line that binds in no time, not this one cut off at 0
+        if binding_s < 0:  # refit the line through the origin instead of clipping it at 0
             return xy / xx * kv_bytes
         return binding_s + slope * kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Staying:
-    """What a sequence's end costs where it is."""
+    """Running means that predict when a sequence ends on its present worker."""
 
     tpot_s: float = 0.0
-    """Time of a decode step there; 0: none has been seen."""
+    """Duration of a decode step there; 0 before the first one."""
     mean_output_tokens: float = 0.0
-    """OSL of answers that ended there; 0: none has."""
+    """Mean output length of answers that ended there; 0 before the first one."""
 
     def stepped(self, step_s: float) -> "Staying":
-        """After one more decode step."""
+        """Return the state after one more decode step."""
         return Staying(_mean(self.tpot_s, step_s), self.mean_output_tokens)
 
     def ended(self, output_tokens: int) -> "Staying":
-        """After one more answer has ended there by itself."""
+        """Return the state after one more answer that ended by itself."""
         return Staying(self.tpot_s, _mean(self.mean_output_tokens, output_tokens))
 
     def seconds(self, most_tokens_left: int) -> float:
-        """Expected time until a sequence with at most this many tokens left ends; infinite before the first step."""
+        """Return the expected time until a sequence with at most this many tokens left ends.
+
+        It is infinite before the first step.
+        """
         tokens = expected_tokens_left(most_tokens_left, self.mean_output_tokens)
         return tokens * self.tpot_s if self.tpot_s else float("inf")
 
 
 def expected_tokens_left(most: int, mean_output_tokens: float) -> float:
-    """Output tokens still to come, of at most `most`.
+    """Return the expected number of output tokens to come, at most `most`.
 
-    How many have come says nothing about how many will: an answer without memory always has a mean before it.
+    The tokens so far do not lower it: lengths are taken to be memoryless, so a full mean always remains.
     """
     return min(most, mean_output_tokens) if mean_output_tokens else most
 
 
 def sooner_handed_over(most_tokens_left: int, kv_bytes: int, staying: Staying, time: HandOverTime) -> bool:
-    """Whether a hand-over rids the worker of a sequence before its end would."""
+    """Return whether a hand-over frees the worker of a sequence before the sequence's end would."""
     return time.seconds(kv_bytes) < staying.seconds(most_tokens_left)
 
 
 def sooner_recomputed(most_tokens_left: int, recompute_s: float, waited_s: float, staying: Staying) -> bool:
-    """Whether a sequence that cannot take its KV along is to be computed again elsewhere, which takes `recompute_s`.
+    """Return whether to compute a sequence again elsewhere, in `recompute_s`, because its KV cannot move.
 
-    One that is expected to take longer than that goes at once. Answers that last longer than expected are waited for as
-    long as computing again takes, MAX_WAIT_S at most: so nobody waits more than twice as long as was necessary. What
-    ends before that in any case stays.
+    A sequence that is expected to take longer than that goes at once. One that lasts longer than expected is given
+    `recompute_s`, at most MAX_WAIT_S, so nobody waits more than twice as long as necessary. One that is sure to end
+    before that stays.
     """
     longest_s = most_tokens_left * staying.tpot_s
     if staying.tpot_s and longest_s <= min(recompute_s, MAX_WAIT_S):
@@ -93,7 +98,7 @@ def sooner_recomputed(most_tokens_left: int, recompute_s: float, waited_s: float
 
 
 _Sums = tuple[float, float, float, float, float]
-"""count, x, y, x², x·y"""
+"""Weighted sums of (1, x, y, x², x·y)."""
 
 
 def _add(sums: _Sums, x: float, y: float, weight: float = 1.0) -> _Sums:

@@ -1,4 +1,4 @@
-"""Whether a transferred sequence decodes beside those that run at once, or waits until one of them has ended. Pure."""
+"""The decision whether a transferred sequence joins the running decodes at once or waits for one of them to end."""
 
 from bisect import bisect_right
 from collections import deque
@@ -10,32 +10,31 @@ from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.slack import MAX_HOLD_NS, TokenLine
 
 KEPT_LENGTHS: Final = 128
-"""Answers of a kind whose length is remembered."""
+"""The number of recent answers whose lengths are kept for each kind."""
+# The kind whose last answer ended longest ago is dropped first.
 MOST_KINDS: Final = 256
-"""Kinds that are remembered; the one that ended no answer for longest is forgotten."""
+# With fewer answers of its own kind, a sequence is judged by the answers of all kinds.
 ENOUGH_LENGTHS: Final = 16
-"""Answers of its own kind by which a sequence is judged; with fewer, by those of all kinds."""
 EVERY_KIND: Final = ""
 LIKELY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A running sequence, as far as a newcomer concerns it."""
+    """A running sequence, reduced to what decides whether another may join it."""
 
     tokens: int
-    """Output tokens so far."""
     most_left: int
-    """Output tokens to come, at most."""
+    """The most output tokens still to come."""
     tpot_ns: int = 0
-    """Its TPOT target; 0: none."""
+    """The TPOT target; 0 if there is none."""
     line: TokenLine | None = None
-    """When its tokens are due; None without a target, or before its first token here."""
+    """The due times of its tokens; None without a target, or before its first token here."""
     kind: str = EVERY_KIND
-    """Whose answers it is expected to resemble: tenant and class."""
+    """Tenant and class, whose earlier answers predict the length of this one."""
 
     def keeps(self, step_ns: float, now_ns: int) -> bool:
-        """Whether its last token, were it to use all that it may, comes in time where every step takes so long."""
+        """Return whether the last token would be in time if every step took `step_ns` and the full length were used."""
         if not self.tpot_ns:
             return True
         line = self.line or TokenLine(now_ns, self.tpot_ns, 0)
@@ -44,19 +43,19 @@ class Decoding:
 
 
 class AnswerLengths:
-    """How long the latest answers of each kind were: what is known of when a running one will end."""
+    """The lengths of the latest answers of each kind, from which the ends of running ones are predicted."""
 
     def __init__(self) -> None:
+        # The kind that ended an answer last comes last; `EVERY_KIND` holds all answers.
         self._latest: dict[str, deque[int]] = {}
-        """By kind, the one that ended an answer last at the end; and under `EVERY_KIND` of all."""
         self._sorted: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
-        """Kinds that are known, all together being one."""
+        """Return the number of known kinds, counting `EVERY_KIND` as one."""
         return len(self._latest)
 
     def ended(self, tokens: int, kind: str = EVERY_KIND) -> None:
-        """Record an answer of a kind that ended after `tokens` output tokens."""
+        """Record an answer of `kind` that ended after `tokens` output tokens."""
         for each in dict.fromkeys((kind, EVERY_KIND)):
             latest = self._latest.pop(each, None) or deque(maxlen=KEPT_LENGTHS)
             latest.append(tokens)
@@ -68,14 +67,17 @@ class AnswerLengths:
             self._sorted.pop(oldest, None)
 
     def one_ends(self, running: Sequence[Decoding], steps: float) -> bool:
-        """Whether one of these has likely ended after `steps` steps; before any answer has ended, one step suffices."""
+        """Return whether one of these has likely ended after `steps` steps.
+
+        Before any answer has ended, one step suffices.
+        """
         if any(each.most_left <= steps for each in running):
             return True
         if not self._latest:
             return steps >= 1
         none_ends = 1.0
         for each in running:
-            # Of the answers that grew longer than this one is by now, those that had ended by then.
+            # The share of answers longer than this one is now that would still run after `steps`.
             lengths = self._of(each.kind)
             longer = len(lengths) - bisect_right(lengths, each.tokens)
             beyond = len(lengths) - bisect_right(lengths, each.tokens + steps)
@@ -83,7 +85,7 @@ class AnswerLengths:
         return none_ends <= 1 - LIKELY
 
     def _of(self, kind: str) -> list[int]:
-        """Lengths to judge that kind by, in order."""
+        """Return the sorted lengths by which to judge a kind."""
         if len(self._latest.get(kind, ())) < ENOUGH_LENGTHS:
             kind = EVERY_KIND
         found = self._sorted.get(kind)
@@ -103,11 +105,12 @@ def joins(
     due_ns: int,
     now_ns: int,
 ) -> bool:
-    """Whether a transferred sequence of `kv_tokens` may decode beside `running`, whose work is `decodes`.
+    """Return whether a transferred sequence of `kv_tokens` may decode beside `running`, whose work is `decodes`.
 
-    It waits where it would make somebody miss a target who keeps it without the newcomer, and where waiting is of use:
-    one of them has likely ended before it was held for MAX_HOLD_NS, and in time for its own first token, due at
-    `due_ns` (0: it is out). A newcomer that is late for that already may wait as long as any.
+    It waits only if it would make a running sequence miss a target that is otherwise kept, and if waiting helps.
+    Waiting helps if one of them likely ends within MAX_HOLD_NS and before the newcomer's first token is due at
+    `due_ns` (0: already out). A newcomer that is already late for its first token may wait for the full
+    MAX_HOLD_NS.
     """
     most_ns = float(MAX_HOLD_NS - held_ns)
     if most_ns <= 0 or not running:
@@ -123,7 +126,7 @@ def joins(
 
 
 def beside(decodes: StepWork, kv_tokens: int) -> StepWork:
-    """The decodes with one more."""
+    """Return the work of the decodes with one more sequence."""
     return StepWork(
         decode_sequences=decodes.decode_sequences + 1, decode_kv_tokens=decodes.decode_kv_tokens + kv_tokens
     )

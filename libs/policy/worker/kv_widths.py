@@ -1,45 +1,45 @@
-"""Which tensor-parallel widths of prefill and decode can read each other's KV over NIXL. Pure.
+"""The tensor-parallel widths of prefill and decode that can read each other's KV over NIXL.
 
-vLLM 0.32 reads between widths of which one divides the other. A rank of the wider side has a part of the heads, or all
-of a latent (MLA). A part can be read where a block holds one head's tokens together, and where each head is held once:
-vLLM reads heads that several ranks hold only towards wider engines, and workers here change sides. So widths fall into
-classes of which all can read each other, and a class has a name.
+vLLM 0.32 reads between widths of which one divides the other. A rank of the wider side has a part of the heads, or
+all of a latent (MLA). Reading a part needs blocks that hold one head's tokens together, and heads that are held
+once: vLLM reads heads held by several ranks only towards wider engines, and workers here change sides. So widths
+fall into named classes whose members can all read each other.
 """
 
 from dataclasses import dataclass
 
 HEADS_APART = "HNC"
-"""The end of vLLM's name of an order in which a block holds the tokens of one head, then those of the next."""
+"""The suffix of vLLM's layout names for blocks that store one head's tokens before the next head's."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSplit:
-    """How an engine's ranks divide its KV."""
+    """The division of an engine's KV between its ranks."""
 
     width: int
-    """Ranks of the tensor-parallel group."""
+    """Number of ranks in the tensor-parallel group."""
     kv_heads: int
-    """Of the whole model; of no meaning for a latent."""
+    """Number of KV heads of the whole model; ignored for a latent."""
     is_latent: bool = False
-    """MLA: each rank holds all of it."""
+    """Whether the model uses MLA, where each rank holds the whole latent."""
     has_states: bool = False
-    """State-space layers are among the model's."""
+    """Whether the model has state-space layers."""
     order: str = ""
-    """Of a block's dimensions in memory, by vLLM's name; empty: not known."""
+    """The order of a block's dimensions in memory, by vLLM's name; empty if unknown."""
     context_width: int = 1
-    """Ranks that divide the tokens of a sequence between them."""
+    """Number of ranks that divide the tokens of a sequence between them."""
     over_nixl: bool = True
-    """Blocks are moved by NIXL's connector alone."""
+    """Whether NIXL's connector alone moves blocks."""
 
 
 def width_class(split: KvSplit) -> str:
-    """Equal for engines whose widths, as far as those decide, can read each other's KV; else it names why not."""
+    """Return the name of the class of engines that can read each other's KV; names of singletons state the reason."""
     apart = _apart(split)
     return f"tp{split.width} ({apart})" if apart else "tp2^n"
 
 
 def _apart(split: KvSplit) -> str:
-    """Why an engine exchanges KV with those of its own width alone; empty: it does with others."""
+    """Return why an engine exchanges KV only with engines of its own width; empty if it is not so restricted."""
     if not split.over_nixl:
         return "only NIXL reads other widths"
     if split.width & (split.width - 1):

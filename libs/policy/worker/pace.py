@@ -1,7 +1,7 @@
-"""How much one step takes on: which transferred sequences join the decodes, how many prompt tokens go beside them.
+"""The pace of an engine: which transferred sequences join the decodes, and how many prompt tokens go beside them.
 
-Pure. The rules are in libs/policy/worker/joining.py and slack.py; here they meet the sequences of an engine, ours or
-vLLM's.
+The rules are in libs/policy/worker/joining.py and slack.py. This module applies them to the sequences of our engine
+or of vLLM.
 """
 
 from collections.abc import Iterable
@@ -13,73 +13,69 @@ from libs.policy.worker.joining import AnswerLengths, Decoding, beside, joins
 from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slack import TokenLine, prefill_chunk, step_limit_ns
 
+# A running step keeps a person waiting until its end, so yielding prompts get this fraction of a chunk.
 YIELDING_PART: Final = 4
-"""Yielding prompts get a chunk divided by this, as a running step keeps a person waiting until its end."""
+# After this long without a person's prompt, yielding prompts get whole chunks, which are faster to compute.
 PEOPLE_STAY_NS: Final = 60_000_000_000
-"""After this long without a person's prompt they get whole chunks, which the device computes faster."""
 
 
 class Paced(Protocol):
-    """A sequence, as far as its pace goes."""
+    """A sequence, as far as pacing depends on it."""
 
     joined: bool
-    """It has decoded here: what has begun is not held back."""
+    """Whether it has decoded here; sequences that have begun are never held back."""
     held_since_ns: int
-    """When it could first have decoded here; 0: not yet."""
+    """The time at which it could first have decoded here; 0 before that."""
 
     @property
-    def length(self) -> int:
-        """Tokens so far."""
-        ...
+    def length(self) -> int: ...
 
     @property
     def computed(self) -> int:
-        """How many of them have KV."""
+        """The number of tokens that have KV."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether its blocks hold its tokens so far."""
+        """Whether its blocks hold all its tokens so far."""
         ...
 
     @property
     def transferred(self) -> bool:
-        """Its prompt was computed elsewhere."""
+        """Whether its prompt was computed on another worker."""
         ...
 
     @property
     def yields(self) -> bool:
-        """Its prompt waits while another's can be computed."""
+        """Whether its prompt waits while another one can be computed."""
         ...
 
     @property
     def tpot_target_ns(self) -> int:
-        """Time per output token that is wanted; 0: none."""
+        """The target time per output token; 0 if there is none."""
         ...
 
     @property
     def line(self) -> TokenLine | None:
-        """When its tokens are due; None without a target, or before its first token."""
+        """The due times of its tokens; None without a target, or before its first token."""
         ...
 
     @property
-    def output_tokens(self) -> int:
-        """Tokens that were sampled so far."""
-        ...
+    def output_tokens(self) -> int: ...
 
     @property
     def most_left(self) -> int:
-        """Tokens that may be sampled yet."""
+        """The most tokens that may still be sampled."""
         ...
 
     @property
     def kind(self) -> str:
-        """Whose answers it is expected to resemble; empty: anybody's."""
+        """The kind whose answers predict its length; empty for all kinds."""
         ...
 
     @property
     def first_token_due_ns(self) -> int:
-        """When its first token is wanted; 0: it is out, or nobody has said."""
+        """The time at which its first token is due; 0 if it is out or has no deadline."""
         ...
 
 
@@ -87,11 +83,14 @@ SomePaced = TypeVar("SomePaced", bound=Paced)
 
 
 class Pace:
-    """Within the prompt budget asked for; without a step-time model, or targets to keep, all of that is used."""
+    """The choice of each step's decodes and prompt tokens within the prompt budget.
+
+    Without a step-time model or targets, the whole budget is used.
+    """
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
-        """Prompt tokens that a step computes at most, whatever the budget: see libs/policy/worker/saturation.py."""
+        """The most prompt tokens of a step under any budget (see libs/policy/worker/saturation.py)."""
         self.budget_tokens = chunk_tokens
         self.step_time: StepTimeModel | None = None
         self._prompts_stand_since_ns = 0
@@ -99,17 +98,26 @@ class Pace:
         self._lengths = AnswerLengths()
 
     def note_end(self, output_tokens: int, kind: str) -> None:
-        """An answer has come to its end; one of a single token is a prompt that was computed for others."""
+        """Record the length of an answer that has ended.
+
+        An answer of one token is ignored: its prompt was computed for another worker.
+        """
         if output_tokens > 1:
             self._lengths.ended(output_tokens, kind)
 
     def note_prompt(self, sequence: Paced, now_ns: int) -> None:
-        """A sequence has come; one that does not yield and has its prompt computed here is a sign of more to come."""
+        """Record the arrival of a sequence.
+
+        A prompt to compute here that does not yield suggests that more of them follow.
+        """
         if not sequence.yields and not sequence.transferred:
             self._people_until_ns = now_ns + PEOPLE_STAY_NS
 
     def decodes(self, ready: Iterable[SomePaced], now_ns: int) -> list[SomePaced]:
-        """Those that decode in the next step; a transferred one that would break others' pace waits, for a while."""
+        """Return the sequences that decode in the next step.
+
+        A transferred one that would break the pace of others waits for a bounded time.
+        """
         running: list[SomePaced] = []
         newcomers: list[SomePaced] = []
         for sequence in ready:
@@ -120,7 +128,7 @@ class Pace:
         return running
 
     def _join(self, running: list[SomePaced], newcomers: list[SomePaced], now_ns: int) -> None:
-        """Let newcomers decode beside those that run, first come, first served."""
+        """Add newcomers to the running sequences, first come, first served."""
         model, work = self.step_time, _work(running)
         decoding = [_decoding(sequence) for sequence in running]
         for sequence in newcomers:
@@ -139,8 +147,10 @@ class Pace:
     def prompt_tokens(
         self, running: Items[Paced], prompts: Items[Paced], now_ns: int, coming: Iterable[Paced] = ()
     ) -> int:
-        """Prompt tokens of the next step, beside the decodes of `running`. `coming`: sequences whose KV is on its way
-        here, that may join any moment."""
+        """Return the number of prompt tokens for the next step, beside the decodes of `running`.
+
+        `coming` are sequences whose KV is in transit to this worker; they may join at any moment.
+        """
         tokens = min(self.budget_tokens, self.chunk_tokens)
         if now_ns < self._people_until_ns and all(prompt.yields for prompt in prompts):
             tokens = min(tokens, max(self.chunk_tokens // YIELDING_PART, 1))
@@ -165,9 +175,9 @@ class Pace:
         return tokens
 
     def has_time_for_trial(self, tokens: int, running: Items[Paced], now_ns: int) -> bool:
-        """Whether a step that measures, in which nothing decodes, keeps `running` waiting no longer than a prompt may.
+        """Return whether `running` can wait for a trial step and its own step within its targets.
 
-        They wait for the trial and then for their own step.
+        Nothing decodes in a trial step.
         """
         if self.step_time is None or not running:
             return True

@@ -1,4 +1,4 @@
-"""The smallest prefill batch that saturates a device: the knee of tokens a second against tokens in a step. Pure."""
+"""The smallest prefill batch that saturates a device: the knee of throughput over tokens in a step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,37 +7,35 @@ from typing import Final
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
 KNEE: Final = 0.97
-"""A batch saturates that reaches so much of the plateau."""
+"""The share of the plateau at which a batch counts as saturating."""
+# Blocks and matrix tiles are multiples of this, so chunk sizes are too.
 CHUNK_MULTIPLE: Final = 16
-"""Chunk sizes are multiples of this: blocks and matrix tiles are."""
 ROUNDS: Final = 3
-"""How often each size is measured."""
+"""The number of times that each size is measured."""
 MOST_TOKENS: Final = 8192
-"""No step of more prompt tokens is ever measured."""
+"""The most prompt tokens of a measured step."""
 FIRST_TOKENS: Final = 32
 GROWTH: Final = 1.5
 CAUTION: Final = 1.5
-"""How much longer a trial may take than expected."""
+"""The factor by which a trial may exceed its expected duration."""
+# A larger median scatter between repeated trials means that other processes used the cores.
 STEADY: Final = 0.15
-"""Repeated trials that differ by more, in the median of the sizes, were held up: by others that use the cores."""
+# Fewer sizes do not determine a curve.
 MIN_SIZES: Final = 6
-"""Fewer tell no curve."""
 TRIAL_PROMPT_TOKENS: Final = 512
 FIRST_GUESS: Final = (0.01, 100.0)
-"""A device is taken for at most so much faster or slower than it was believed to be."""
+"""Bounds on the factor between a device's measured and assumed speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """One measured step."""
-
     tokens: int
     duration_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one size gave: the median of what was measured, and the fitted curve."""
+    """The median measurement and the fitted throughput at one size."""
 
     tokens: int
     measured_tokens_per_s: float
@@ -46,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What trials say."""
+    """The result of the trials on one device."""
 
     chunk_tokens: int
     """The smallest size within 3 % of the plateau."""
@@ -54,19 +52,19 @@ class Saturation:
     curve: tuple[Point, ...]
     model: StepTimeModel
     scatter: float = 0.0
-    """How much longer the slowest trial of a size took than the fastest; the median of the sizes."""
+    """The relative excess of the slowest over the fastest trial of a size; the median over the sizes."""
 
     @property
     def is_steady(self) -> bool:
-        """Whether equal steps took about as long, so that it was the device that was measured."""
+        """Whether equal steps took about equally long, so that the device alone was measured."""
         return self.scatter <= STEADY
 
     @property
     def is_whole(self) -> bool:
-        """Whether the plateau lies inside of what was measured: up to the next size beyond the knee, or to the bound.
+        """Whether the measured sizes reach past the knee, or up to the bound.
 
-        Tokens a second grow with every size until the device is saturated, so a range that ends before has a knee near
-        its end, wherever that is.
+        Throughput grows with every size until the device is saturated. A range that ends before that always has its
+        knee near its end.
         """
         largest = self.curve[-1].tokens
         return largest >= min(self.chunk_tokens * GROWTH, MOST_TOKENS)
@@ -74,15 +72,14 @@ class Saturation:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCurve:
-    """A measurement as it is kept."""
+    """A measurement in the form in which it is stored."""
 
     saturation: Saturation
     unix_ns: int
-    """When it was made."""
 
 
 def sizes(most_tokens: int) -> list[int]:
-    """Sizes to measure, growing by half each, up to `most_tokens`."""
+    """Return the sizes to measure, each larger by half than the one before, up to `most_tokens`."""
     found, size = [], float(FIRST_TOKENS)
     while size < most_tokens / GROWTH:
         found.append(round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE)
@@ -91,10 +88,10 @@ def sizes(most_tokens: int) -> list[int]:
 
 
 def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int, most_ns: int = 0) -> Iterator[int]:
-    """Sizes in the order in which to measure them: each one several times, the rounds taking turns.
+    """Yield sizes in the order of measurement: each size once a round, with the direction alternating.
 
-    Sizes whose rounds the prior does not expect to fit into `limit_ns` are left out, largest first. The smallest, which
-    tell a curve, may take `most_ns` (`limit_ns` where that is more); where they would not fit there are none.
+    The largest sizes are left out until all rounds are expected to fit in `limit_ns`. The smallest MIN_SIZES may
+    take `most_ns` if that is more. Nothing is yielded if even those do not fit.
     """
     wanted = sizes(most_tokens)
     expected_ns = [CAUTION * prior.prefill_ns(trial_work(size)) for size in wanted]
@@ -107,7 +104,7 @@ def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int, most_ns: 
 
 
 def calibrated(prior: StepTimeModel, trial: MeasuredStep) -> StepTimeModel:
-    """The prior of a device as much faster or slower as one step of it says."""
+    """Scale a device's prior to match the duration of one measured step."""
     expected_ns = prior.prefill_ns(trial_work(trial.tokens))
     if expected_ns <= 0:
         return prior
@@ -116,7 +113,7 @@ def calibrated(prior: StepTimeModel, trial: MeasuredStep) -> StepTimeModel:
 
 
 def knee_of(model: StepTimeModel, most_tokens: int) -> tuple[int, float]:
-    """(smallest size within 3 % of the plateau, the plateau in tokens a second) of sizes up to `most_tokens`."""
+    """Return (smallest size within 3 % of the plateau, plateau in tokens/s) for sizes up to `most_tokens`."""
     rates = {size: prefill_tokens_per_s(model, size) for size in range(CHUNK_MULTIPLE, most_tokens + 1, CHUNK_MULTIPLE)}
     if not rates:
         return most_tokens, prefill_tokens_per_s(model, most_tokens)
@@ -125,13 +122,12 @@ def knee_of(model: StepTimeModel, most_tokens: int) -> tuple[int, float]:
 
 
 def trial_prompts(tokens: int) -> list[int]:
-    """Lengths of the prompts of a trial: none is so long that its attention, not the batch, is what is measured."""
+    """Return the prompt lengths of a trial, each short enough that batch size dominates over attention."""
     whole, rest = divmod(tokens, TRIAL_PROMPT_TOKENS)
     return [TRIAL_PROMPT_TOKENS] * whole + ([rest] if rest else [])
 
 
 def trial_work(tokens: int) -> StepWork:
-    """What a trial computes."""
     whole, rest = divmod(tokens, TRIAL_PROMPT_TOKENS)
     return StepWork(
         prefill_tokens=tokens,
@@ -142,16 +138,16 @@ def trial_work(tokens: int) -> StepWork:
 
 
 def prompt_ns(model: StepTimeModel, tokens: int, chunk_tokens: int) -> float:
-    """A prompt computed alone in chunks."""
+    """Return the time to compute a prompt alone, in chunks."""
     spans = ((start, min(start + chunk_tokens, tokens)) for start in range(0, tokens, chunk_tokens))
     return sum(model.prefill_ns(chunks_work([span])) for span in spans)
 
 
 def ttft_under_load_ns(model: StepTimeModel, tokens: int, chunk_tokens: int) -> float:
-    """A prompt that comes to a busy worker: it waits for half a full step on average, then is computed in chunks."""
+    """Return the expected TTFT on a busy worker: half a full step of waiting, then the prompt in chunks."""
     return model.prefill_ns(StepWork(chunk_tokens, 1, chunk_tokens)) / 2 + prompt_ns(model, tokens, chunk_tokens)
 
 
 def prefill_tokens_per_s(model: StepTimeModel, tokens: int) -> float:
-    """Tokens a second in steps of `tokens`."""
+    """Return the throughput of steps of `tokens` prompt tokens, in tokens per second."""
     return tokens / max(model.prefill_ns(trial_work(tokens)), 1.0) * 1e9

@@ -1,4 +1,4 @@
-"""What a step may take on beside running sequences without breaking their time per output token. Pure."""
+"""The work that a step may add beside running sequences without breaking their time per output token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,31 +8,30 @@ from typing import Final
 from libs.policy.step_time import StepTimeModel, StepWork
 
 MAX_STEP_NS: Final = 400_000_000
+# While a sequence with a TPOT target decodes, prompts make no step longer than MAX_STEP_NS or this multiple of the
+# tightest target, however far ahead all sequences are. A sequence that joins has to wait for the step. Only prompts
+# that have waited for MAX_HOLD_NS may exceed it.
 MAX_STEP_TPOTS: Final = 3
-"""While a sequence with a TPOT target decodes, prompts make no step longer than `MAX_STEP_NS` or this multiple of the
-tightest target, however far ahead of their lines all sequences are: a sequence that joins waits for the step. Only
-prompts that have waited for `MAX_HOLD_NS` may."""
+# While sequences are in transit to this worker, prompts make no step longer than this multiple of their tightest
+# target. A joining sequence has its first token out, and its second one waits for the step.
 MAX_JOINED_TPOTS: Final = 1.5
-"""While sequences are on their way here, prompts make no step longer than this multiple of the tightest target of
-those: the one that joins has its first token out, and its second one waits for the step."""
+# The share of TPOT that prompts leave to sequences beside them; without it a late one never catches up.
 IN_HAND: Final = 0.05
-"""Of TPOT, what prompts leave to the sequences beside them: without it one that joined late never catches up."""
 MAX_HOLD_NS: Final = 2_000_000_000
-"""After being held back for so long, a transferred sequence joins the next step, and so does some of a prompt."""
+"""The longest that a transferred sequence is held back before it joins, and a prompt before some of it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """When a running sequence's tokens are due: its first at `anchor_ns`, each further one `tpot_ns` later."""
+    """The due times of a running sequence's tokens: the first at `anchor_ns`, then one every `tpot_ns`."""
 
     anchor_ns: int
     tpot_ns: int
     tokens: int
-    """Tokens since the one at the anchor."""
+    """The number of tokens since the one at the anchor."""
 
     @property
     def due_ns(self) -> int:
-        """When the next token is due."""
         return self.anchor_ns + self.tpot_ns * (self.tokens + 1)
 
 
@@ -47,13 +46,14 @@ def prefill_chunk(
     now_ns: int,
     coming_tpot_ns: int = 0,
 ) -> int:
-    """Prompt tokens that the next step may compute beside `decodes`: the most that keep the tightest line.
+    """Return the most prompt tokens that the next step may compute beside `decodes` without breaking any line.
 
-    Prompts that have waited for `MAX_HOLD_NS` get as long again as the decodes take, or, where that is not enough for
-    a token, as many tokens as take no longer than one does.
-    lines: of those running sequences that have a target. prompts: (first token to compute, one past the last) of each,
-    in the order in which they are served. waited_ns: how long no token of them was computed. coming_tpot_ns: the
-    tightest target of sequences whose KV is on its way here; 0: none.
+    Prompts that have waited for `MAX_HOLD_NS` get as much time as the decodes take. If that is too short for one
+    token, they get the tokens that take no longer than one.
+
+    `lines` belong to the running sequences that have a target. `prompts` are (first token to compute, one past the
+    last) in serving order. `waited_ns` is the time since a token of them was computed. `coming_tpot_ns` is the
+    tightest target of sequences whose KV is in transit to this worker; 0 if there is none.
     """
     if (not decodes.decode_sequences and not coming_tpot_ns) or (decodes.decode_sequences and not lines):
         return max(min(most_tokens, sum(end - start for start, end in prompts)), 0)
@@ -72,16 +72,16 @@ def prefill_chunk(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of at most `limit_ns` that decodes, and computes prompts beside it."""
+    """A step of at most `limit_ns` that decodes and computes prompts beside the decodes."""
 
     model: StepTimeModel
     decode_ns: float
     reading_ns: float
-    """The decodes' (see `StepTimeModel`)."""
+    """The weight-reading part of the decodes (see `StepTimeModel`)."""
     limit_ns: float
 
     def most_prompt_tokens(self, prompts: Sequence[tuple[int, int]], most_tokens: int) -> int:
-        """The most tokens, at most `most_tokens`, that prompts give when they are served in order."""
+        """Return how many tokens fit, at most `most_tokens`, when prompts are served in order."""
         tokens = squared = 0
         for start, end in prompts:
             whole = min(end - start, most_tokens - tokens)
@@ -98,10 +98,10 @@ class _Step:
         return self.model.mixed_ns(prefill_ns, self.decode_ns, self.reading_ns) <= self.limit_ns
 
     def _part(self, tokens: int, squared: int, start: int, whole: int) -> int:
-        """The most tokens, less than `whole`, of the prompt from `start` on beside prompts that are taken whole.
+        """Return how many tokens of the prompt from `start` on, fewer than `whole`, fit beside prompts taken whole.
 
-        What the limit leaves them is b·t + c·t², solved for t in the form in which nothing cancels. Where rounding
-        puts that on the wrong side of the limit, the search does not.
+        The remaining time equals b·t + c·t², which is solved for t in the form without cancellation. A search
+        corrects the result where rounding puts it on the wrong side of the limit.
         """
 
         def fits(more: int) -> bool:
@@ -122,12 +122,11 @@ class _Step:
 
 
 def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) -> float:
-    """How long the next step may be, given what its decodes alone take.
+    """Return the time limit of the next step, given the time that its decodes take alone.
 
-    A sequence that its line leaves time for bounds the step by that, and keeps `IN_HAND` where it can. One that has not
-    so much in hand, or is late whatever the step takes, but whose target decode can hold, is left half of the
-    difference to catch up. One whose target decode cannot hold bounds nothing once it is late: holding prompts back
-    would not help it.
+    A sequence with enough slack bounds the step by it, and keeps `IN_HAND` where it can. One with less, or that is
+    late, gives up half of the difference to catch up if decode can keep its target. One whose target decode cannot
+    keep sets no bound once it is late, as holding prompts back would not help it.
     """
     tightest_ns = min((line.tpot_ns for line in lines if line.tpot_ns >= decode_ns), default=MAX_STEP_NS)
     limit_ns = float(min(MAX_STEP_NS, MAX_STEP_TPOTS * tightest_ns))
@@ -144,7 +143,7 @@ def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) 
 
 
 def largest_batch(model: StepTimeModel, tpot_ns: float, kv_tokens_each: int, most: int) -> int:
-    """The most sequences, at most `most`, that decode together within a TPOT target; 0 when one alone cannot."""
+    """Return how many sequences, at most `most`, can decode together within a TPOT target; 0 if one alone cannot."""
     return largest(
         lambda batch: (
             model.decode_ns(StepWork(decode_sequences=batch, decode_kv_tokens=batch * kv_tokens_each)) <= tpot_ns
@@ -154,7 +153,7 @@ def largest_batch(model: StepTimeModel, tpot_ns: float, kv_tokens_each: int, mos
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number in 1..most that fits, where all smaller ones fit too; 0 when 1 does not."""
+    """Return the largest number in 1..most that fits, or 0 if 1 does not; all numbers below it must fit too."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

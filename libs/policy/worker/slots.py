@@ -1,4 +1,4 @@
-"""How many prompts and decodes a worker takes at once: the total of its credits. Pure."""
+"""The number of prompts and decodes that a worker accepts at once, which is the total of its credits."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,47 +7,47 @@ from libs.policy.roles import Role
 from libs.policy.speed import HAND_OVER_S
 
 MIN_PROMPTS: Final = 4
+# Other prompts wait in the gateways, where they can still go to another worker.
 MAX_PROMPTS: Final = 64
-"""Prompts at the worker at once. The rest wait in the gateways, where they can still go elsewhere."""
+# Short prompts get slots to fill the running step, the next one, and the time of a hand-over (`HAND_OVER_S`).
 FILLED_STEPS: Final = 2
-"""Of short prompts as many as fill the running step and the next one, and what is computed in `HAND_OVER_S`."""
 
 LONG_PROMPT_TOKENS: Final = 1024.0
-"""What prompts are taken for before any has come."""
+"""The prompt length assumed before the first prompt."""
 PROMPTS_AVERAGED: Final = 16
 
 
 class PromptLength:
-    """How long late prompts were, in the mean."""
+    """A running mean of the lengths of recent prompts."""
 
     def __init__(self) -> None:
         self.mean_tokens = LONG_PROMPT_TOKENS
 
     def came(self, tokens: int) -> None:
-        """One more prompt was taken."""
+        """Add the length of an accepted prompt."""
         self.mean_tokens += (tokens - self.mean_tokens) / PROMPTS_AVERAGED
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """What a role's number of slots follows from."""
+    """The figures that determine a role's number of slots."""
 
     max_sequences: int
-    """In the engine's running batch."""
+    """The most sequences in the engine's running batch."""
     prompt_tokens: float
-    """Mean length of late prompts."""
+    """The mean length of recent prompts."""
     chunk_tokens: int
-    """Prompt tokens that one step computes at most."""
+    """The most prompt tokens that one step computes."""
     step_s: float
-    """What such a step takes, as far as is known; more than 0."""
+    """The known or assumed time of a step of `chunk_tokens`; greater than 0."""
     decoding: int = 0
-    """Sequences that take a place in the batch against decode credits, whichever role gave them out."""
+    """Sequences that occupy the batch against decode credits, whichever role granted them."""
 
 
 def slots(role: int, facts: SlotFacts) -> tuple[int, int]:
-    """How many (prefill, decode) requests a worker of `role` takes at once.
+    """Return how many (prefill, decode) requests a worker of `role` accepts at once.
 
-    A sequence that is computed from start to end takes a decode slot, where it spends nearly all its time.
+    A sequence computed from start to end takes a decode slot, where it spends nearly all its time.
     """
     if role == Role.PREFILL:
         return prefill_slots(facts), 0
@@ -55,10 +55,11 @@ def slots(role: int, facts: SlotFacts) -> tuple[int, int]:
 
 
 def prefill_slots(facts: SlotFacts) -> int:
-    """A few prompts, more of short ones. In powers of two: a new mean is seldom another number.
+    """Return the number of prompt slots, larger for short prompts.
 
-    Never more than the engine has places for: what decodes on from another role has its own until it ends or moves,
-    and meanwhile a prompt waits better in its gateway. With no place none is taken: decodes need no prompt to end.
+    It is a power of two within the bounds, so a new mean seldom changes it. It never exceeds the engine's free
+    places: sequences that still decode from another role keep theirs, and a prompt waits better in its gateway. It
+    may be 0, as decodes need no prompt to end.
     """
     wanted_tokens = facts.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / facts.step_s)
     prompts = MIN_PROMPTS

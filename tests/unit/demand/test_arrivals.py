@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from libs.demand.arrivals import REMEMBER_NS, ArrivalCounter
-from libs.demand.counts import MAX_CLASSES, OTHER, Counts, DemandKey, RowBook
+from libs.demand.counts import MAX_CLASSES, OTHER, Counts, DemandKey, RowCounts
 from libs.demand.wire import totals_message
 
 KEY = DemandKey("m", "online", "acme")
@@ -84,7 +84,7 @@ def test_the_same_body_twice_in_a_row_is_two_arrivals_when_none_was_refused() ->
 
 
 def test_tenants_beyond_the_bound_are_counted_together_and_none_is_lost() -> None:
-    book = RowBook(max_rows=3)
+    book = RowCounts(max_rows=3)
     for number in range(50):
         book.add(DemandKey("m", "online", f"t{number}"), Counts(requests=1))
     rows = book.rows()
@@ -94,7 +94,7 @@ def test_tenants_beyond_the_bound_are_counted_together_and_none_is_lost() -> Non
 
 
 def test_classes_that_clients_make_up_are_counted_together() -> None:
-    book = RowBook()
+    book = RowCounts()
     for number in range(MAX_CLASSES + 5):
         book.add(DemandKey("m", f"c{number}", "acme"), Counts(requests=1))
     assert book.rows()[DemandKey("m", OTHER, "acme")].requests == 5

@@ -2,7 +2,7 @@
 
 from libs.policy.alerts.rules import ON_TELEMETRY
 from libs.policy.alerts.snapshot import Snapshot, WorkerReport
-from libs.policy.alerts.worker_silence import Hearing
+from libs.policy.alerts.worker_silence import CommonSilence
 from libs.testing.workers.telemetry import at
 from services.metrics.alerts.collect import take_snapshot
 from tests.unit.metrics.alerts.alerts_rig import SETTINGS, Cluster, decode, prefill
@@ -113,15 +113,15 @@ def test_when_few_workers_go_at_once_each_is_named():
 
 def test_workers_of_a_reader_that_has_gone_get_time_to_be_taken_over():
     limits = SETTINGS.alert_limits()
-    hearing = Hearing(limits)
+    silence = CommonSilence(limits)
 
     def own_silent_s(second, silent_s):
         workers = [
             WorkerReport(name, "n", "m", silent_ns, False, 1, 0, reader, None)
             for name, silent_ns, reader in (("own", 0, ""), ("theirs", silent_s * 10**9, "other"))
         ]
-        hearing.note(Snapshot(second * 10**9, [], workers, [], 0))
-        return hearing.own_silent_ns(workers[1], second * 10**9) / 1e9
+        silence.note(Snapshot(second * 10**9, [], workers, [], 0))
+        return silence.own_silent_ns(workers[1], second * 10**9) / 1e9
 
     assert [own_silent_s(second, second) for second in (1, 2, 4, 6)] == [1, 0, 1, 3]
 
