@@ -15,8 +15,7 @@ from libs.telemetry.nodes.hardware import NodeGpus
 from libs.telemetry.nodes.kv_links import Peer
 from libs.telemetry.nodes.node_stats import Clocks, NodeStats
 from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
-from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.worker.batch_columns import Followed, Ints, PrefillShares, StepBatchColumns, lay
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.steps import COUNTS, RunningStep

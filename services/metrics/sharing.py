@@ -24,8 +24,7 @@ from libs.policy.metrics.shares import Shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
-from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.windows.rollups import RollUps, Series, Written
 from libs.telemetry.worker.phase_time import PhaseTime
 
