@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at
-from services.metrics.traces import book as book_module
+from services.metrics.traces import buffer as buffer_module
 from services.metrics.traces import otlp as otlp_module
 from services.metrics.traces.buffer import SETTLE_NS, TraceBuffer
 from services.metrics.traces.otlp import TraceExporter, export_request
@@ -118,7 +118,7 @@ def test_late_transfers_of_choices_each_find_their_own():
 
 
 def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypatch):
-    monkeypatch.setattr(book_module, "MAX_LACKING", 1)
+    monkeypatch.setattr(buffer_module, "MAX_LACKING", 1)
     book = TraceBuffer(1.0)
     enter(book, request("lacks"), request("whole", decode_worker="prefill-0"), request("bare", decode_worker=""))
     taken(book)
@@ -155,8 +155,8 @@ def test_a_share_of_the_other_requests_is_traced():
 
 
 def test_what_waits_is_bounded_and_what_is_dropped_counted(monkeypatch):
-    monkeypatch.setattr(book_module, "MAX_REQUESTS", 10)
-    monkeypatch.setattr(book_module, "MAX_TRANSFERS", 10)
+    monkeypatch.setattr(buffer_module, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(buffer_module, "MAX_TRANSFERS", 10)
     book = TraceBuffer(1.0)
     for number in range(25):
         enter(book, transfer(f"r-{number}"), request(f"r-{number}"))
