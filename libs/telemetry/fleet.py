@@ -15,8 +15,7 @@ from libs.telemetry.nodes.hardware import NodeGpus
 from libs.telemetry.nodes.kv_links import Peer
 from libs.telemetry.nodes.node_stats import Clocks, NodeStats
 from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
-from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.worker.batch_columns import Followed, Ints, PrefillShares, StepBatchColumns, lay
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.steps import COUNTS, RunningStep
@@ -57,7 +56,7 @@ class FleetTelemetry:
         self._followed: list[Followed] = []
         """Batches that are gathered and not entered yet."""
         self._nodes = NodeStats(self._incarnation_of)
-        self.tell_changes: Changes = lambda *_: None
+        self.on_change: Changes = lambda *_: None
         """The callback for each batch that counts; it runs before anybody reads the batch's content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
@@ -292,7 +291,7 @@ class FleetTelemetry:
             if timeline.says != said:
                 self.directory.said_new()
             self._begin_newest(timeline, worker_id)
-            self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
+            self._report_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
     def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
@@ -314,7 +313,7 @@ class FleetTelemetry:
         if relayed := self.directory.relayed.get(worker_id):
             self._take_over(timeline, relayed, batch)
         self._begin_newest(timeline, worker_id)
-        self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
+        self._report_change(timeline, worker_id, batch.covered_to_unix_ns)
         self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self.directory.timelines)))
         return taken
 
@@ -330,7 +329,7 @@ class FleetTelemetry:
         if not laid.plain.all():  # a batch that is not plain affects the worker's other batches
             sorted_in = {worker_ids[place] for place in np.flatnonzero(~laid.plain).tolist()}
             laid.plain[[worker_id in sorted_in for worker_id in worker_ids]] = False
-        self.tell_changes(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
+        self.on_change(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
         added = self._newest.add(worker_ids, laid, np.array(gathered.arrived_ns, np.int64))
         waits: dict[int, list[tuple[int, int]]] = {}
         for place, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
@@ -357,13 +356,13 @@ class FleetTelemetry:
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
         """Enter a batch that was counted already and turned out not to be plain."""
         if timeline.sort_in(batch):
-            self._tell_change(timeline, worker_id, NEVER)
+            self._report_change(timeline, worker_id, NEVER)
         else:
             self._batches[BatchOutcome.COUNTED] -= 1
             self._batches[BatchOutcome.MALFORMED] += 1
 
-    def _tell_change(self, timeline: Timeline, worker_id: str, until_ns: int) -> None:
-        self.tell_changes([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
+    def _report_change(self, timeline: Timeline, worker_id: str, until_ns: int) -> None:
+        self.on_change([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
 
     def _begin_newest(self, timeline: Timeline, worker_id: str) -> None:
         """Let the accumulator add up the batches that follow the last one, without sorting them in."""

@@ -44,7 +44,7 @@ class History:
         """
         self._shared = shared
         self._fleet = fleet
-        fleet.tell_changes = self._note
+        fleet.on_change = self._note
         self._rollups = rollups
         self._members = members
         self._window_ns = rollups.tiers[0].window_ns

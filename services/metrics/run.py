@@ -50,7 +50,7 @@ from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.stream import Hub, TickWriter
-from services.metrics.traces.book import TraceBook
+from services.metrics.traces.buffer import TraceBuffer
 from services.metrics.traces.otlp import TraceExporter
 
 MS_NS: Final = 1_000_000
@@ -254,7 +254,7 @@ def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock
     """Return an exporter if traces are configured."""
     if not settings.traces_url or ports.make_client is None:
         return None
-    return TraceExporter(TraceBook(settings.traces_share), settings.traces_url, clock, ports.make_client)
+    return TraceExporter(TraceBuffer(settings.traces_share), settings.traces_url, clock, ports.make_client)
 
 
 def _trace(exporter: TraceExporter, state: MetricsState, registry: CollectorRegistry, tasks: TaskOwner) -> Take:

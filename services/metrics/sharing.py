@@ -24,8 +24,7 @@ from libs.policy.metrics.shares import Shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
-from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.windows.rollups import RollUps, Series, Written
 from libs.telemetry.worker.phase_time import PhaseTime
 
@@ -148,7 +147,7 @@ OVERDUE_NS: Final = 500_000_000
 """The time after a window's end by which a live instance has sent it."""
 
 
-class Overdue:
+class OverdueWindows:
     """The writer of overdue windows as uncovered, which lowers coverage until a later report replaces them."""
 
     def __init__(self) -> None:
@@ -229,7 +228,7 @@ class Sharing:
         self._kept: list[WrittenWindow] = []
         """Windows written since the last record, of no more than a few rounds."""
         self._resend = ResendWindow()
-        self._overdue = Overdue()
+        self._overdue = OverdueWindows()
         self._heard: list[WrittenWindow] = []
         self._heard_cells = 0
         self.left_out = Counter(dict.fromkeys(LeftOut, 0))

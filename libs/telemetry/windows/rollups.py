@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.telemetry.windows.cells import COVERED, PROVISIONAL, Cells
-from libs.telemetry.windows.ring import NO_ROLE, Ring, Tier
+from libs.telemetry.windows.cells import COVERED, NO_ROLE, PROVISIONAL, Cells, Ring, Tier
 from libs.telemetry.worker.phase_time import PhaseTime
 
 MAX_WORKERS: Final = 4096

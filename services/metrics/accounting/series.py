@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.members import Members
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
-from libs.telemetry.windows.ring import NO_ROLE, Tier
+from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL, ROLE_NUMBERS, Tier
 from libs.telemetry.windows.rollups import RollUps, Series
 from services.metrics.accounting.scope import Scope
 

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.telemetry.windows.ring import Tier
+from libs.telemetry.windows.cells import Tier
 from libs.telemetry.windows.rollups import TIERS
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000

@@ -19,7 +19,7 @@ import structlog
 from libs.contracts.errors import StartupError
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
 from libs.telemetry.members import Member
-from libs.telemetry.windows.ring import Tier
+from libs.telemetry.windows.cells import Tier
 from libs.telemetry.windows.rollups import KeptWindow
 
 log = structlog.get_logger()

@@ -16,8 +16,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import ROLE_NAMES, role_from_name
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.members import Members
-from libs.telemetry.windows.cells import COVERED
-from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.cells import COVERED, NO_ROLE
 from libs.telemetry.windows.rollups import KeptWindow, RollUps
 from services.metrics.history.file import HistoryFile, HistorySnapshot
 from services.metrics.state import MetricsState

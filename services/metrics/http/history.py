@@ -17,8 +17,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.keys.gate import caller_of
 from libs.runtime.clock import Clock
 from libs.telemetry.members import UNKNOWN, Member, Members
-from libs.telemetry.windows.cells import PROVISIONAL
-from libs.telemetry.windows.ring import NO_ROLE, Tier
+from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, Tier
 from libs.telemetry.windows.rollups import Series
 from services.metrics.accounting.scope import ALLOWED, parse_scope
 from services.metrics.accounting.series import OccupancyHistory, history, sums

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.runtime.clock import Clock
 from services.metrics.outgoing import MakeClient
-from services.metrics.traces.book import TraceBook
+from services.metrics.traces.buffer import TraceBuffer
 from services.metrics.traces.spans import GATEWAY, Attribute, Span
 
 log = structlog.get_logger()
@@ -32,11 +32,11 @@ RETRIED: Final = frozenset({429, 502, 503, 504})
 
 
 class TraceExporter(Collector):
-    """The exporter of the book's spans. Spans that no try delivers are dropped and counted, with one log line an
+    """The exporter of the buffer's spans. Spans that no try delivers are dropped and counted, with one log line an
     outage.
     """
 
-    def __init__(self, book: TraceBook, url: str, clock: Clock, make_client: MakeClient = httpx.AsyncClient) -> None:
+    def __init__(self, book: TraceBuffer, url: str, clock: Clock, make_client: MakeClient = httpx.AsyncClient) -> None:
         self.book = book
         self._url = url
         self._clock = clock

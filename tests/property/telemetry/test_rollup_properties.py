@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
-from libs.telemetry.windows.ring import Tier
+from libs.telemetry.windows.cells import Tier
 from libs.telemetry.windows.rollups import RollUps, Written
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.split import prefill_shares

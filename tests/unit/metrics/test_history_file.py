@@ -13,7 +13,7 @@ from libs.contracts.errors import StartupError
 from libs.contracts.topics import STEPS
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.members import Member
-from libs.telemetry.windows.ring import Tier
+from libs.telemetry.windows.cells import Tier
 from libs.telemetry.windows.rollups import TIERS, KeptWindow
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import until

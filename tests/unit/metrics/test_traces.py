@@ -15,9 +15,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at
-from services.metrics.traces import book as book_module
+from services.metrics.traces import buffer as buffer_module
 from services.metrics.traces import otlp as otlp_module
-from services.metrics.traces.book import SETTLE_NS, TraceBook
+from services.metrics.traces.buffer import SETTLE_NS, TraceBuffer
 from services.metrics.traces.otlp import TraceExporter, export_request
 from services.metrics.traces.spans import HandOff, spans, trace_context
 
@@ -89,7 +89,7 @@ def test_a_request_that_failed_says_why():
 
 @pytest.mark.parametrize("transfer_first", [True, False])
 def test_transfers_join_their_request_in_any_order(transfer_first):
-    book = TraceBook(1.0)
+    book = TraceBuffer(1.0)
     enter(book, *((transfer(), request()) if transfer_first else (request(), transfer())))
     assert taken(book, SETTLED_NS - 1) == []
     assert [s.name for s in taken(book)] == ["generate sim", "queue", "prefill", "kv hand-off", "decode"]
@@ -97,7 +97,7 @@ def test_transfers_join_their_request_in_any_order(transfer_first):
 
 
 def test_a_transfer_that_is_told_late_is_a_span_of_the_same_trace():
-    prompt, late = TraceBook(1.0), TraceBook(1.0)
+    prompt, late = TraceBuffer(1.0), TraceBuffer(1.0)
     enter(prompt, transfer(), request())
     enter(late, request())
     first = taken(late)
@@ -109,7 +109,7 @@ def test_a_transfer_that_is_told_late_is_a_span_of_the_same_trace():
 
 
 def test_late_transfers_of_choices_each_find_their_own():
-    book = TraceBook(1.0)
+    book = TraceBuffer(1.0)
     enter(book, request(decode_ns=90 * MS), request(decode_ns=99 * MS, decode_worker="decode-1"))
     wholes = {s.span_id: s for s in taken(book) if s.name == "generate sim"}
     enter(book, transfer(start_ms=49, worker="decode-1"), transfer(start_ms=48))
@@ -118,8 +118,8 @@ def test_late_transfers_of_choices_each_find_their_own():
 
 
 def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypatch):
-    monkeypatch.setattr(book_module, "MAX_LACKING", 1)
-    book = TraceBook(1.0)
+    monkeypatch.setattr(buffer_module, "MAX_LACKING", 1)
+    book = TraceBuffer(1.0)
     enter(book, request("lacks"), request("whole", decode_worker="prefill-0"), request("bare", decode_worker=""))
     taken(book)
     enter(book, transfer("lacks"))
@@ -127,7 +127,7 @@ def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypat
 
 
 def test_choices_of_a_request_share_its_transfers_fairly():
-    book = TraceBook(1.0)
+    book = TraceBuffer(1.0)
     enter(book, transfer(start_ms=48), transfer(start_ms=49), request(decode_ns=90 * MS), request(decode_ns=99 * MS))
     found = taken(book)
     assert [s.start_unix_ns for s in found if s.name == "kv hand-off"] == [at(48), at(49)]
@@ -135,29 +135,29 @@ def test_choices_of_a_request_share_its_transfers_fairly():
 
 
 def test_a_request_that_moved_has_all_its_transfers():
-    book = TraceBook(1.0)
+    book = TraceBuffer(1.0)
     enter(book, transfer(start_ms=48), transfer(start_ms=90, worker="decode-1"), request(moves=1))
     assert [s.instance for s in taken(book) if s.name == "kv hand-off"] == ["decode-0", "decode-1"]
 
 
 @pytest.mark.parametrize(("flags", "kept"), [("01", True), ("00", False)])
 def test_the_client_decides_about_its_own_trace(flags, kept):
-    book = TraceBook(0.0 if kept else 1.0)
+    book = TraceBuffer(0.0 if kept else 1.0)
     enter(book, request(traceparent=f"00-{TRACE}-{PARENT}-{flags}"))
     assert bool(taken(book)) is kept
 
 
 def test_a_share_of_the_other_requests_is_traced():
-    book = TraceBook(0.25)
+    book = TraceBuffer(0.25)
     enter(book, *(request(f"r-{number}") for number in range(2000)))
     kept = [s for s in book.take(SETTLED_NS, 2000) if s.name == "generate sim"]
     assert 400 < len(kept) < 600
 
 
 def test_what_waits_is_bounded_and_what_is_dropped_counted(monkeypatch):
-    monkeypatch.setattr(book_module, "MAX_REQUESTS", 10)
-    monkeypatch.setattr(book_module, "MAX_TRANSFERS", 10)
-    book = TraceBook(1.0)
+    monkeypatch.setattr(buffer_module, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(buffer_module, "MAX_TRANSFERS", 10)
+    book = TraceBuffer(1.0)
     for number in range(25):
         enter(book, transfer(f"r-{number}"), request(f"r-{number}"))
     found = taken(book)
@@ -172,7 +172,7 @@ def test_garbage_is_no_trace_context():
 
 async def test_a_collector_of_no_address_costs_spans_and_nothing_else(monkeypatch):
     monkeypatch.setattr(otlp_module, "RETRY_S", 0.001)
-    clock, book = ManualClock(SETTLED_NS), TraceBook(1.0)
+    clock, book = ManualClock(SETTLED_NS), TraceBuffer(1.0)
     book.enter(Record(REQUESTS, "r-1", request(), 0, 0), ORIGIN_NS)
     exporter = TraceExporter(book, "http://collector:4o18/v1/traces", clock)
     exporting = asyncio.ensure_future(exporter.run())

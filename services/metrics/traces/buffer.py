@@ -24,7 +24,7 @@ MAX_HAND_OFFS: Final = 64
 _SHARES: Final = 1 << 64
 
 
-class TraceBook:
+class TraceBuffer:
     """Finished requests that wait until their spans are taken.
 
     Of the traces that start here the share `share`, 0..1, is kept. A request with a trace context is kept if its
