@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
-from libs.worker.gateways.attached_gateway import AttachedGateway
+from libs.worker.gateways.attached import AttachedGateway
 
 PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
