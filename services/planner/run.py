@@ -38,8 +38,7 @@ from services.planner.kept import MODES, Lead, PlannerStore
 from services.planner.loop import LeaderLease, decide_forever, follow_telemetry, follow_workers, lead_forever
 from services.planner.models.run import open_models
 from services.planner.orders import OrderExecutor
-from services.planner.scaling.prometheus import ScalerCollector
-from services.planner.scaling.scaler import Scaler, ScalerSettings
+from services.planner.scaling.scaler import Scaler, ScalerCollector, ScalerSettings
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState
 
