@@ -22,7 +22,7 @@ from libs.policy.roles import Phase
 Found = tuple[Generation, Attempt]
 
 
-class _There(NamedTuple):
+class _WorkerAttempts(NamedTuple):
     running: dict[int, Found]
     """Choices and their attempts by sequence id."""
     reserved: dict[Generation, None]
@@ -35,7 +35,7 @@ class Attempts:
     def __init__(self, links: Links) -> None:
         self._links = links
         # Holds only workers that have attempts.
-        self._there: dict[WorkerKey, _There] = {}
+        self._there: dict[WorkerKey, _WorkerAttempts] = {}
 
     def __iter__(self) -> Iterator[Found]:
         return (found for there in self._there.values() for found in there.running.values())
@@ -90,10 +90,10 @@ class Attempts:
         if (link := self._links.link(attempt.worker)) is not None:
             link.forget(attempt.sequence_id, abort=effect.abort)
 
-    def _of(self, worker: WorkerKey) -> _There:
+    def _of(self, worker: WorkerKey) -> _WorkerAttempts:
         there = self._there.get(worker)
         if there is None:
-            there = self._there[worker] = _There({}, {})
+            there = self._there[worker] = _WorkerAttempts({}, {})
         return there
 
 

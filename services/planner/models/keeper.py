@@ -111,7 +111,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class _Ordered:
+class _PendingOrder:
     """An order sent to a worker, kept until the worker shows its effect."""
 
     model: str
@@ -147,7 +147,7 @@ class ModelKeeper:
     """Worker time spent on loading models."""
     uses: UseCounts = field(default_factory=UseCounts)
     """Uses of each model, as gateways count them."""
-    _ordered: dict[str, _Ordered] = field(default_factory=dict)
+    _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
     """By worker, the time of its last model change that has been processed."""
@@ -332,7 +332,7 @@ class ModelKeeper:
         self.cold_starts += bool(model and model.waiting)
         epoch = worker.assignment.epoch
         ready_ns = now_ns + round((order.switch_s + CONNECT_S) * SECOND_NS)
-        self._ordered[worker.id] = _Ordered(order.model, epoch + 1, now_ns, ready_ns)
+        self._ordered[worker.id] = _PendingOrder(order.model, epoch + 1, now_ns, ready_ns)
         return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
 
     def _standing(self, worker: Worker, now_ns: int) -> PoolWorker:

@@ -46,7 +46,7 @@ from libs.policy.planner.scaling import (
 from libs.policy.planner.start_up import StartUp
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
-from services.planner.inputs.plans import HeardPlans
+from services.planner.inputs.plans import ReceivedPlans
 from services.planner.inputs.roster import by_planner
 from services.planner.kept import Lead, PlannerStore
 from services.planner.reasons import figure, workers
@@ -408,7 +408,7 @@ def _first_to_end(plan: ModelPlan, started: Started) -> list[str]:
 class ScalerCollector(Collector):
     """The scaler's metrics, read at each scrape."""
 
-    def __init__(self, scaler: Scaler, state: PlannerState, plans: HeardPlans) -> None:
+    def __init__(self, scaler: Scaler, state: PlannerState, plans: ReceivedPlans) -> None:
         self._scaler = scaler
         self._state = state
         self._plans = plans
