@@ -64,7 +64,6 @@ class RequestTimes:
 
     arrival_ns: int
     queued_ns: int = 0
-    """When it last entered the queue."""
     bound_ns: int = 0
     """When it was first bound to workers."""
     predicted_first_ns: int = 0

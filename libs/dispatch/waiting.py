@@ -84,7 +84,6 @@ class WaitingQueue:
         return len(self._lines.get(model, ()))
 
     def hopeful_of(self, model: str) -> int:
-        """Return one model's part of `hopeful_tokens`."""
         line = self._lines.get(model)
         return line.hopeful_tokens if line else 0
 

@@ -67,7 +67,6 @@ class WorkerHost:
         self._observers.append(observer)
 
     def worker(self) -> common.Worker:
-        """Return this worker's registration."""
         worker = common.Worker()
         worker.CopyFrom(self._identity)
         worker.assignment.CopyFrom(self.assignment.message)

@@ -17,7 +17,6 @@ class HostedSequence:
     budget_tokens: int = 0
     """The prompt budget at its admission. Its prompt is computed at no slower pace."""
     new_tokens: int = 0
-    """Tokens generated on this worker."""
     weighed: bool = False
     """Whether a hand-over has been weighed in the present role."""
 

@@ -78,7 +78,6 @@ class ModelStay:
     leave: Callable[[], Awaitable[None]]
     """Called in place of closing the engine."""
     pool: Callable[[], common.PoolWorker]
-    """Returns what the pool's worker registers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,10 @@ class _RequestedAssignment:
     incarnation: int
     assignment: Assignment
     asked_ns: int
-    """When the request was decided."""
     outstanding: bool = True
 
 
 class RolePlanner:
-    """Decides about each model independently."""
-
     def __init__(self) -> None:
         self._memories: dict[str, Memory] = {}
         self._wanted: dict[str, _RequestedAssignment] = {}

@@ -102,7 +102,6 @@ class Connection(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []
         """Requests without a complete response: at most one that runs, and those that wait."""
         self._refused = False
-        """Whether all further input is discarded."""
         self._refusal: FulcrumError | None = None
         """A refusal to send once the earlier requests have their responses."""
         self._lingers_until_s: float | None = None

@@ -74,7 +74,6 @@ class Pull:
             self._news.set()
 
     def alive(self) -> None:
-        """Record a keep-alive of the sender."""
         self._silent_ticks = 0
 
     def tick(self) -> None:

@@ -60,7 +60,6 @@ class TelemetryPublisher:
         self._reported: _ReportedState | None = None
         """The state that the last batch carried."""
         self._reported_s = 0.0
-        """Loop time of the last batch."""
 
     def on_event(self, event: EngineEvent) -> None:
         """Add an engine event. A step belongs to the epoch it began in, however late it is reported."""

@@ -104,7 +104,6 @@ class Call:
 
     worker: Worker
     epoch: int
-    """The worker's present epoch."""
     order: PlacementOrder
     entry: ModelEntry | None
     """The model to hold; None to hold none."""

@@ -33,7 +33,6 @@ class _OpenAdvice:
     chunk_speed: float
     workers: int
     gb_per_s: float
-    """Speed of the slowest KV link."""
     applied_ns: int = 0
     decision: Decision | None = None
 

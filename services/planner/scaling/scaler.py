@@ -114,7 +114,6 @@ class NoPlans:
     """Capacity plans of a cluster without forecasts."""
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Return None for every model."""
         del model
         return None
 
@@ -141,7 +140,6 @@ class ActuatorPools:
         self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)
 
     def take(self, started: Started | None) -> None:
-        """Record the actuator's present answer."""
         self.started = started
         if started is not None:
             self.model = started.model
