@@ -11,16 +11,13 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.dispatch.arrivals import Arrivals
-from libs.dispatch.attempts import Attempts
-from libs.dispatch.experience import Experience
-from libs.dispatch.generation import ApiFinishReason, Ending, Generation
-from libs.dispatch.hand_overs import HandOvers
+from libs.dispatch.attempts import Attempts, HandOvers
+from libs.dispatch.generation import ApiFinishReason, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
 from libs.dispatch.ports import ColdModels, Link, Links, OneForAll, QueuedDemand, Tenancy
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
+from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
 from libs.dispatch.worker_news import (
     Failed,
     HandOverWanted,

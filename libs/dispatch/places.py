@@ -35,9 +35,7 @@ class TenantCount(NamedTuple):
     """Number of choices of one tenant for a model, by state."""
 
     running: int = 0
-    """Choices that hold a decode place."""
     waiting: int = 0
-    """Choices that wait for a place."""
     gave_way: int = 0
     """Choices that gave up their place within KNOWN_NS; most of them wait."""
     fixed: int = 0
@@ -141,9 +139,7 @@ class _Round(NamedTuple):
     places: int
     """Places held, free or coming, at all gateways."""
     free: int
-    """Free places at this gateway."""
     elsewhere: int
-    """Free places at other gateways."""
     coming: int
     demands: Mapping[str, PlaceDemand]
     """Demand at all gateways by tenant."""

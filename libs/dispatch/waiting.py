@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from typing import Final
@@ -9,13 +10,14 @@ from typing import Final
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import TenantPlaces
-from libs.dispatch.ports import ColdModels, OneForAll, QueuedDemand, Tenancy
+from libs.dispatch.ports import ColdModels, Links, OneForAll, QueuedDemand, Tenancy
 from libs.policy.gateway.places import queue_room
 from libs.policy.gateway.prediction import fastest_speed
 from libs.policy.gateway.view import WorkerView, prompts_may_start, rooms, serves, why_not
 from libs.policy.queue.expiry import Expiry, WaitBounds
 from libs.policy.queue.fairness import FairTurns, Flow
 from libs.policy.queue.order import Line, hopeless_from_ns
+from libs.policy.queue.queues import Queue, model_queues
 from libs.policy.queue.retry_after import NEWCOMERS, Outflow, Promises, retry_after_s
 from libs.policy.speed import Speed
 
@@ -81,7 +83,6 @@ class WaitingQueue:
         return len(self._lines.get(model, ()))
 
     def hopeful_of(self, model: str) -> int:
-        """Return one model's part of `hopeful_tokens`."""
         line = self._lines.get(model)
         return line.hopeful_tokens if line else 0
 
@@ -297,3 +298,47 @@ def expired(
             case None:
                 pass
     return found
+
+
+# Arrivals of further models are not counted.
+MAX_MODELS: Final = 64
+
+
+class Arrivals:
+    """Counts choices from their arrival until they end."""
+
+    def __init__(self) -> None:
+        self._tokens: Counter[str] = Counter()
+        self._lines: Counter[str] = Counter()
+        """Lines of batch jobs that have not ended, by model."""
+
+    def came(self, generation: Generation) -> None:
+        """Count a new choice; one that is requeued after losing its worker does not count again."""
+        if generation.batch:
+            self._lines[generation.model] += 1
+        elif generation.model in self._tokens or len(self._tokens) < MAX_MODELS:
+            self._tokens[generation.model] += generation.prompt_tokens
+
+    def ended(self, generation: Generation) -> None:
+        """Record the end of a choice that was counted."""
+        if generation.batch:
+            self._lines[generation.model] -= 1
+            if not self._lines[generation.model]:
+                del self._lines[generation.model]
+
+    def queues(self, waiting: WaitingQueue, links: Links) -> list[Queue]:
+        """Return what waits by model and phase with the arrivals, including models for which nothing waits."""
+        found = {each.model: each for each in (model_queues(waiting, links.views()) if len(waiting) else ())}
+        models = [*found, *((self._tokens.keys() | self._lines.keys()) - found.keys())]
+        return [self._with_waiting(found.get(model) or Queue(model), waiting) for model in models]
+
+    def _with_waiting(self, queue: Queue, waiting: WaitingQueue) -> Queue:
+        lines, tokens = waiting.batch_of(queue.model)
+        return replace(
+            queue,
+            hopeful_tokens=waiting.hopeful_of(queue.model),
+            arrived_tokens=self._tokens[queue.model],
+            batch_requests=lines,
+            batch_tokens=tokens,
+            batch_bound=max(self._lines[queue.model] - lines, 0),
+        )

@@ -87,12 +87,8 @@ Happened = KvOpened | Prefilled | HandOverWanted | SequenceHandedOver | Sequence
 
 
 class WorkerNews(NamedTuple):
-    """The parsed contents of one frame."""
-
     introduced: bool
-    """Whether the worker sent its description."""
     speed: bool
-    """Whether the worker reported its speed."""
     tokens: Tokens | None
     happened: Sequence[Happened]
 

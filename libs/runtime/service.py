@@ -82,8 +82,6 @@ GC_YOUNG_OBJECTS = 20_000
 
 @dataclass
 class Service(Generic[SettingsT]):
-    """What `main` of a service receives."""
-
     name: str
     settings: SettingsT
     clock: Clock

@@ -9,7 +9,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.policy.roles import Refusal
 from libs.policy.worker.admission import Invalid, WorkerReadiness, invalid, refusal
-from libs.worker.roles.assignment import AssignmentState
+from libs.worker.roles import AssignmentState
 from libs.worker.wire import engine_request
 
 _CODES = {

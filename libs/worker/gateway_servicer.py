@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.runtime.net.rpc import abort_with, read_message
 from libs.runtime.tasks import until_first
-from libs.worker.gateways.attached_gateway import AttachedGateway
+from libs.worker.gateways.attached import AttachedGateway
 from libs.worker.host import WorkerHost
 
 log = structlog.get_logger()

@@ -14,12 +14,9 @@ from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 from libs.runtime.clock import Clock
 from libs.worker.admission import admit, refusal_message
-from libs.worker.gateways.attached import AttachedGateways
-from libs.worker.gateways.attached_gateway import AttachedGateway
+from libs.worker.gateways.attached import AttachedGateway, AttachedGateways
 from libs.worker.hosted import HostedSequence
-from libs.worker.roles.assignment import AssignmentState
-from libs.worker.roles.hand_over_costs import HandOverCosts
-from libs.worker.roles.role_change import LastChange
+from libs.worker.roles import AssignmentState, HandOverCosts, LastChange
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import numbers, sequence_event, sequence_of
 
@@ -70,7 +67,6 @@ class WorkerHost:
         self._observers.append(observer)
 
     def worker(self) -> common.Worker:
-        """Return this worker's registration."""
         worker = common.Worker()
         worker.CopyFrom(self._identity)
         worker.assignment.CopyFrom(self.assignment.message)

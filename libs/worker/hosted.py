@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
-from libs.worker.gateways.attached_gateway import AttachedGateway
+from libs.worker.gateways.attached import AttachedGateway
 
 PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
@@ -17,7 +17,6 @@ class HostedSequence:
     budget_tokens: int = 0
     """The prompt budget at its admission. Its prompt is computed at no slower pace."""
     new_tokens: int = 0
-    """Tokens generated on this worker."""
     weighed: bool = False
     """Whether a hand-over has been weighed in the present role."""
 

@@ -44,11 +44,10 @@ from libs.worker.drain import drain
 from libs.worker.gateway_servicer import WorkerServicer
 from libs.worker.host import WorkerHost
 from libs.worker.kv.block_publisher import BlockPublisher
-from libs.worker.kv.client import GrpcKvFetcher
+from libs.worker.kv.client import GrpcKvFetcher, SharedMemory
 from libs.worker.kv.server import KvServicer
-from libs.worker.kv.shared_memory import SharedMemory
 from libs.worker.registration import Registration
-from libs.worker.roles.assignment import AssignmentState
+from libs.worker.roles import AssignmentState
 from libs.worker.settings import WorkerSettings
 from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
 from libs.worker.telemetry.publish import TelemetryPublisher
@@ -79,7 +78,6 @@ class ModelStay:
     leave: Callable[[], Awaitable[None]]
     """Called in place of closing the engine."""
     pool: Callable[[], common.PoolWorker]
-    """Returns what the pool's worker registers."""
 
 
 @dataclass(frozen=True, slots=True)

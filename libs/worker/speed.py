@@ -26,7 +26,6 @@ class WorkerSpeed:
         return self._speed
 
     def learned(self, model: StepTimeModel) -> None:
-        """Adopt a newly fitted step-time model."""
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
 
     def chunked(self, tokens: int) -> None:

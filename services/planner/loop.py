@@ -14,7 +14,7 @@ from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
 from libs.policy.planner.limits import is_due
 from libs.runtime.clock import Clock
 from libs.stores.registry.port import Registry
-from services.planner.inputs.plans import HeardPlans
+from services.planner.inputs.plans import ReceivedPlans
 from services.planner.kept import LEASE_MS, Lead, PlannerStore
 from services.planner.orders import Order, OrderExecutor
 from services.planner.state import PlannerState
@@ -34,7 +34,9 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
             bus.publish(DECISIONS, moved)
 
 
-async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: HeardPlans) -> None:
+async def follow_telemetry(
+    bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: ReceivedPlans
+) -> None:
     """Record worker loads, gateway queues and capacity plans published from now on.
 
     Returns when the bus closes. Sets `news` when more work waits at gateways than before.

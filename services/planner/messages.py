@@ -49,7 +49,6 @@ CODE_UNKNOWN: Final = "unknown"
 
 
 def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
-    """Return the decision to change nothing."""
     candidates = [each for plan in plans[:1] for each in _candidates(plan)]
     return Decision(
         action=ACTION_KEEP,

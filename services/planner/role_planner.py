@@ -41,22 +41,19 @@ class ModelPlan:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _RequestedAssignment:
     """An assignment requested from a worker, kept until telemetry or the registry shows it."""
 
     incarnation: int
     assignment: Assignment
     asked_ns: int
-    """When the request was decided."""
     outstanding: bool = True
 
 
 class RolePlanner:
-    """Decides about each model independently."""
-
     def __init__(self) -> None:
         self._memories: dict[str, Memory] = {}
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, _RequestedAssignment] = {}
         self._failed_ns: dict[str, int] = {}
         """By worker, when it could not be reached; 0 until the next decision stamps it."""
         self._own_budgets: dict[str, int] = {}
@@ -162,7 +159,7 @@ class RolePlanner:
             budget_tokens=change.budget_tokens,
             epoch=min(known + 1, MAX_UINT64),
         )
-        self._wanted[change.worker_id] = _Wanted(worker.incarnation, assignment, now_ns)
+        self._wanted[change.worker_id] = _RequestedAssignment(worker.incarnation, assignment, now_ns)
         before = asked.assignment if asked and asked.assignment.epoch > worker.assignment.epoch else None
         return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0), before)
 

@@ -33,13 +33,12 @@ from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi, read_limits
 from services.planner.http.mode_api import ModeApi
 from services.planner.http.roles_api import RolesApi
-from services.planner.inputs.plans import HeardPlans
+from services.planner.inputs.plans import ReceivedPlans
 from services.planner.kept import MODES, Lead, PlannerStore
 from services.planner.loop import LeaderLease, decide_forever, follow_telemetry, follow_workers, lead_forever
 from services.planner.models.run import open_models
 from services.planner.orders import OrderExecutor
-from services.planner.scaling.prometheus import ScalerCollector
-from services.planner.scaling.scaler import Scaler, ScalerSettings
+from services.planner.scaling.scaler import Scaler, ScalerCollector, ScalerSettings
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState
 
@@ -99,7 +98,7 @@ async def open_planner(
         metrics.register(collector)
     news = asyncio.Event()
     tasks.spawn("follow workers", follow_workers(ports.registry, ports.bus, state, clock))
-    plans = HeardPlans(clock)
+    plans = ReceivedPlans(clock)
     tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock, news, plans))
     await ports.bus.start()
     admin = Admin(state, ports.store, ports.bus, clock, token=token, keys=ports.keys)
@@ -151,7 +150,7 @@ def _state(settings: PlannerSettings, clock: Clock) -> PlannerState:
 
 
 def _scaler(
-    settings: PlannerSettings, ports: PlannerPorts, state: PlannerState, plans: HeardPlans, clock: Clock
+    settings: PlannerSettings, ports: PlannerPorts, state: PlannerState, plans: ReceivedPlans, clock: Clock
 ) -> Scaler:
     return Scaler(
         state,

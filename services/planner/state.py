@@ -74,7 +74,7 @@ class Decided(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Watched:
+class _MeasuredDecision:
     """A decision that changed workers and whose effect is still to be measured."""
 
     due_ns: int
@@ -126,7 +126,7 @@ class PlannerState:
         since.
         """
         self._kept_ns = 0
-        self._watched: deque[_Watched] = deque(maxlen=MAX_WATCHED)
+        self._watched: deque[_MeasuredDecision] = deque(maxlen=MAX_WATCHED)
         self._lag_ns = lag_ns
         self._tpot_ns = tpot_ns
         self._role_planner = RolePlanner()
@@ -360,15 +360,15 @@ def _is_repeated(decision: Decision) -> bool:
     return decision.action in REPEATED and not (decision.HasField("advice") or decision.HasField("scale"))
 
 
-def _watched(plan: ModelPlan, assigned: RolePlan, decision: Decision, before: Seen, now_ns: int) -> _Watched:
+def _watched(plan: ModelPlan, assigned: RolePlan, decision: Decision, before: Seen, now_ns: int) -> _MeasuredDecision:
     work, replays = plan.observed.work, None
     if decision.action == ACTION_SET_ROLE and plan.moves:
         without, then = (Replay(each.prefill, each.mixed, work.waiting_ns) for each in (assigned.now, assigned.then))
         replays = without, then
-    return _Watched(now_ns + MEASURED_NS, decision, before, work, now_ns, replays)
+    return _MeasuredDecision(now_ns + MEASURED_NS, decision, before, work, now_ns, replays)
 
 
-def _replay(watched: _Watched, plan: ModelPlan, now_ns: int) -> None:
+def _replay(watched: _MeasuredDecision, plan: ModelPlan, now_ns: int) -> None:
     """Advance both replays of a decision by the demand since the last look."""
     engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
     if engine is None or assigned is None or watched.replays is None or now_ns <= watched.looked_ns:

@@ -42,7 +42,7 @@ from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
-from services.planner.inputs.plans import HeardPlans
+from services.planner.inputs.plans import ReceivedPlans
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 
@@ -175,7 +175,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_AUTO)
         state = PlannerState(identity, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
-        registry, plans = CollectorRegistry(), HeardPlans(clock)
+        registry, plans = CollectorRegistry(), ReceivedPlans(clock)
         registry.register(PlannerCollector(state, clock))
         modes = ModeApi(Admin(state, RedisPlannerStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token=""))
         limits = LimitsApi(Admin(state, None, RecordingBus(), clock, token=""))

@@ -8,15 +8,52 @@ proves that they do: it opens the file that the sender's pool would have here an
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import structlog
 
 from libs.contracts.errors import KvLost
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv.pool_file import sweep
 from libs.engine.kv.pool_map import PoolMap, PoolMaps
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.runtime.tasks import OnFailure, TaskOwner
 from libs.runtime.transport import Transport
 from libs.worker.kv import wire as kv_wire
 from libs.worker.kv.link import KvLink
+
+log = structlog.get_logger()
+
+# Bounds how long a killed worker's pool takes up memory while another worker runs on its host.
+SWEEP_S = 5.0
+
+
+class SharedMemory:
+    """The pools of other workers that this one has mapped, and the sweep of ownerless files."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Sweep at once, so that a pool that starts now finds room. Without a folder, nothing is shared."""
+        self._folder = folder
+        self.maps = PoolMaps(folder) if folder else None
+        self._sweep()
+
+    async def run(self) -> None:
+        """Sweep every `SWEEP_S` until cancelled, if a folder is shared."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._sweep()
+
+    def close(self) -> None:
+        if self.maps is not None:
+            self.maps.close()
+
+    def _sweep(self) -> None:
+        if self._folder is None or self.maps is None:
+            return
+        self.maps.drop_unowned()
+        if removed := sweep(self._folder):
+            log.info("removed KV pools of workers that have ended", files=removed)
+
 
 # Senders whose streams stay open. Streams in use are never closed for it.
 MAX_LINKS = 64

@@ -111,7 +111,6 @@ class PoolMember:
         return self._host.assignment.current.epoch if self._host else self._epoch
 
     def worker(self) -> common.Worker:
-        """Return the worker's present registration."""
         if self._host is not None:
             return self._host.worker()
         worker = common.Worker(

@@ -54,7 +54,6 @@ class StepBatchBuilder:
 
     @property
     def empty(self) -> bool:
-        """Whether no event is pending."""
         return not (self._steps or self._waits or self._starved or self._dummies or self._transfers)
 
     def add(self, event: EngineEvent, epoch: int) -> None:

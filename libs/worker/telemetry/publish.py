@@ -23,7 +23,7 @@ REST_PERIODS: Final = 3
 MAX_REST_S: Final = 0.3
 
 
-class _Said(NamedTuple):
+class _ReportedState(NamedTuple):
     """The state in a batch beyond its events. A worker at rest has nothing else to report."""
 
     load: Load
@@ -57,10 +57,9 @@ class TelemetryPublisher:
         self._gpus = gpus
         self._period_s = period_ms / 1000
         self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
-        self._said: _Said | None = None
+        self._reported: _ReportedState | None = None
         """The state that the last batch carried."""
-        self._said_s = 0.0
-        """Loop time of the last batch."""
+        self._reported_s = 0.0
 
     def on_event(self, event: EngineEvent) -> None:
         """Add an engine event. A step belongs to the epoch it began in, however late it is reported."""
@@ -74,9 +73,9 @@ class TelemetryPublisher:
         while True:
             await asyncio.sleep(self._period_s)
             # At rest batches come on a beat of periods too: half of one is what a period may be off.
-            if not self._at_rest() or loop.time() - self._said_s > self._rest_s - self._period_s / 2:
+            if not self._at_rest() or loop.time() - self._reported_s > self._rest_s - self._period_s / 2:
                 self.publish()
-                self._said_s = loop.time()
+                self._reported_s = loop.time()
             self._host.refresh_load()
 
     def publish(self, *, last: bool = False) -> None:
@@ -97,7 +96,7 @@ class TelemetryPublisher:
         if batch is not None:
             batch.load.kv_pulls, batch.load.refused_kv_pulls = said.kv_pulls, said.refused_kv_pulls
             self._bus.publish(topics.STEPS, batch)
-            self._said = said
+            self._reported = said
 
     def _at_rest(self) -> bool:
         """Return whether nothing has happened since the last batch, no work is present, and its state still holds."""
@@ -106,11 +105,11 @@ class TelemetryPublisher:
             not (load.running or load.waiting or load.awaiting_kv)
             and self._builder.empty
             and not self._gpus.fresh
-            and self._say(load) == self._said
+            and self._say(load) == self._reported
         )
 
-    def _say(self, load: EngineLoad) -> _Said:
+    def _say(self, load: EngineLoad) -> _ReportedState:
         kv = self._kv
-        return _Said(
+        return _ReportedState(
             load_message(load), self._host.assignment.message, self._bus.stats().dropped, kv.pulls, kv.refused_pulls
         )

@@ -59,7 +59,6 @@ class PrefillTuner:
         self._prompts_come = asyncio.Event()
         """Set while the role is prefill."""
         self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS
-        """The chunk size in effect."""
 
     async def settle(self, role: Role) -> None:
         """Choose a size at the start of a prefill worker, unless settings name one.

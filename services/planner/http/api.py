@@ -1,15 +1,16 @@
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import FastAPI, Query
+from fastapi import APIRouter, FastAPI, Query
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound
+from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound, InvalidRequest
 from libs.contracts.pairing import Unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
@@ -19,13 +20,55 @@ from libs.runtime.web import make_web_app
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
-from services.planner.http.regret_api import regret_router
 from services.planner.inputs.fleet_view import ObservedWorker
 from services.planner.inputs.roster import by_planner, gpus_of
 from services.planner.kept import Lead
 from services.planner.messages import action_word, seen
 from services.planner.orders import CallOutcome, OrderExecutor
+from services.planner.regret import MAX_HOURS, RegretLedger
 from services.planner.state import PlannerState
+
+_WINDOW: Final = re.compile(r"([0-9]{1,4})(m|h)", re.ASCII)
+_UNIT_NS: Final = {"m": 60_000_000_000, "h": 3_600_000_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class RegretAnswer:
+    """GPU-hours of work that another split would have served in time, by a closed form over the observed demand.
+
+    Hours are counted whole. `too_small` is work that no split of the available workers would have served; it is not
+    part of `lost_gpu_hours`.
+    """
+
+    method: str
+    window_s: float
+    gpu_hours: float
+    lost_gpu_hours: float
+    by_cause: dict[str, float]
+    by_model: dict[str, dict[str, float]]
+
+
+def regret_router(ledger: RegretLedger, clock: Clock) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/regret")
+    async def regret(
+        window: Annotated[str, Query(description="A number and m or h, up to 48h.")] = "24h",
+    ) -> RegretAnswer:
+        """Return what was lost against the split that hindsight shows to be best."""
+        found = _WINDOW.fullmatch(window)
+        window_ns = int(found[1]) * _UNIT_NS[found[2]] if found else 0
+        if not 0 < window_ns <= MAX_HOURS * _UNIT_NS["h"]:
+            raise InvalidRequest(
+                f"window={window[:40]!r} is not a number and m or h, up to {MAX_HOURS}h", param="window"
+            )
+        lost = ledger.regret(clock.now_ns(), window_ns)
+        return RegretAnswer(
+            lost.method, lost.window_s, lost.gpu_hours, lost.lost_gpu_hours, lost.by_cause, lost.by_model
+        )
+
+    return router
+
 
 MAX_LIMIT = 1_000
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions, the newest first.")]

@@ -17,7 +17,7 @@ from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns
 from services.planner.inputs.roster import Bools, Ints, Uints, WorkerColumns
 
 # Metrics services remembered; the one that published longest ago is dropped.
-MAX_TELLERS: Final = 16
+MAX_METRICS_SERVICES: Final = 16
 # An older message comes from the broker's log and says nothing about the present.
 OLD_NS: Final = 30_000_000_000
 # Indices of the last axis of `times`.
@@ -31,7 +31,7 @@ class MessageOutcome(StrEnum):
 
 
 @dataclass(slots=True)
-class _Teller:
+class _MetricsService:
     """A metrics service and the places of its workers in the roster."""
 
     ids: Sequence[str] = ()
@@ -69,7 +69,7 @@ class FleetView:
         self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
         """[windows, workers, 3] int32 ns; a ring indexed by window number."""
         self._numbers: Ints = np.full(self._slots, -1, np.int64)
-        self._tellers: dict[str, _Teller] = {}
+        self._services: dict[str, _MetricsService] = {}
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
         self.latest_arrival_ns: int | None = None
 
@@ -172,16 +172,16 @@ class FleetView:
         found: Ints = self._times[wanted].sum(axis=0, dtype=np.int64)
         return found
 
-    def _places(self, teller_id: str, ids: Sequence[str]) -> Ints:
-        teller = self._tellers.pop(teller_id, None) or _Teller()
-        if len(self._tellers) >= MAX_TELLERS:
-            del self._tellers[next(iter(self._tellers))]
-        self._tellers[teller_id] = teller
-        if teller.roster is not self.roster or teller.ids != ids:
+    def _places(self, metrics_id: str, ids: Sequence[str]) -> Ints:
+        service = self._services.pop(metrics_id, None) or _MetricsService()
+        if len(self._services) >= MAX_METRICS_SERVICES:
+            del self._services[next(iter(self._services))]
+        self._services[metrics_id] = service
+        if service.roster is not self.roster or service.ids != ids:
             known = self.roster.places
-            teller.ids, teller.roster = ids, self.roster
-            teller.places = np.array([known.get(name, -1) for name in ids], np.int64)
-        return teller.places
+            service.ids, service.roster = ids, self.roster
+            service.places = np.array([known.get(name, -1) for name in ids], np.int64)
+        return service.places
 
     def _take_window(self, start_ns: int, places: Ints, there: Bools, times: NDArray[np.int32], now_ns: int) -> None:
         number = start_ns // WINDOW_NS

@@ -13,7 +13,7 @@ MAX_MODELS: Final = 64
 FRESH_NS: Final = 3_600_000_000_000
 
 
-class HeardPlans:
+class ReceivedPlans:
     """The newest fresh capacity plan of each model. Implements `libs.policy.capacity.plan.CapacityPlans`."""
 
     def __init__(self, clock: Clock) -> None:

@@ -1,7 +1,7 @@
 """Placement of a catalogue's models on a pool of workers: what is known of both, and the orders that follow. No I/O."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,13 +13,63 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Worker,
 )
 from libs.policy.reserve.booking import GpuClaim, kept_at
-from libs.policy.reserve.following import Chances, UseFollower
+from libs.policy.reserve.following import Chances, ModelCount, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, Uses
 from services.planner.models.claims import claims_of, gpu_of, minute_of
-from services.planner.models.uses import UseCounts
+
+# Counts of silent gateways that are remembered.
+MAX_SEEN: Final = 100_000
+
+
+class UseCounts:
+    """Requests to each model since the planner started, summed over gateways. A restarted gateway counts from 0
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._uses: Uses = {}
+        self._arrivals: dict[str, int] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+        self._last_ms: dict[str, int] = {}
+
+    def take(self, uses: Uses) -> None:
+        """Record the present counts of all gateways."""
+        self._uses = uses
+        seen: dict[tuple[str, str], int] = {}
+        for gateway, models in uses.items():
+            for name, use in models.items():
+                last = self._seen.get((gateway, name), 0)
+                new = use.arrivals - last if use.arrivals >= last else use.arrivals
+                self._arrivals[name] = self._arrivals.get(name, 0) + new
+                self._last_ms[name] = max(self._last_ms.get(name, 0), use.last_unix_ms)
+                seen[gateway, name] = use.arrivals
+        # A gateway that is quiet for a moment goes on where it was.
+        self._seen = seen if len(self._seen) > MAX_SEEN else {**self._seen, **seen}
+
+    def in_flight(self, name: str) -> int:
+        """Return the number of requests to a model that have not ended."""
+        return sum(use.in_flight for use in self.of(name))
+
+    def waiting(self, name: str) -> int:
+        """Return the number of requests to a model that no worker has taken."""
+        return sum(use.waiting for use in self.of(name))
+
+    def last_use_ms(self, name: str) -> int:
+        """Return the arrival of the last request in Unix ms; 0 if none came since the planner started."""
+        return self._last_ms.get(name, 0)
+
+    def count(self, name: str) -> ModelCount:
+        return ModelCount(self._arrivals.get(name, 0), self.in_flight(name), self.last_use_ms(name) / 1000)
+
+    def of(self, name: str) -> Iterator[ModelUse]:
+        """Yield each gateway's counts of a model."""
+        for models in self._uses.values():
+            if name in models:
+                yield models[name]
+
 
 MS_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
@@ -54,14 +104,13 @@ class Call:
 
     worker: Worker
     epoch: int
-    """The worker's present epoch."""
     order: PlacementOrder
     entry: ModelEntry | None
     """The model to hold; None to hold none."""
 
 
 @dataclass(slots=True)
-class _Ordered:
+class _PendingOrder:
     """An order sent to a worker, kept until the worker shows its effect."""
 
     model: str
@@ -97,7 +146,7 @@ class ModelKeeper:
     """Worker time spent on loading models."""
     uses: UseCounts = field(default_factory=UseCounts)
     """Uses of each model, as gateways count them."""
-    _ordered: dict[str, _Ordered] = field(default_factory=dict)
+    _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
     """By worker, the time of its last model change that has been processed."""
@@ -282,7 +331,7 @@ class ModelKeeper:
         self.cold_starts += bool(model and model.waiting)
         epoch = worker.assignment.epoch
         ready_ns = now_ns + round((order.switch_s + CONNECT_S) * SECOND_NS)
-        self._ordered[worker.id] = _Ordered(order.model, epoch + 1, now_ns, ready_ns)
+        self._ordered[worker.id] = _PendingOrder(order.model, epoch + 1, now_ns, ready_ns)
         return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
 
     def _standing(self, worker: Worker, now_ns: int) -> PoolWorker:

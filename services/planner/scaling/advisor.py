@@ -25,7 +25,7 @@ MAX_OPEN: Final = 256
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenAdvice:
     advice: Advice
     since_ns: int
     held_ns: int
@@ -33,7 +33,6 @@ class _Open:
     chunk_speed: float
     workers: int
     gb_per_s: float
-    """Speed of the slowest KV link."""
     applied_ns: int = 0
     decision: Decision | None = None
 
@@ -42,7 +41,7 @@ class Advisor:
     """The open advice, by model and kind."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, AdviceKind], _Open] = {}
+        self._open: dict[tuple[str, AdviceKind], _OpenAdvice] = {}
         self._looks: dict[str, deque[tuple[Workload, Split]]] = {}
 
     def look(self, plan: ModelPlan, limits: ModelLimits, now_ns: int) -> Iterator[tuple[Decision, bool]]:
@@ -61,7 +60,7 @@ class Advisor:
             known = self._open.get(key)
             if known is None and len(self._open) < MAX_OPEN:
                 speed = engine.chunk_speed * 1e9
-                self._open[key] = _Open(each, now_ns, now_ns, now.pressure, speed, workers, slowest)
+                self._open[key] = _OpenAdvice(each, now_ns, now_ns, now.pressure, speed, workers, slowest)
             elif known is not None and not known.applied_ns:
                 known.held_ns = now_ns
                 if known.decision is None and now_ns - known.since_ns >= STOOD_NS:

@@ -5,16 +5,20 @@ Decisions about roles never wait for it. It leaves its observations and wishes i
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 import structlog
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from libs.actuators.port import Actuator, ActuatorDown, Started
 from libs.bus.port import Bus
+from libs.contracts import metric_names as names
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_RECOMMEND,
@@ -42,6 +46,7 @@ from libs.policy.planner.scaling import (
 )
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
+from services.planner.inputs.plans import ReceivedPlans
 from services.planner.inputs.roster import by_planner
 from services.planner.kept import Lead, PlannerStore
 from services.planner.reasons import figure, workers
@@ -109,7 +114,6 @@ class NoPlans:
     """Capacity plans of a cluster without forecasts."""
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Return None for every model."""
         del model
         return None
 
@@ -136,7 +140,6 @@ class ActuatorPools:
         self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)
 
     def take(self, started: Started | None) -> None:
-        """Record the actuator's present answer."""
         self.started = started
         if started is not None:
             self.model = started.model
@@ -398,3 +401,39 @@ def _first_to_end(plan: ModelPlan, started: Started) -> list[str]:
     roles = {each.id: each.role for each in plan.observed.standings}
     starting = [name for name in reversed(started.worker_ids) if name not in roles]
     return starting + [name for name in started.worker_ids if roles.get(name) is Role.STANDBY]
+
+
+class ScalerCollector(Collector):
+    """The scaler's metrics, read at each scrape."""
+
+    def __init__(self, scaler: Scaler, state: PlannerState, plans: ReceivedPlans) -> None:
+        self._scaler = scaler
+        self._state = state
+        self._plans = plans
+
+    def collect(self) -> Iterator[Metric]:
+        calls = CounterMetricFamily(
+            names.PLANNER_ACTUATOR_CALLS_TOTAL, "Times that an actuator was asked.", labels=("outcome",)
+        )
+        for outcome, count in self._scaler.asked.items():
+            calls.add_metric((outcome.value,), count)
+        yield calls
+        wished = GaugeMetricFamily(names.PLANNER_WISHED_WORKERS, "Workers that are to have a role.", labels=("model",))
+        for model, wish in self._state.wishes.items():
+            wished.add_metric((model,), wish.serving)
+        yield wished
+        forecast = GaugeMetricFamily(
+            names.PLANNER_FORECAST_WORKERS,
+            "Workers that a capacity plan wishes by the time that they could have started.",
+            labels=("model", "phase"),
+        )
+        for model, pools in self._scaler.forecast.items():
+            for phase, count in pools.items():
+                forecast.add_metric((model, phase), count)
+        yield forecast
+        heard = CounterMetricFamily(
+            names.PLANNER_CAPACITY_PLANS_TOTAL, "Capacity plans that came over the bus.", labels=("outcome",)
+        )
+        for taken, count in self._plans.taken.items():
+            heard.add_metric((taken.value,), count)
+        yield heard

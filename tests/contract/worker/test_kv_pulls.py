@@ -24,7 +24,6 @@ from libs.runtime.settings import CommonSettings
 from libs.testing.wait import until
 from libs.worker.kv import link as kv_link
 from libs.worker.kv import outbox as kv_outbox
-from libs.worker.kv import pull as kv_pull
 from libs.worker.kv import server as kv_server
 from libs.worker.kv.client import GrpcKvFetcher
 from libs.worker.kv.outbox import KvOutbox
@@ -299,7 +298,7 @@ async def test_a_slow_prompt_is_not_taken_for_a_dead_sender(served: Served, monk
     monkeypatch.setattr(kv_link, "TICK_S", 0.2)
     handle = served.sender.prompt("slow", 2, ready=1)
     chunks = await begin(served, handle)
-    asyncio.get_running_loop().call_later(0.2 * (kv_pull.MAX_SILENT_TICKS + 3), served.sender.ready, handle, 2)
+    asyncio.get_running_loop().call_later(0.2 * (kv_link.MAX_SILENT_TICKS + 3), served.sender.ready, handle, 2)
     assert [chunk.blocks async for chunk in chunks] == [1]
 
 

@@ -10,7 +10,7 @@ from libs.engine.port import EngineRequest
 from libs.policy.roles import Assignment, Phase, Refusal, Role, serves
 from libs.policy.worker.admission import WorkerReadiness, refusal
 from libs.worker.admission import admit
-from libs.worker.roles.assignment import AssignmentState
+from libs.worker.roles import AssignmentState
 
 assignments = st.sampled_from(
     [Assignment("m", role, budget, 1) for role, budget in ((1, 0), (2, 0), (2, 64), (3, 0))]  # type: ignore[arg-type]

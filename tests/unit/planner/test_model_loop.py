@@ -15,7 +15,7 @@ from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
 from services.planner.models.keeper import Knobs, ModelKeeper
-from services.planner.models.loop import ModelLoop
+from services.planner.models.run import ModelLoop
 
 SEED = [ModelEntry("a", "builtin:sim", 1, tpot_ms=25.0), ModelEntry("b", "builtin:sim", 2)]
 

@@ -23,7 +23,7 @@ from libs.testing.workers.telemetry import at
 from services.planner.http.answers import decision_answer
 from services.planner.http.limits_body import LimitsBody
 from services.planner.inputs.fleet_view import MessageOutcome
-from services.planner.inputs.plans import HeardPlans
+from services.planner.inputs.plans import ReceivedPlans
 from services.planner.scaling.scaler import Scaler, ScalerSettings
 from services.planner.state import Decided
 from tests.planner_rig import WINDOW_MS, Cluster, registered
@@ -64,7 +64,7 @@ class Town:
         self.actuator = MemoryActuator(most, on_start=self._come, on_end=self._go)
         self.bus = RecordingBus()
         self.memory = memory or Memory()
-        self.plans = HeardPlans(RigClock(self.cluster))
+        self.plans = ReceivedPlans(RigClock(self.cluster))
         self.scaler = self.make_scaler(self.actuator)
 
     def make_scaler(self, *actuators: MemoryActuator) -> Scaler:

@@ -12,7 +12,7 @@ from libs.policy.worker.assignment import (
     next_assignment,
     refusal,
 )
-from libs.worker.roles.assignment import AssignmentState
+from libs.worker.roles import AssignmentState
 
 CURRENT = Assignment("m", Role.MIXED, 64, 7)
 

@@ -19,8 +19,7 @@ from libs.policy.worker.assignment import refusal
 from libs.policy.worker.slots import SlotFacts, prefill_slots
 from libs.runtime.settings import load_settings
 from libs.worker.gateways import outbox
-from libs.worker.roles.assignment import AssignmentState
-from libs.worker.roles.role_change import LastChange
+from libs.worker.roles import AssignmentState, LastChange
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings

@@ -1,0 +1,211 @@
+"""The roles of a worker: its assignment, its last change, and the sequences to hand over when it leaves decode.
+
+Synchronous; libs/policy decides, and callers pass the time.
+"""
+
+from collections import OrderedDict, deque
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities
+from libs.engine.reports import EngineEvent, StepReport
+from libs.policy import roles
+from libs.policy.roles import MAX_BUDGET_TOKENS
+from libs.policy.speed import Speed
+from libs.policy.worker.assignment import (
+    FIRST_EPOCH,
+    NotTaken,
+    Wanted,
+    first_assignment,
+    leaves_decode,
+    next_assignment,
+)
+from libs.policy.worker.handing_over import HandOverTime, Staying, sooner_handed_over, sooner_recomputed
+from libs.worker.hosted import HostedSequence
+
+_ROLES = {
+    roles.Role.PREFILL: common.ROLE_PREFILL,
+    roles.Role.MIXED: common.ROLE_MIXED,
+    roles.Role.STANDBY: common.ROLE_STANDBY,
+}
+_STALE = (NotTaken.DRAINING, NotTaken.STALE_EPOCH)
+_SENTENCES = {
+    NotTaken.DRAINING: "the worker is draining: it takes no other role, choose another worker",
+    NotTaken.STALE_EPOCH: (
+        "expected epoch {expected_epoch}, the worker is at {epoch}: look at what it does by now, then ask again"
+    ),
+    NotTaken.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
+    NotTaken.UNKNOWN_ROLE: "role must be prefill, mixed or standby",
+    NotTaken.BUDGET_WITHOUT_MIXED: "only role mixed has a prompt budget",
+    NotTaken.BUDGET_TOO_LARGE: f"a prompt budget is at most {roles.MAX_BUDGET_TOKENS} tokens",
+}
+_PARAMS = {
+    NotTaken.UNKNOWN_ROLE: "role",
+    NotTaken.BUDGET_WITHOUT_MIXED: "budget_tokens",
+    NotTaken.BUDGET_TOO_LARGE: "budget_tokens",
+}
+
+
+class AssignmentState:
+    """The current assignment. Epochs only grow, and a draining worker accepts no change."""
+
+    def __init__(self, model: str, role: int, budget_tokens: int, *, epoch: int = FIRST_EPOCH) -> None:
+        """Start at `epoch`, which continues that of earlier models. Raise InvalidRequest for an invalid assignment."""
+        first = first_assignment(model, role, budget_tokens, epoch)
+        if isinstance(first, NotTaken):
+            raise _error(first)
+        self._current = first
+        self.draining = False
+
+    @property
+    def current(self) -> roles.Assignment:
+        return self._current
+
+    @property
+    def message(self) -> common.Assignment:
+        current = self._current
+        return common.Assignment(
+            model=current.model,
+            role=_ROLES[current.role],
+            budget_tokens=current.budget_tokens,
+            epoch=current.epoch,
+        )
+
+    def set_role(self, *, expected_epoch: int, role: int, budget_tokens: int, model: str = "") -> common.Assignment:
+        """Change the role. Raise StaleRole unless `expected_epoch` is current, and InvalidRequest for an invalid
+        role.
+        """
+        wanted = Wanted(role, budget_tokens, expected_epoch, model)
+        new = next_assignment(self._current, wanted, draining=self.draining)
+        if isinstance(new, NotTaken):
+            raise _error(
+                new, expected_epoch=expected_epoch, epoch=self._current.epoch, asked=model, held=self._current.model
+            )
+        self._current = new
+        return self.message
+
+    @property
+    def leaves_decode(self) -> bool:
+        """Whether running decodes belong to a role that has been left."""
+        return leaves_decode(self._current, draining=self.draining)
+
+
+def _error(reason: NotTaken, **facts: int | str) -> FulcrumError:
+    sentence = _SENTENCES[reason].format(**facts)
+    return StaleRole(sentence) if reason in _STALE else InvalidRequest(sentence, param=_PARAMS.get(reason))
+
+
+# Changes whose times are kept; fewer happen while one step runs and is reported.
+MAX_CHANGES = 16
+
+
+class LastChange:
+    """The last change of role in its published form; there is no message before the first."""
+
+    def __init__(self) -> None:
+        self.message: RoleChange | None = None
+        self.first_step_ns: int | None = None
+        """Time from the change to the end of the first engine step of the new role's kind; None until there is one.
+
+        Any such step counts: the next chunk of an earlier prompt, a running decode, and a measurement too. The
+        figure shows how soon the engine goes on, not how soon new work arrives.
+        """
+        self._assignment = Assignment()
+        self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
+
+    def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
+        """Record that the worker takes an assignment at `now_ns`."""
+        self.message = RoleChange(
+            actor=request.actor,
+            reason=request.reason,
+            unix_ns=now_ns,
+            own_budget_tokens=min(request.own_budget_tokens, MAX_BUDGET_TOKENS),
+        )
+        self.first_step_ns = None
+        self._assignment = assignment
+        self._changed_ns.append(now_ns)
+
+    def epoch_at(self, at_ns: int, epoch: int) -> int:
+        """Return the epoch that held at `at_ns`, given the present one."""
+        return epoch - sum(changed_ns > at_ns for changed_ns in self._changed_ns)
+
+    def stepped(self, event: EngineEvent) -> None:
+        """Check whether a step is the first of the new role. Steps that began before the change do not count."""
+        step = event.step
+        if self.message is None or self.first_step_ns is not None or step is None or not step.end_unix_ns:
+            return
+        if step.start_unix_ns >= self.message.unix_ns and _is_of(self._assignment, step):
+            self.first_step_ns = step.end_unix_ns - self.message.unix_ns
+
+
+def _is_of(assignment: Assignment, step: StepReport) -> bool:
+    if assignment.role == ROLE_PREFILL:
+        return step.prefill_tokens > 0
+    if assignment.role == ROLE_MIXED:
+        return step.decode_sequences > 0 or (assignment.budget_tokens > 0 and step.prefill_tokens > 0)
+    return False
+
+
+# Hand-overs that are timed at once; beyond it the oldest are not measured.
+MAX_TRACKED = 1024
+
+
+class HandOverCosts:
+    """The costs of keeping and of handing over sequences, learned on this worker.
+
+    One rule covers prefill, standby and shutdown: a sequence that a hand-over removes sooner than its own end is
+    offered to its gateway, once for each role that is left. It runs on until another worker has room, or to its end
+    if none has. If the engine cannot hand over the KV of running sequences, the other worker recomputes it.
+    """
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self._capabilities = capabilities
+        self._staying = Staying()
+        self.time = HandOverTime()
+        """How long hand-overs from this worker have taken."""
+        self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        """Pairs of (bytes, Unix ns of sealing) by handle."""
+        self.count = 0
+        """Number of sequences handed over so far."""
+
+    def worth(self, sequence: HostedSequence, speed: Speed, waited_s: float) -> bool:
+        """Return whether to hand over a decoding sequence whose role was left `waited_s` ago."""
+        if not sequence.decodes or sequence.weighed:
+            return False
+        capabilities = self._capabilities
+        if not capabilities.hands_over_running_kv:  # asked again until it goes: only time tells
+            if not (capabilities.seeds_by_position or sequence.request.sampling.follows_from_tokens):
+                return False  # it would draw other tokens there
+            recompute_s = speed.prompt_ns(sequence.tokens, sequence.tokens**2) / 1e9
+            left = sequence.most_tokens_left
+            sequence.weighed = sooner_recomputed(left, recompute_s, waited_s, self._staying)
+            return sequence.weighed
+        sequence.weighed = True
+        kv_bytes = capabilities.kv_bytes(sequence.tokens)
+        return sooner_handed_over(sequence.most_tokens_left, kv_bytes, self._staying, self.time)
+
+    def stepped(self, event: EngineEvent) -> None:
+        """Learn the duration of decode steps from an engine event."""
+        step = event.step
+        if step is not None and step.end_unix_ns and step.decode_sequences:
+            self._staying = self._staying.stepped((step.end_unix_ns - step.start_unix_ns) / 1e9)
+
+    def ended(self, output_tokens: int) -> None:
+        """Learn the length of an answer that ended here by itself."""
+        self._staying = self._staying.ended(output_tokens)
+
+    def handed_over(self, handle: KvHandle, now_ns: int) -> None:
+        """Start timing a hand-over, whose blocks now await their receiver."""
+        self.count += 1
+        self._gone[handle.opaque] = (self._capabilities.kv_bytes(handle.tokens), now_ns)
+        if len(self._gone) > MAX_TRACKED:
+            self._gone.popitem(last=False)
+
+    def taken_over(self, opaque: bytes, now_ns: int) -> None:
+        """Stop timing a hand-over. Blocks that never arrive are not measured."""
+        kv_bytes, sealed_ns = self._gone.pop(opaque, (0, 0))
+        if kv_bytes:
+            self.time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
