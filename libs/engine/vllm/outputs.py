@@ -5,7 +5,7 @@ from typing import Any
 
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase
 from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, KvTransferReport, SequenceOutput, StepReport
-from libs.engine.vllm.connectors import Handing
+from libs.engine.vllm.connectors import ConnectorSession
 from libs.engine.vllm.scheduling.running_step import Running
 from libs.engine.vllm.scheduling.step_report import EngineReport, Step, step_of
 from libs.engine.vllm.sequences import Live, Sequences
@@ -19,7 +19,7 @@ class Reading:
         sequences: Sequences,
         capabilities: Capabilities,
         identity: EngineIdentity,
-        handing: Handing,
+        handing: ConnectorSession,
         *,
         lease_ns: int,
         release: Callable[[str], None],

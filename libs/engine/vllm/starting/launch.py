@@ -25,7 +25,7 @@ from libs.engine.cpu import cpu_name
 from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.torch.peaks import device_peaks
-from libs.engine.vllm.connectors import NIXL, Connector, Handing, connector_of
+from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
 from libs.engine.vllm.kv_facts import KvFacts
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
@@ -66,7 +66,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
         client, shown, handshake, kv = _client(vllm_config)
     layout = kv_layout(vllm_config, connector, kv, handshake)
     capabilities = _capabilities(config, vllm_config, layout, compute, kv.shape, kv_once=connector.holds)
-    handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
+    handing = ConnectorSession(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
     return client, StartedCore(capabilities, _device(), handing, *shown)
 
 
