@@ -8,10 +8,10 @@ from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, KvTransf
 from libs.engine.vllm.connectors import ConnectorSession
 from libs.engine.vllm.scheduling.running_step import Running
 from libs.engine.vllm.scheduling.step_report import EngineReport, Step, step_of
-from libs.engine.vllm.sequences import Live, Sequences
+from libs.engine.vllm.sequences import LiveSequence, Sequences
 
 
-class Reading:
+class OutputReader:
     """A reader of EngineCore's outputs, which keeps the table of live sequences up to date."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Reading:
         handle = live.handle(self._identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)
         return self._end(live, FinishReason.PREFILLED, handle=handle)
 
-    def _end(self, live: Live, finish: FinishReason, **how: Any) -> SequenceOutput:
+    def _end(self, live: LiveSequence, finish: FinishReason, **how: Any) -> SequenceOutput:
         self._sequences.remove(live)
         return live.end(finish, **how)
 
