@@ -29,7 +29,7 @@ class GuideFailed(Exception):
 
 
 @dataclass(slots=True)
-class _Followed:
+class _GuidePosition:
     """The position of one sequence in its guide."""
 
     guide: str
@@ -45,7 +45,7 @@ class Guides:
         self._vocabulary = vocabulary
         self._mask = allocate_token_bitmask(1, vocabulary.vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._followed: OrderedDict[int, _Followed] = OrderedDict()
+        self._positions: OrderedDict[int, _GuidePosition] = OrderedDict()
 
     def allowed(self, chunk: Chunk) -> NDArray[np.bool_]:
         """Return [vocab] 1D bool: the tokens that may follow the chunk's last. Raise GuideFailed."""
@@ -53,7 +53,7 @@ class Guides:
         if not matcher.is_error():
             fill_next_token_bitmask(matcher, self._mask)
         if matcher.is_error():
-            self._followed.pop(chunk.sequence_id, None)
+            self._positions.pop(chunk.sequence_id, None)
             raise GuideFailed(f"the answer cannot go on under its guide: {_first_line(matcher.get_error())}")
         bits = np.unpackbits(self._mask[0].view(np.uint8), count=self._vocabulary.vocab_size, bitorder="little")
         return bits.view(np.bool_)
@@ -61,15 +61,15 @@ class Guides:
     def _matcher(self, chunk: Chunk) -> LLMatcher:
         """Return a matcher that has consumed all generated tokens."""
         generated, guide = chunk.history[chunk.prompt_tokens :], chunk.sampling.guide
-        found = self._followed.get(chunk.sequence_id)
+        found = self._positions.get(chunk.sequence_id)
         if found is None or found.guide != guide or not _begins(generated, found.tokens):
-            found = _Followed(guide, self._fresh(guide), generated[:0])
-            self._followed[chunk.sequence_id] = found
+            found = _GuidePosition(guide, self._fresh(guide), generated[:0])
+            self._positions[chunk.sequence_id] = found
         found.matcher.consume_tokens(generated[len(found.tokens) :].tolist())
         found.tokens = generated
-        self._followed.move_to_end(chunk.sequence_id)
-        while len(self._followed) > MAX_FOLLOWED:
-            self._followed.popitem(last=False)
+        self._positions.move_to_end(chunk.sequence_id)
+        while len(self._positions) > MAX_FOLLOWED:
+            self._positions.popitem(last=False)
         return found.matcher
 
     def _fresh(self, guide: str) -> LLMatcher:

@@ -307,7 +307,7 @@ class _Document:
             if decided and decided != {}:
                 raise self._cannot("if")
             branch = "else" if decided is False else "then"
-            own["allOf"] = [*self._list(own, "allOf"), _Read(branches.get(branch, {}))]
+            own["allOf"] = [*self._list(own, "allOf"), _Normalised(branches.get(branch, {}))]
         if "not" in own:
             denied = self._child(own.pop("not"), resource, "not")
             if denied is not False:
@@ -456,7 +456,7 @@ class _Document:
                 return True
             raise self._refused(f"{key} is empty")
         read = [
-            each.schema if isinstance(each, _Read) else self._child(each, resource, key, str(at))
+            each.schema if isinstance(each, _Normalised) else self._child(each, resource, key, str(at))
             for at, each in enumerate(listed)
         ]
         if key == "allOf":
@@ -476,7 +476,7 @@ class _Document:
         return True
 
 
-class _Read:
+class _Normalised:
     """A schema in a list that has already been normalised."""
 
     def __init__(self, schema: Schema) -> None:

@@ -21,7 +21,7 @@ from libs.engine.port import (
     SamplingParams,
 )
 from libs.engine.reports import EngineIntegrity, FinishReason
-from libs.engine.vllm.connectors import Connector, Handing, Way
+from libs.engine.vllm.connectors import Connector, ConnectorSession, KvRoute
 from libs.engine.vllm.engine import VllmEngine
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
@@ -62,7 +62,7 @@ class PlayedCore:
         """Why it does not sleep."""
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
-        handing = Handing(Connector("NixlConnector", Way.REPLY, {}), "engine-1")
+        handing = ConnectorSession(Connector("NixlConnector", KvRoute.REPLY, {}), "engine-1")
         return StartedCore(CAPABILITIES, "cpu", handing, self._board, self.dummies)
 
     async def send(self, request: Any) -> None:

@@ -19,7 +19,7 @@ def test_blocks_of_sliding_windows_are_not_told_and_take_nothing_along() -> None
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
 
-    from libs.engine.vllm.scheduling.kv_events import Rehasher, whole_context_group
+    from libs.engine.vllm.scheduling.kv_groups import Rehasher, whole_context_group
 
     shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
     sliding = KVCacheGroupSpec(["a"], SlidingWindowSpec(**shape, sliding_window=8))

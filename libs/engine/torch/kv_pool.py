@@ -24,7 +24,7 @@ MEMORY_HEADROOM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class KvShape:
+class BlockShape:
     """The shape of one block. Keys are stored rotated, as attention reads them."""
 
     layers: int
@@ -55,7 +55,7 @@ class KvPool:
     a weight of zero times NaN is NaN. Initial zeros and KV of earlier sequences are.
     """
 
-    def __init__(self, shape: KvShape, memory_mb: int, device: torch.device, file: Path | None = None) -> None:
+    def __init__(self, shape: BlockShape, memory_mb: int, device: torch.device, file: Path | None = None) -> None:
         """Allocate the pool, on a CPU in `file`, if given, which other processes can map. Without room there it is
         private.
 

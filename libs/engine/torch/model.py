@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from libs.contracts.errors import StartupError
 from libs.engine.torch.attention import ATTENTION_NAME, paged_attention
-from libs.engine.torch.kv_pool import KvShape
+from libs.engine.torch.kv_pool import BlockShape
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
 # Least compute capability of CUDA devices. Older ones emulate bfloat16, more slowly than they compute in float32.
@@ -74,11 +74,11 @@ def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -
     return model.eval().requires_grad_(False)
 
 
-def kv_shape(model: Any, block_size_tokens: int) -> KvShape:
+def block_shape(model: Any, block_size_tokens: int) -> BlockShape:
     """Return the shape of a block of the model's KV."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
-    return KvShape(
+    return BlockShape(
         layers=config.num_hidden_layers,
         block_size=block_size_tokens,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from libs.engine.torch.kv_pool import KvShape
+from libs.engine.torch.kv_pool import BlockShape
 from libs.perfmodel.peaks import gpu_peaks
 from libs.perfmodel.utilisation import Compute
 
@@ -47,7 +47,7 @@ def _best_s(work: Any) -> float:
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def compute_of(model: Any, shape: KvShape, device: torch.device) -> Compute | None:
+def compute_of(model: Any, shape: BlockShape, device: torch.device) -> Compute | None:
     """Return the compute figures of a dense model; None for a mixture of experts, whose tokens use only part of it."""
     config = model.config.get_text_config()
     if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):

@@ -19,7 +19,7 @@ from libs.engine.runner import Batch, Chunk, Sampled, without_ends
 from libs.engine.torch.adapters import Adapters
 from libs.engine.torch.attention import GatherMemory, plan_step
 from libs.engine.torch.kv_pool import KvPool
-from libs.engine.torch.model import kv_shape, load_model, pick_device
+from libs.engine.torch.model import block_shape, load_model, pick_device
 from libs.engine.torch.peaks import compute_of
 from libs.engine.torch.sampling import sample, score
 from libs.model.info import ModelInfo, load_model_info
@@ -109,7 +109,7 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
     progress("allocating KV", 0.0)
     place = file_name(identity.worker_id, identity.incarnation)
     file = config.kv_shared_dir / place if config.kv_shared_dir else None
-    pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
+    pool = KvPool(block_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
     compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
     memory, name = GatherMemory(pool), weights.device_name

@@ -15,7 +15,7 @@ NIXL: Final = "NixlConnector"
 MULTI: Final = "MultiConnector"
 
 
-class Way(Enum):
+class KvRoute(Enum):
     """How the decode side finds the blocks of a prompt."""
 
     REPLY = "reply"
@@ -34,7 +34,7 @@ class Way(Enum):
 class ConnectorKind:
     """The properties of one of vLLM's connectors."""
 
-    way: Way
+    way: KvRoute
     package: str = ""
     """The package that must be importable; empty if vLLM alone suffices."""
     required: str = ""
@@ -47,15 +47,15 @@ class ConnectorKind:
 
 
 KINDS: Final[Mapping[str, ConnectorKind]] = {
-    NIXL: ConnectorKind(Way.REPLY, "nixl", pins=True),
-    "MooncakeConnector": ConnectorKind(Way.NAME, "mooncake", pins=True),
-    "LMCacheConnectorV1": ConnectorKind(Way.STORE, "lmcache", pins=True),
-    "LMCacheMPConnector": ConnectorKind(Way.STORE, "lmcache", pins=True),
-    "MooncakeStoreConnector": ConnectorKind(Way.STORE, "mooncake", pins=True),
-    "OffloadingConnector": ConnectorKind(Way.STORE, required="spec_name"),
-    "ExampleConnector": ConnectorKind(Way.STORE, required="shared_storage_path"),
-    "SimpleCPUOffloadConnector": ConnectorKind(Way.NONE),
-    MULTI: ConnectorKind(Way.NONE, required="connectors"),
+    NIXL: ConnectorKind(KvRoute.REPLY, "nixl", pins=True),
+    "MooncakeConnector": ConnectorKind(KvRoute.NAME, "mooncake", pins=True),
+    "LMCacheConnectorV1": ConnectorKind(KvRoute.STORE, "lmcache", pins=True),
+    "LMCacheMPConnector": ConnectorKind(KvRoute.STORE, "lmcache", pins=True),
+    "MooncakeStoreConnector": ConnectorKind(KvRoute.STORE, "mooncake", pins=True),
+    "OffloadingConnector": ConnectorKind(KvRoute.STORE, required="spec_name"),
+    "ExampleConnector": ConnectorKind(KvRoute.STORE, required="shared_storage_path"),
+    "SimpleCPUOffloadConnector": ConnectorKind(KvRoute.NONE),
+    MULTI: ConnectorKind(KvRoute.NONE, required="connectors"),
 }
 
 
@@ -64,7 +64,7 @@ class Connector:
     """The connector that a worker's settings select, after checks."""
 
     name: str
-    way: Way
+    way: KvRoute
     config: Mapping[str, Any]
     """Its own configuration, which becomes vLLM's kv_connector_extra_config."""
 
@@ -93,17 +93,17 @@ class Connector:
 
         The engine may overwrite them once they were read.
         """
-        return self.way is not Way.STORE
+        return self.way is not KvRoute.STORE
 
 
 def connector_of(config: EngineConfig) -> Connector:
     """Return the connector that the settings select. Raise StartupError for one that cannot hand sequences over."""
     lease_s = max(config.kv_lease_ms // 1000, 1)
     found = _checked(config.vllm_connector, config.vllm_connector_config, lease_s)
-    if found.way is Way.NONE:
+    if found.way is KvRoute.NONE:
         raise StartupError(
             f"KV connector {found.name!r} keeps blocks for its own engine: beside it, in a {MULTI}, one of"
-            f" {_names(Way.REPLY, Way.NAME, Way.STORE)} must hand them over"
+            f" {_names(KvRoute.REPLY, KvRoute.NAME, KvRoute.STORE)} must hand them over"
         )
     return found
 
@@ -142,16 +142,16 @@ def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
         for child, checked in children
     ]
     ways = [checked.way for _, checked in children]
-    way = next((way for way in (Way.REPLY, Way.NAME, Way.STORE) if way in ways), Way.NONE)
+    way = next((way for way in (KvRoute.REPLY, KvRoute.NAME, KvRoute.STORE) if way in ways), KvRoute.NONE)
     return Connector(MULTI, way, {**config, "connectors": settings})
 
 
-def _names(*ways: Way) -> str:
+def _names(*ways: KvRoute) -> str:
     return ", ".join(name for name, kind in KINDS.items() if kind.way in ways)
 
 
 @dataclass(frozen=True, slots=True)
-class Handing:
+class ConnectorSession:
     """The connector of a running engine, with the parameters for sequences that it hands over."""
 
     connector: Connector
@@ -163,9 +163,9 @@ class Handing:
     def asked(self, name: str) -> dict[str, Any] | None:
         """Return the kv_transfer_params of a prompt that is computed for others, by its name in the engine."""
         match self.connector.way:
-            case Way.REPLY:
+            case KvRoute.REPLY:
                 return {"do_remote_decode": True}
-            case Way.NAME:
+            case KvRoute.NAME:
                 return {"do_remote_decode": True, "transfer_id": self._transfer_id(name)}
             case _:
                 return None
@@ -175,9 +175,9 @@ class Handing:
         failed.
         """
         match self.connector.way:
-            case Way.REPLY:
+            case KvRoute.REPLY:
                 return answer
-            case Way.NAME:
+            case KvRoute.NAME:
                 return {
                     "do_remote_prefill": True,
                     "remote_engine_id": self.engine_id,

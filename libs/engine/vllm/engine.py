@@ -23,7 +23,7 @@ from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, Finish
 from libs.engine.sequence import Sequence, check_request
 from libs.engine.vllm.core import CoreProcess, in_one_line
 from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal
-from libs.engine.vllm.outputs import Reading, announcement
+from libs.engine.vllm.outputs import OutputReader, announcement
 from libs.engine.vllm.scheduling.running_step import Running
 from libs.engine.vllm.scheduling.step_report import Command, EngineReport
 from libs.engine.vllm.scheduling.trial import trial_tokens
@@ -50,7 +50,7 @@ class _Parts:
     """The parts that exist once EngineCore serves."""
 
     ready: StartedCore
-    reading: Reading
+    reading: OutputReader
 
 
 class VllmEngine:
@@ -113,7 +113,7 @@ class VllmEngine:
         self._serve(ready, identity)
 
     def _serve(self, ready: StartedCore, identity: EngineIdentity) -> None:
-        reading = Reading(
+        reading = OutputReader(
             self._sequences,
             ready.capabilities,
             identity,

@@ -5,13 +5,13 @@ from typing import Any
 
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase
 from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, KvTransferReport, SequenceOutput, StepReport
-from libs.engine.vllm.connectors import Handing
+from libs.engine.vllm.connectors import ConnectorSession
 from libs.engine.vllm.scheduling.running_step import Running
 from libs.engine.vllm.scheduling.step_report import EngineReport, Step, step_of
-from libs.engine.vllm.sequences import Live, Sequences
+from libs.engine.vllm.sequences import LiveSequence, Sequences
 
 
-class Reading:
+class OutputReader:
     """A reader of EngineCore's outputs, which keeps the table of live sequences up to date."""
 
     def __init__(
@@ -19,7 +19,7 @@ class Reading:
         sequences: Sequences,
         capabilities: Capabilities,
         identity: EngineIdentity,
-        handing: Handing,
+        handing: ConnectorSession,
         *,
         lease_ns: int,
         release: Callable[[str], None],
@@ -93,7 +93,7 @@ class Reading:
         handle = live.handle(self._identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)
         return self._end(live, FinishReason.PREFILLED, handle=handle)
 
-    def _end(self, live: Live, finish: FinishReason, **how: Any) -> SequenceOutput:
+    def _end(self, live: LiveSequence, finish: FinishReason, **how: Any) -> SequenceOutput:
         self._sequences.remove(live)
         return live.end(finish, **how)
 

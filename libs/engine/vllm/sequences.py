@@ -8,7 +8,7 @@ from libs.engine.reports import FinishReason, Logprob, SequenceOutput
 
 
 @dataclass(slots=True)
-class Live:
+class LiveSequence:
     """The state of one sequence, from `submit` to its last output."""
 
     request: EngineRequest
@@ -71,11 +71,11 @@ class Live:
 
 
 class Sequences:
-    """Live sequences by id, for the port, and by name, for vLLM; also the leases of prefilled ones."""
+    """LiveSequence sequences by id, for the port, and by name, for vLLM; also the leases of prefilled ones."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, Live] = {}
-        self._by_name: dict[str, Live] = {}
+        self._by_id: dict[int, LiveSequence] = {}
+        self._by_name: dict[str, LiveSequence] = {}
         self._leases: dict[str, int] = {}
         """Names of sequences whose blocks are held for others, with their ids."""
         self._names = 0
@@ -93,29 +93,29 @@ class Sequences:
         self._names += 1
         return f"{self._names}-{request.request_id}"
 
-    def add(self, request: EngineRequest, name: str, *, stored: bool = False) -> Live:
+    def add(self, request: EngineRequest, name: str, *, stored: bool = False) -> LiveSequence:
         """Add a sequence under a name from `new_name`."""
-        live = Live(request, name, stored=stored)
+        live = LiveSequence(request, name, stored=stored)
         self._by_id[request.sequence_id] = live
         self._by_name[live.name] = live
         return live
 
-    def by_id(self, sequence_id: int) -> Live | None:
+    def by_id(self, sequence_id: int) -> LiveSequence | None:
         return self._by_id.get(sequence_id)
 
-    def by_name(self, name: str) -> Live | None:
+    def by_name(self, name: str) -> LiveSequence | None:
         return self._by_name.get(name)
 
-    def remove(self, live: Live) -> None:
+    def remove(self, live: LiveSequence) -> None:
         """Remove a sequence that has had its last output."""
         del self._by_id[live.sequence_id]
         del self._by_name[live.name]
 
-    def all(self) -> list[Live]:
+    def all(self) -> list[LiveSequence]:
         """Return all live sequences in order of arrival."""
         return list(self._by_id.values())
 
-    def lease(self, live: Live) -> None:
+    def lease(self, live: LiveSequence) -> None:
         """Record that its blocks are held for a receiver."""
         self._leases[live.name] = live.sequence_id
 

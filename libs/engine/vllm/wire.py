@@ -18,7 +18,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.engine.port import EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.reports import FinishReason, Logprob
-from libs.engine.vllm.connectors import Handing
+from libs.engine.vllm.connectors import ConnectorSession
 from libs.engine.vllm.scheduling.guides import GENERATED_KEY
 from libs.engine.vllm.scheduling.step_report import (
     COMMAND_KEY,
@@ -81,7 +81,7 @@ def core_request(
     *,
     max_tokens: int,
     eos_token_ids: frozenset[int],
-    handing: Handing,
+    handing: ConnectorSession,
     adapters: Mapping[str, Path],
 ) -> EngineCoreRequest:
     """Return a sequence as EngineCore's request. Raise InvalidRequest for parameters that vLLM refuses."""

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.perfmodel.fit import MIN_SCALED, MIN_STEPS, fit_steps, loss
+from libs.perfmodel.fit import MIN_KIND_ROWS, MIN_SCALED, MIN_STEPS, fit_steps, loss, nonnegative, robust_weights
 from libs.perfmodel.learner import FittedModel, KindFit, StepKind, StepTimeLearner, combine
-from libs.perfmodel.least_squares import MIN_KIND_ROWS, nonnegative, robust_weights
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
 from libs.perfmodel.wire import fitted_model, step_time_message

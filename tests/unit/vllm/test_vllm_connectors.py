@@ -6,7 +6,7 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.vllm.connectors import KINDS, Connector, Handing, Way, connector_of
+from libs.engine.vllm.connectors import KINDS, Connector, ConnectorSession, KvRoute, connector_of
 
 STORE = {"shared_storage_path": "/somewhere"}
 
@@ -48,18 +48,18 @@ def test_every_known_one_is_named_where_an_unknown_one_is_asked_for() -> None:
 def test_several_at_once_are_told_their_roles_and_the_first_that_hands_over_does() -> None:
     child = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": STORE}
     found = of("MultiConnector", connectors=[{"kv_connector": "SimpleCPUOffloadConnector"}, child])
-    assert (found.way, found.layout) == (Way.STORE, "SimpleCPUOffloadConnector+ExampleConnector")
+    assert (found.way, found.layout) == (KvRoute.STORE, "SimpleCPUOffloadConnector+ExampleConnector")
     assert [child["kv_role"] for child in found.config["connectors"]] == ["kv_both", "kv_both"]
     assert found.config["connectors"][1]["kv_connector_extra_config"] == STORE
 
 
 def test_what_is_told_of_a_sequence_depends_on_how_its_blocks_are_found() -> None:
-    def told(way: Way) -> tuple[Any, Any]:
-        handing = Handing(Connector("some", way, {}), "engine-1", "http://host:1")
+    def told(way: KvRoute) -> tuple[Any, Any]:
+        handing = ConnectorSession(Connector("some", way, {}), "engine-1", "http://host:1")
         return handing.asked("7-request"), handing.left("7-request", None)
 
-    assert told(Way.REPLY) == ({"do_remote_decode": True}, None)
-    assert told(Way.STORE) == (None, {})
-    asked, left = told(Way.NAME)
+    assert told(KvRoute.REPLY) == ({"do_remote_decode": True}, None)
+    assert told(KvRoute.STORE) == (None, {})
+    asked, left = told(KvRoute.NAME)
     assert asked["transfer_id"] == left["transfer_id"] == "engine-1/7-request"
     assert left["remote_engine_id"] == "engine-1" and left["remote_bootstrap_addr"] == "http://host:1"

@@ -11,7 +11,7 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.vllm.plugin import HANDSHAKE_FILE, LEASH_VARIABLE
-from libs.engine.vllm.starting import environment, hung
+from libs.engine.vllm.starting import arguments, hung
 from libs.engine.vllm.starting.start_files import PLUGINS_VARIABLE, check_plugins, starting
 
 REGISTERS = "from libs.engine.vllm import plugin; plugin.register()"
@@ -26,13 +26,13 @@ def child(code: str) -> int:
 
 
 def test_processes_are_spawned_whatever_a_person_has_set() -> None:
-    own = environment.own(host="10.0.0.1", nixl_port=1, mooncake_port=2, revision="r", worker_pid=3)
+    own = arguments.own_environment(host="10.0.0.1", nixl_port=1, mooncake_port=2, revision="r", worker_pid=3)
     assert own["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    assert not own.keys() & environment.defaults(EngineConfig(None, "m"), on_cpu=True).keys()
+    assert not own.keys() & arguments.default_environment(EngineConfig(None, "m"), on_cpu=True).keys()
 
 
 def test_gpus_without_nvlink_hand_kv_over_by_cuda_ipc() -> None:
-    assert environment.defaults(EngineConfig(None, "m"), on_cpu=False)["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
+    assert arguments.default_environment(EngineConfig(None, "m"), on_cpu=False)["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
 
 
 @pytest.mark.system

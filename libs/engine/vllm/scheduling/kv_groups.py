@@ -1,18 +1,21 @@
-"""The bytes of a model's KV in vLLM's own layout. Imports vLLM: for the EngineCore process.
+"""A model's KV in vLLM: its bytes by groups of layers, and its block events. Imports vLLM: for the EngineCore process.
 
 Only EngineCore has the layout: block sizes and groups depend on attention backends, which the computing processes
 choose. The scheduler receives vLLM's KVCacheConfig, and writes what the worker needs of it into a file.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
@@ -22,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from libs.engine.vllm.kv_facts import KvFacts
+from libs.engine.vllm.scheduling.block_hashes import Rehash
 from libs.perfmodel.kv_shape import KvGroup, KvShape
 
 # Indices of these dimensions in vLLM's stride order.
@@ -106,3 +110,40 @@ def _window_tokens(spec: KVCacheSpec) -> int:
     if isinstance(spec, SlidingWindowSpec):
         return int(spec.sliding_window)
     return int(spec.attention_chunk_size) if isinstance(spec, ChunkedLocalAttentionSpec) else 0
+
+
+class Rehasher:
+    """A publisher of vLLM's KV events that records one group of layers. Each group stores and evicts blocks of its
+    own.
+    """
+
+    def __init__(self, rehash: Rehash, group: int) -> None:
+        self._rehash = rehash
+        self._group = group
+
+    def publish(self, batch: Any) -> None:
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self._rehash.cleared()
+            elif event.group_idx != self._group:
+                continue
+            elif isinstance(event, BlockStored):
+                salt = str((event.extra_keys or [None])[0] and event.extra_keys[0][-1])
+                self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids)
+            elif isinstance(event, BlockRemoved):
+                self._rehash.removed(event.block_hashes)
+
+    def get_publisher_config(self) -> None:
+        # No endpoint to which anybody could subscribe.
+        ...
+
+    def shutdown(self) -> None:
+        # Nothing is open.
+        ...
+
+
+def whole_context_group(groups: Sequence[Any]) -> int:
+    """Return the first group whose layers attend to all tokens, or 0. Sliding windows drop blocks that others can
+    reuse.
+    """
+    return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)

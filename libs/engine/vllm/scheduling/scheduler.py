@@ -24,8 +24,7 @@ from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, K
 from libs.engine.vllm.scheduling.block_hashes import Rehash
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps, count_in
 from libs.engine.vllm.scheduling.guides import follow_generated, serve_guides
-from libs.engine.vllm.scheduling.kv_events import Rehasher, whole_context_group
-from libs.engine.vllm.scheduling.kv_groups import write_kv_facts
+from libs.engine.vllm.scheduling.kv_groups import Rehasher, whole_context_group, write_kv_facts
 from libs.engine.vllm.scheduling.pacing import PacedRequest, Queues, begins_ns, plan_step
 from libs.engine.vllm.scheduling.pending_report import PendingBlocks, PendingNews, Steps, scheduled_work
 from libs.engine.vllm.scheduling.running_step import Board

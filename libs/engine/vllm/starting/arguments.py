@@ -1,5 +1,6 @@
-"""vLLM's engine arguments: those that users may not set, those that users give, and those that the worker adds.
-Without vLLM.
+"""vLLM's engine arguments and environment: what users may not set, what they give, and what the worker adds.
+
+Pure, without vLLM.
 """
 
 import json
@@ -12,6 +13,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.parallel import SETTING
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
+from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
 
 SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
@@ -136,3 +138,41 @@ def _rank(name: str, folder: Path) -> int:
         return int(json.loads(file.read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StartupError(f"adapter {name!r}: {file} cannot be read: {error}") from None
+
+
+def default_environment(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
+    """Return the variables to set unless the user has set them."""
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(max(config.kv_lease_ms // 1000, 1)),
+    }
+    if not on_cpu:
+        # Without NVLink, as on a single GPU, UCX reads over TCP unless CUDA IPC is enabled explicitly.
+        environment["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
+    else:
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(config.threads or 1),
+            "UCX_TLS": "tcp,shm,self,cma",
+            WAIT_VARIABLE: "1",
+        }
+    return environment
+
+
+def own_environment(
+    *, host: str, nixl_port: int, mooncake_port: int, revision: str, worker_pid: int
+) -> Mapping[str, str]:
+    """Return the variables that users cannot choose.
+
+    Processes are spawned, since a forked one would not load the plug-in that its parent has already loaded.
+    """
+    return {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
+        "VLLM_HOST_IP": host,
+        NIXL_PORT: str(nixl_port),
+        MOONCAKE_PORT: str(mooncake_port),
+        LEASH_VARIABLE: str(worker_pid),
+        REVISION_VARIABLE: revision,
+    }

@@ -6,8 +6,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import torch
 import vllm
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -15,26 +17,28 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.executor import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.cpu import cpu_name
 from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
-from libs.engine.vllm.connectors import NIXL, Connector, Handing, connector_of
+from libs.engine.torch.peaks import device_peaks
+from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
 from libs.engine.vllm.kv_facts import KvFacts
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
 from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
-from libs.engine.vllm.starting import environment
 from libs.engine.vllm.starting.arguments import (
     EXTENSION,
     adapter_arguments,
     can_sleep,
     check_arguments,
+    default_environment,
+    own_environment,
     sleep_arguments,
 )
-from libs.engine.vllm.starting.peak_figures import compute_of, with_kv
 from libs.engine.vllm.starting.start_files import check_plugins, starting
 from libs.engine.vllm.starting.started import StartedCore
 from libs.model.info import load_model_info
@@ -62,7 +66,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
         client, shown, handshake, kv = _client(vllm_config)
     layout = kv_layout(vllm_config, connector, kv, handshake)
     capabilities = _capabilities(config, vllm_config, layout, compute, kv.shape, kv_once=connector.holds)
-    handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
+    handing = ConnectorSession(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
     return client, StartedCore(capabilities, _device(), handing, *shown)
 
 
@@ -94,13 +98,13 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
     connector = connector_of(config)
     _check_device(config)
     host = _reachable(identity)
-    for name, value in environment.defaults(config, on_cpu=current_platform.is_cpu()).items():
+    for name, value in default_environment(config, on_cpu=current_platform.is_cpu()).items():
         os.environ.setdefault(name, value)
     assert config.model_path is not None
     revision = load_model_info(config.model_path).revision
     with held_port(host) as nixl_port, held_port(host) as mooncake_port:
         os.environ.update(
-            environment.own(
+            own_environment(
                 host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, revision=revision, worker_pid=os.getpid()
             )
         )
@@ -326,3 +330,50 @@ def _variant(config: EngineConfig, vllm_config: VllmConfig) -> str:
 
 def _device() -> str:
     return "cpu" if current_platform.is_cpu() else f"cuda:{current_platform.get_device_name()}"
+
+
+LAYER_PARTS = ("attn.qkv_proj", "attn.out_proj", "ffn.dense_ffn")
+HEAD = "unembed.unembed"
+FLOPS_A_PARAMETER = 2
+
+
+def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
+    """Return the compute of a dense model without quantisation; None for others.
+
+    Tokens of a mixture of experts use only part of the weights, and quantised weights are narrower than the
+    arithmetic. KV is left out, since it is known only once EngineCore serves (`with_kv`).
+    """
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.quantization is not None or model.is_moe:
+        return None
+    flops = ModelMetrics(vllm_config).get_num_flops_breakdown(
+        ExecutionContext.from_single_request(num_tokens=1, context_len=1, is_prefill=True), per_gpu=False
+    )
+    if not flops.keys() >= {*LAYER_PARTS, HEAD}:
+        return None
+    layers, heads = model.get_total_num_hidden_layers(), model.get_num_attention_heads(parallel)
+    width = layers * heads * model.get_head_size() * parallel.tensor_parallel_size
+    device = torch.device(vllm_config.device_config.device_type)
+    if device.type == "cpu":  # measure with as many threads as EngineCore will use
+        torch.set_num_threads(config.threads or 1)
+    flops_per_s, bytes_per_s = device_peaks(device, model.dtype)
+    return Compute(
+        layer_parameters=sum(flops[part] for part in LAYER_PARTS) // FLOPS_A_PARAMETER,
+        head_parameters=flops[HEAD] // FLOPS_A_PARAMETER,
+        parameter_bytes=model.dtype.itemsize,
+        attention_width=width,
+        kv_token_bytes=0,
+        peak_flops_per_s=flops_per_s,
+        peak_bytes_per_s=bytes_per_s,
+    )
+
+
+def with_kv(compute: Compute, kv: KvShape) -> Compute:
+    """Return a copy with the bytes of KV that steps read."""
+    return replace(
+        compute,
+        kv_token_bytes=kv.token_bytes,
+        kv_window_token_bytes=kv.window_token_bytes,
+        kv_window_tokens=kv.window_tokens,
+        kv_state_bytes=kv.state_bytes,
+    )

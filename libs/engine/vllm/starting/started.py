@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
 from libs.engine.port import Capabilities
-from libs.engine.vllm.connectors import Handing
+from libs.engine.vllm.connectors import ConnectorSession
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps
 from libs.engine.vllm.scheduling.running_step import Board
 
@@ -12,7 +12,7 @@ class StartedCore:
 
     capabilities: Capabilities
     device: str
-    handing: Handing
+    handing: ConnectorSession
     """The connector by which it hands sequences over."""
     board: Board
     """The board that shows its running step."""
