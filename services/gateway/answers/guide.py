@@ -1,6 +1,6 @@
-"""The grammar of an answer that must be JSON of a schema, or call tools: reasoning first, where the model writes some.
+"""Grammars for answers that must be JSON of a schema or call tools, after any reasoning. Pure.
 
-In llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). Pure.
+Written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
 """
 
 import json
@@ -14,7 +14,7 @@ from services.gateway.answers.marked_calls import MarkedCalls
 from services.gateway.answers.marked_guide import marked_call
 
 ToolSchema = tuple[str, Mapping[str, Any]]
-"""A tool's name, and the JSON schema of its arguments."""
+"""A tool's name and the JSON schema of its arguments."""
 _Form = tuple[Callable[[str], tuple[str, str]], str | None, tuple[str, str]]
 _ANYTHING = r"/(.|\n)*/"
 
@@ -29,10 +29,11 @@ def guide_of(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """`special`: ids by text of tokens that stand outside the vocabulary of text; models write their tags by them.
+    """Return the grammar of an answer.
 
-    `schema`: None where only calls will do, or where the answer keeps to `rule`, what follows a rule's name. `thinks`:
-    the reasoning was opened by the prompt.
+    `special` maps texts of special tokens, with which models write their tags, to ids. `schema` is None if only
+    calls are allowed, or if the answer matches `rule`, the right-hand side of a grammar rule. `thinks` says that
+    the prompt has already opened the reasoning.
     """
     write = _Writer(special)
     choices = []
@@ -51,15 +52,15 @@ def guide_of(
 
 
 class _Writer:
-    """Texts as terminals: special tokens by id."""
+    """A writer of texts as terminals, with special tokens written by id."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self.rules: list[str] = []
-        """Further rules that were needed."""
+        """The additional rules that the terminals need."""
 
     def __call__(self, *texts: str) -> str:
-        """One after the other."""
+        """Return the terminals of these texts in sequence."""
         return " ".join(
             f"<[{self._special[text]}]>" if text in self._special else json.dumps(text, ensure_ascii=False)
             for text in texts
@@ -67,14 +68,13 @@ class _Writer:
         )
 
     def until(self, closes: str, rule: str = "thought", text: str = _ANYTHING) -> str:
-        """Text up to and with `closes`, by a further rule of this name where it is no special token."""
+        """Return a terminal for text through `closes`, adding a rule of this name if `closes` is no special token."""
         if closes in self._special:
             return f"{text} {self(closes)}"
         self.rules.append(f"{rule}[suffix={json.dumps(closes)}]: {text}")
         return rule
 
     def has(self, text: str) -> bool:
-        """Whether it is a special token."""
         return text in self._special
 
 
@@ -93,7 +93,7 @@ def _harmony_final(write: _Writer) -> str:
 
 
 def _calls(shape: AnswerFormat, write: _Writer, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """Rules `calls` and those of each tool."""
+    """Return the rule `calls` and the rules of each tool."""
     which = "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     marked = CALLS.get(shape.calls)
     if marked is not None and issubclass(marked, MarkedCalls):
@@ -119,7 +119,9 @@ def _marked_calls(calls: type[MarkedCalls], write: _Writer, tools: Sequence[Tool
 
 
 def _form(shape: AnswerFormat, write: _Writer) -> _Form:
-    """(what stands around a call's arguments, by its name; between calls, None: there is one; around all of them)."""
+    """Return the text around a call's arguments by its name, between calls (None allows one call only), and around all
+    calls.
+    """
     if shape.harmony:
         opens = ("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")
         return lambda name: (write(*(text.format(name=name) for text in opens)), ""), None, ("", "")

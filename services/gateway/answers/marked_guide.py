@@ -1,4 +1,4 @@
-"""Rules of calls whose arguments stand one by one between marks, in llguidance's Lark dialect. Pure."""
+"""Rules for calls whose arguments are written one by one between marks, in llguidance's Lark dialect. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -7,25 +7,27 @@ from libs.model.grammar import choice_rule, json_rule
 from services.gateway.answers.marked_calls import Marks, value_types
 
 _DEFINITIONS: Final = ("$defs", "definitions")
+# A larger bound on a text's length is not enforced by the grammar.
 _MAX_BOUND: Final = 4096
-"""Of a text's length in a rule; a longer one is not held to it."""
 
 
 class Writer(Protocol):
-    """Texts as terminals."""
+    """A writer of texts as terminals of a grammar."""
 
     def __call__(self, *texts: str) -> str:
-        """One after the other."""
+        """Return the terminals of these texts in sequence."""
         ...
 
     def until(self, closes: str, rule: str = ..., text: str = ...) -> str:
-        """Text up to and with `closes`."""
+        """Return a terminal for text through `closes`."""
         ...
 
 
 def marked_call(marks: Marks, write: Writer, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
-    """Rule `call_{place}` of a call of the tool `name`, and those of its arguments: all that are required and any of
-    the others, in the order of the schema."""
+    """Return rule `call_{place}` for a call of the tool `name`, and the rules of its arguments.
+
+    The call has all required arguments and any of the others, in the order of the schema.
+    """
     properties: Mapping[str, Any] = schema.get("properties") or {}
     rules, arguments = [], []
     for number, (key, value) in enumerate(properties.items()):

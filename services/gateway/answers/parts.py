@@ -1,4 +1,4 @@
-"""What an answer consists of, whatever format its model writes, and the port that all formats are behind. Pure."""
+"""The parts of an answer in any model's format, and the port that all formats implement. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -6,45 +6,43 @@ from typing import Protocol
 
 
 class PartKind(Enum):
-    """What a part of an answer is for."""
+    """The purpose of an answer's part."""
 
     CONTENT = auto()
     REASONING = auto()
     CALL = auto()
-    """A tool is called: the text is its name."""
+    """The start of a tool call, whose text is the tool's name."""
     ARGUMENTS = auto()
     """A piece of the last call's arguments, a JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A piece of an answer."""
-
     kind: PartKind
     text: str
 
 
 class Parser(Protocol):
-    """One answer, part by part. What comes out joins to the same parts wherever the text is cut."""
+    """A parser of one answer. Its output joins to the same parts however the text is cut."""
 
     @property
     def thinking(self) -> bool:
-        """Whether the next token is one of the reasoning."""
+        """Return whether the next token belongs to the reasoning."""
         ...
 
     @property
     def held(self) -> str:
-        """Text that waits until more of it says what it is; it may still become content."""
+        """Return the text held back until more of it arrives; it may still become content."""
         ...
 
     def text(self, text: str) -> list[AnswerPart]:
-        """Ordinary text."""
+        """Parse a piece of ordinary text."""
         ...
 
     def special(self, text: str) -> list[AnswerPart]:
-        """A special token, by its text: never part of what is shown."""
+        """Parse a special token, given by its text. It is never shown itself."""
         ...
 
     def end(self) -> list[AnswerPart]:
-        """No more comes: what was held back."""
+        """End the answer and return the parts of the text that was held back."""
         ...

@@ -1,4 +1,4 @@
-"""From an answer's tokens to its parts. Pure."""
+"""Conversion of an answer's tokens into its parts. Pure."""
 
 from collections.abc import Mapping
 
@@ -7,28 +7,26 @@ from services.gateway.answers.parts import AnswerPart, Parser, PartKind
 
 
 class AnswerReader:
-    """One answer. Ordinary tokens become text, special ones are the format's markers."""
+    """The reader of one answer. Ordinary tokens become text; special tokens are the format's markers."""
 
     def __init__(self, parser: Parser, decoder: Decoder, special_tokens: Mapping[int, str]) -> None:
-        """`special_tokens`: texts by id."""
+        """`special_tokens` maps ids to texts."""
         self._parser = parser
         self._decoder = decoder
         self._special = special_tokens
         self.reasoning_tokens = 0
         self.kept = False
-        """Whether the last token waits for those after it to say whether it is content."""
+        """Whether later tokens decide if the last token is content."""
 
     @property
     def held(self) -> str:
-        """Text that waits until more of it says what it is; it may still become content."""
+        """Return the text held back until more of it arrives; it may still become content."""
         return self._parser.held
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token may be a marker."""
         return token_id in self._special
 
     def token(self, token_id: int) -> list[AnswerPart]:
-        """What the token brings."""
         self.reasoning_tokens += self._parser.thinking
         special = self._special.get(token_id)
         if special is None:
@@ -41,7 +39,7 @@ class AnswerReader:
         return parts + self._parser.special(special)
 
     def end(self) -> list[AnswerPart]:
-        """What was held back, at the end of the answer."""
+        """End the answer and return the parts of the text that was held back."""
         return self._flush() + self._parser.end()
 
     def _flush(self) -> list[AnswerPart]:
@@ -50,5 +48,5 @@ class AnswerReader:
 
 
 def is_content(parts: list[AnswerPart]) -> bool:
-    """Whether some of it is shown."""
+    """Return whether any of the parts is shown as content."""
     return any(part.kind is PartKind.CONTENT for part in parts)

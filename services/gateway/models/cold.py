@@ -1,4 +1,4 @@
-"""What a client is answered whose model no worker serves yet. Pure."""
+"""Answers to requests for a model that no worker serves yet. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from typing import Final
 from libs.contracts.errors import FulcrumError, NoWorkers, UnknownModel, quoted
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook
 
+# Assumed for a model that was never loaded, if no planner gives an estimate.
 GUESSED_BYTES_PER_S: Final = 1e9
-"""Of a model that was never loaded, where no planner says what to expect."""
+# Clients are asked to return after the expected wait times a factor between this and `SPREAD`.
 MARGIN: Final = 1.1
-"""A client comes back so much later than the model is expected, or up to `SPREAD` times that."""
 SPREAD: Final = 1.3
 FAILED_RETRY_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of a model that is in the catalogue."""
+    """A catalogue model's entry and the estimates of when it serves."""
 
     entry: ModelEntry
     times: LoadTimes | None
     outlook: ModelOutlook | None
 
     def wait_s(self, now_ms: float) -> float:
-        """Until it serves, from now on; 0 where it does."""
+        """Return the expected seconds until the model serves; 0 if it does."""
         outlook = self.outlook
         if outlook is None:
             return self.times.load_s if self.times else self.entry.size_bytes / GUESSED_BYTES_PER_S
@@ -34,8 +34,10 @@ class Expected:
 
 
 def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, draw: float) -> FulcrumError | None:
-    """Why a request that has waited so long waits no longer; None: it does. `draw`: 0..1, by which clients that come
-    back are spread."""
+    """Return the error that ends a request's wait for a model, or None if it may go on waiting.
+
+    `draw` in 0..1 spreads the times at which clients are asked to return.
+    """
     name = quoted(expected.entry.name)
     if expected.outlook is not None and expected.outlook.error:
         error = expected.outlook.error
@@ -51,10 +53,10 @@ def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, 
 
 
 def removed(name: str) -> UnknownModel:
-    """For whoever waited for it."""
+    """Return the error for a request whose model was removed while it waited."""
     return UnknownModel(f"model {quoted(name)} was removed while the request waited for it", param="model")
 
 
 def spread(seconds: float, draw: float) -> float:
-    """Whole seconds after which it holds, later for some than for others."""
+    """Scale a wait by a random factor and round it up to whole seconds."""
     return math.ceil(seconds * (MARGIN + draw * (SPREAD - MARGIN)))

@@ -38,7 +38,7 @@ _TOOL_TYPES = (("function",), _UNSERVED_TOOLS)
 
 
 def fit(body: bytes, kind: type[_T], tidy: Callable[[dict[str, Any]], dict[str, Any]]) -> _T:
-    """Decode a body or raise InvalidRequest. `tidy` drops fields that request nothing; it runs only if decoding fails."""
+    """Decode a body or raise InvalidRequest. `tidy` drops fields that request nothing; it runs if decoding fails."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""One response on its way to the client: a stream of events or one JSON. It is kept before its end is announced."""
+"""Sends one response to the client as a stream of events or one JSON object. It is stored before its end is announced."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -22,7 +22,7 @@ from services.gateway.responses.replies import (
 
 
 class ResponseExchange:
-    """Sends what a choice brings. Raises its error while the answer has not begun."""
+    """The sending of one response. The choice's error is raised only while nothing has been sent."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ResponseExchange:
         keep: Callable[[Response], Awaitable[bool]] | None,
         headers: Mapping[str, str],
     ) -> None:
-        """`keep`: says whether it could be kept; None: it is not to be."""
+        """`keep` stores the response and returns whether it could; None does not store it."""
         self._choice = choice
         self._shown = shown
         shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
@@ -45,7 +45,7 @@ class ResponseExchange:
         self._sent = 0
 
     async def whole(self, wire: sse.Wire) -> None:
-        """One JSON when it is done."""
+        """Send one JSON object once the choice is done."""
         text = self._choice.text
         while not text.done:
             await self._news.wait()
@@ -57,7 +57,7 @@ class ResponseExchange:
         await wire.json(200, self._shown, self._headers)
 
     async def stream(self, wire: sse.Wire) -> None:
-        """Server-sent events, numbered from 0."""
+        """Send server-sent events, numbered from 0."""
         text, started = self._choice.text, False
         while True:
             await self._news.wait()
@@ -83,7 +83,7 @@ class ResponseExchange:
             await wire.part(body, more=True)
 
     async def _end(self, piece: Piece) -> list[Event]:
-        """`piece`: the last, which has the reason."""
+        """Return the closing events. `piece` is the last one and holds the finish reason."""
         cut = piece.finish is ApiFinishReason.LENGTH
         shown = self._shown
         events = self._output.end("incomplete" if cut else "completed")

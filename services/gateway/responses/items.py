@@ -1,4 +1,4 @@
-"""Items of a response's input as turns of a chat. Pure; raises InvalidRequest that names the item."""
+"""Conversion of a response's input items into turns of a chat. Pure; raises InvalidRequest that names the item."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -20,7 +20,7 @@ MAX_REASON_CHARS = 200
 
 
 def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The input as turns. An answer's reasoning, text and calls, which follow each other, are one turn."""
+    """Convert the input into turns. Consecutive reasoning, text and calls of one answer become one turn."""
     if isinstance(given, str):
         return [Message("user", given)]
     turns: list[Message] = []
@@ -55,7 +55,7 @@ def _explained(text: str, where: str) -> InvalidRequest:
 
 
 def _answer(turns: list[Message], item: InputMessage | InputReasoning | InputCall, where: str) -> None:
-    """Into the last turn, where it is of the same answer."""
+    """Add an item of an answer, merging it into the last turn if that belongs to the same answer."""
     last = turns[-1] if turns and turns[-1].role == "assistant" else None
     if last is None or (not isinstance(item, InputCall) and (last.content or last.tool_calls)):
         last = Message("assistant")

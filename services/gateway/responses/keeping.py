@@ -1,4 +1,4 @@
-"""Responses as their tenants get them again, and as later ones go on from them."""
+"""Stored responses, which their tenants retrieve and later responses continue."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ class _Kept(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class KeptResponses:
-    """Over their store, for `keep_s` each; 0: none is kept."""
+    """The responses in a store, each kept for `keep_s` seconds; 0 keeps none."""
 
     store: ResponseStore
     keep_s: int
     home: Callable[[str], str] = str
-    """The name under which a tenant's are kept: another one after it was deleted."""
+    """Maps a tenant to the name under which its responses are stored, which changes when the tenant is deleted."""
 
     async def keep(self, tenant: str, items: Items, response: Response) -> bool:
-        """False where that could not be: the answer is not lost by it."""
+        """Store a response; return False on failure, which does not cost the client its answer."""
         if not self.keep_s:
             return False
         value = msgspec.json.encode({"items": items, "response": response})
@@ -40,18 +40,18 @@ class KeptResponses:
             return False
 
     async def items(self, tenant: str, response_id: str) -> Items:
-        """The conversation up to the end of a response; raises ResponseNotFound, StoreUnavailable."""
+        """Return the conversation through the end of a response; raise ResponseNotFound or StoreUnavailable."""
         kept = await self._kept(tenant, response_id, "previous_response_id")
         items: Items = [*kept.items, *kept.response.get("output", ())]
         return items
 
     async def response(self, tenant: str, response_id: str) -> dict[str, Any]:
-        """As it ended; raises ResponseNotFound, StoreUnavailable."""
+        """Return a response as it ended; raise ResponseNotFound or StoreUnavailable."""
         found: dict[str, Any] = (await self._kept(tenant, response_id, "response_id")).response
         return found
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Raises ResponseNotFound, StoreUnavailable."""
+        """Delete a response; raise ResponseNotFound or StoreUnavailable."""
         try:
             found = await self.store.delete(self.home(tenant), response_id)
         except ResponsesDown:

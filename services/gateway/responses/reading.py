@@ -1,4 +1,4 @@
-"""`POST /v1/responses` as the chat that it is, and its answer as a response."""
+"""Reads `POST /v1/responses` as a chat and renders its answer as a response."""
 
 import secrets
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ ID_BYTES = 24
 
 
 class ResponseReader:
-    """Implements the endpoint's Reader."""
+    """The endpoint's Reader for responses."""
 
     def __init__(self, kept: KeptResponses) -> None:
         self._kept = kept
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
-        """Waits for the response that it goes on from."""
+        # Waits for the earlier response that this one continues.
         request = parse_response(body)
         previous = request.previous_response_id
         earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []

@@ -1,4 +1,4 @@
-"""From the body of a response to the chat that it is. Pure; raises InvalidRequest that names the field."""
+"""Conversion of a response's body into a chat request. Pure; raises InvalidRequest that names the field."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,30 +23,29 @@ from services.gateway.responses.items import read_items
 from services.gateway.responses.replies import ReasoningShown, Response, TextShown
 from services.gateway.responses.schema import ENCRYPTED, LOGPROBS, ResponseRequest, ResponseToolChoice, TextFormat
 
+# Fields that are not served, with the values, besides null, that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
 }
-"""Fields that are not served: values, beside null, that say what happens anyway."""
 _INCLUDED: Final = (LOGPROBS, ENCRYPTED)
 Items = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """What a response is made from."""
+    """A parsed response request with its chat."""
 
     asked: Asked
     items: Items
-    """Its whole input: of the responses before it, too."""
+    """The whole input, including that of earlier responses."""
     shown: Response
-    """As it is when nothing of it has come."""
+    """The response before any output has arrived."""
     store: bool
 
 
 def parse_response(body: bytes) -> ResponseRequest:
-    """Raises InvalidRequest."""
     request = fit(body, ResponseRequest, _tidy)
     for name in request.include or ():
         if name not in _INCLUDED:
@@ -58,7 +57,7 @@ def parse_response(body: bytes) -> ResponseRequest:
 
 
 def response_asked(request: ResponseRequest, earlier: Items, response_id: str, created_s: int) -> ResponseAsked:
-    """`earlier`: items of the conversation before this request."""
+    """Convert a request into a chat. `earlier` holds the items of the conversation before it."""
     own = request.input
     items = [*earlier, *([{"role": "user", "content": own}] if isinstance(own, str) else own)]
     turns = read_items(items)
@@ -129,7 +128,7 @@ def _format(wanted: TextFormat) -> ResponseFormat:
 
 
 def _shown(request: ResponseRequest, asked: Asked, response_id: str, created_s: int, store: bool) -> Response:
-    """With what was asked for, as OpenAI's API repeats it."""
+    """Return the empty response, which repeats the request's options as OpenAI's API does."""
     plain = msgspec.to_builtins
     choice, text, reasoning = request.tool_choice, request.text, request.reasoning
     return Response(

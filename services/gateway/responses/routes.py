@@ -19,19 +19,19 @@ _ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "None of this t
 
 
 def make_responses_router(kept: KeptResponses) -> APIRouter:
-    """A response is its tenant's alone: another's is a 404, for operators and admins too."""
+    """Return the routes. Another tenant's response is a 404, for operators and admins too."""
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
     @router.get("/{response_id}", summary="Get a kept response.", responses=_ABSENT)
     async def get(response_id: str, request: Request) -> dict[str, Any]:
-        """As it ended."""
+        """Return the response as it ended."""
         if request.query_params.get("stream", "false") != "false":
             raise UnsupportedField("stream: a kept response is not streamed again", param="stream")
         return await kept.response(_tenant(request), response_id)
 
     @router.delete("/{response_id}", summary="Delete a kept response.", responses=_ABSENT)
     async def delete(response_id: str, request: Request) -> dict[str, Any]:
-        """It cannot be gone on from any more."""
+        """Delete the response. No further response can continue it."""
         await kept.delete(_tenant(request), response_id)
         found: dict[str, Any] = to_builtins(Deleted(response_id))
         return found

@@ -1,7 +1,7 @@
-"""Workers that fall silent while their connection stands: frozen, starved, or cut off. Work is routed round them.
+"""Detects workers that fall silent on an open connection (frozen, starved or cut off), so that work avoids them.
 
-Silence is measured in time that this process was there to listen in. What it spent late, because its own machine was
-busy, counts for nobody's silence.
+Silence is measured in time during which this process could read frames. Time by which a busy host delays the
+process itself does not count.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from services.gateway.workers.fleet import WorkerLinks
 log = structlog.get_logger()
 
 TICK_MS = 25.0
+# Counted of one tick at most: a longer tick shows that this process itself was late.
 MAX_HEARD_MS = 2 * TICK_MS
-"""Counted of one tick at most: what is longer was this process's own lateness."""
 
 
 class SilenceWatch:
-    """Counts every link's silence, and ends those that have been silent for too long."""
+    """The watch over every link's silence, which ends streams that stay silent for too long."""
 
     def __init__(
         self,
@@ -35,10 +35,9 @@ class SilenceWatch:
         self._silent_after_ms = silent_after_ms
         self._max_silent_ms = max(max_silent_ms, silent_after_ms)
         self._away: dict[tuple[str, int], str] = {}
-        """Models of workers that were left, by id and incarnation."""
+        """The models of workers whose streams were ended, by worker id and incarnation."""
 
     async def run(self) -> None:
-        """Until cancelled."""
         loop = asyncio.get_running_loop()
         ticked_s = loop.time()
         while True:

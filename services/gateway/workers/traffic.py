@@ -1,4 +1,4 @@
-"""The streams to workers as bytes: opens them, counts the frames and bytes on them."""
+"""Opens the streams to workers and counts their frames and bytes."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ SERVE = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Serve"
 
 
 class StreamTraffic:
-    """Shared by all links of a gateway."""
+    """The traffic counters that all links of a gateway share."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._sent, self._sent_bytes = (m.labels("sent") for m in (metrics.frames, metrics.frame_bytes))
         self._received, self._received_bytes = (m.labels("received") for m in (metrics.frames, metrics.frame_bytes))
 
     def open(self, channel: grpc.aio.Channel, metadata: Metadata) -> Any:
-        """WorkerService.Serve on a channel; its serializers are the only place that sees a frame's bytes."""
+        """Open WorkerService.Serve on a channel. Its serializers are the only place that sees a frame's bytes."""
         serve = channel.stream_stream(SERVE, request_serializer=self._pack, response_deserializer=self._unpack)
         return serve(metadata=metadata)
 
