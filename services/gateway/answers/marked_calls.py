@@ -208,7 +208,7 @@ _PARAMETERS: Final = Marks(
 
 
 class QwenCoderCalls(MarkedCalls):
-    """The form `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, with line breaks."""
+    """The form `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, with newlines."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>",)

@@ -1,4 +1,4 @@
-"""Batch in a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
+"""The batch part of a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -37,7 +37,7 @@ RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
 @dataclass(frozen=True, slots=True)
 class BatchPorts:
-    """What batch needs from outside."""
+    """The ports of batch to the broker and the file store."""
 
     work: WorkBus
     files: FileStore
@@ -48,7 +48,7 @@ class Serving:
     """The parts of the gateway that lines pass through."""
 
     models: Sequence[str]
-    """Names of those that the gateway knows."""
+    """The names of the models that the gateway serves."""
     intake: Intake
     dispatcher: Dispatcher
     fleet: WorkerLinks
@@ -57,8 +57,6 @@ class Serving:
 
 
 class BatchService:
-    """Batch in one gateway."""
-
     def __init__(
         self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock, bounds: TenantBounds
     ) -> None:
@@ -111,7 +109,9 @@ class BatchService:
 
     @asynccontextmanager
     async def running(self, tasks: TaskOwner) -> AsyncIterator[None]:
-        """Work on jobs and shares while the context is open; lines that run when it closes are left to others."""
+        """Work on jobs and shares while the context is open. Lines still running at its end are left to other
+        gateways.
+        """
         own = TaskOwner(tasks.fail)
         own.spawn("batch view", self._view.follow())
         own.spawn("batch keeper", self._work.work(BATCH_JOBS, KEEPERS, self._keeper.work))

@@ -1,4 +1,4 @@
-"""Sends one response to the client as a stream of events or one JSON object. It is stored before its end is announced."""
+"""Sends one response as a stream of events or one JSON object, and stores it before its end is announced."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 

@@ -110,7 +110,7 @@ class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class InputText(Struct, forbid_unknown_fields=True):
-    """A piece of a message, a call's output or reasoning. Clients may send an answer's piece back with all its fields."""
+    """A piece of a message, a call's output or reasoning. Clients may send back all fields of an answer's piece."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str

@@ -47,7 +47,7 @@ class WorkerLinks:
         self._stop: dict[WorkerKey, Callable[[], object]] = {}
         self._registered: set[WorkerKey] = set()
         self.unpaired: dict[str, Unpaired] = {}
-        """The registered workers, by id, that no request can be bound to because no other worker has their kind of KV."""
+        """The registered workers, by id, to which no request can be bound because of the kind of their KV."""
         self.quiet: frozenset[str] = frozenset()
         """The ids of workers that have been silent for a moment. New work prefers others."""
 

@@ -140,7 +140,7 @@ class WorkerLink:
         return Partner(self.takes(Phase.DECODE), self.kv_kind, self._worker.capabilities.streams_kv)
 
     def quiet(self, sequence_id: int) -> bool:
-        """Return whether the worker may already have been dead when the sequence was sent: no frame has arrived since."""
+        """Return whether no frame has arrived since the sequence was sent, so the worker may have been dead already."""
         return sequence_id in self._unheard
 
     def view(self) -> WorkerView | None:
@@ -159,15 +159,11 @@ class WorkerLink:
 
     @property
     def overdue_ms(self) -> float:
-        """Return the time since the last frame, scaled to the frame interval of a worker with work. Idle workers send
-        fewer.
-        """
+        """Return the time since the last frame, scaled for idle workers, which send fewer frames."""
         return self.silent_ms * (1.0 if self.running else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
 
     def leave(self) -> None:
-        """End the stream of a silent worker. If the worker returns, it finds the stream cancelled and aborts its
-        sequences.
-        """
+        """End the stream of a silent worker, which aborts its sequences if it returns."""
         self.left = True
         self._leaving.set()
 
@@ -226,7 +222,7 @@ class WorkerLink:
         self._return_credits()
 
     def set_demand(self, demand: QueuedDemand) -> None:
-        """Report the queue to the worker: at once if that changes which gateway gets credits, else in the next frame."""
+        """Report the queue at once if that changes which gateway gets credits, else with the next frame."""
         if demand == self._demand or not self.connected:
             return
         reported, self._demand = self._demand, demand

@@ -1,4 +1,4 @@
-"""What FastAPI cannot see of the routes, for the OpenAPI document: bodies that are read as they come, and errors."""
+"""Additions to the OpenAPI document that FastAPI cannot derive: errors, and bodies that are read as they arrive."""
 
 from typing import Any, Final
 
@@ -58,7 +58,6 @@ BATCH_BODY: Final[dict[str, Any]] = {
 
 
 def page_parameters(*more: str) -> dict[str, Any]:
-    """Query parameters of a list."""
     return {
         "parameters": [
             {"name": name, "in": "query", "schema": {"type": "integer" if name == "limit" else "string"}}

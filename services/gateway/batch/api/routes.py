@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batch API."""
+"""The routes of OpenAI's Files and Batch API."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,8 +44,8 @@ from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.http.body import ClientGone
 from services.gateway.prompt.headers import read_headers
 
+# Nobody is left to receive it.
 CLIENT_GONE_STATUS = 499
-"""Nobody is there to get it."""
 MAY_BE_THERE = (
     "the batch may have been created, so look at the list of batches before you ask again; with a header "
     "Idempotency-Key, asking again gives the same batch"
@@ -65,7 +65,7 @@ def make_batch_router(
     max_line_bytes: int,
     bounds: TenantBounds | None = None,
 ) -> APIRouter:
-    """The routes. bounds: None: nobody has any."""
+    """Return the routes. Without `bounds` no tenant has any."""
     router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds or TenantBounds())
     _add_files(router, shelf, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
     _add_batches(router, bus, shelf, view, clock, topics=topics)
@@ -73,7 +73,7 @@ def make_batch_router(
 
 
 class Shelf:
-    """Files as callers see them: their own, while their time is not over."""
+    """The unexpired files that a caller may see."""
 
     def __init__(self, files: FileStore, clock: Clock, bounds: TenantBounds) -> None:
         self.files = files
@@ -81,16 +81,15 @@ class Shelf:
         self._clock = clock
 
     def over(self, info: FileInfo) -> bool:
-        """Whether the file counts as one that is not there, though it may not have been deleted yet."""
+        """Return whether the file counts as absent, even if it has not been deleted yet."""
         bounds, now_s = self.bounds, self._clock.now_ns() / 1e9
         return is_over(info, bounds.limits_of(info.tenant), now_s, bounds.deleted_unix_ns(info.tenant))
 
     def show(self, info: FileInfo) -> dict[str, Any]:
-        """As OpenAI's API shows it."""
         return show_file(info, self.bounds.limits_of(info.tenant))
 
     async def find(self, file_id: str, caller: Caller) -> FileInfo:
-        """A file that the caller may see; raises FileNotFound for another's as for one that is not there."""
+        """Return a file that the caller may see; raise FileNotFound for an absent one and for another tenant's alike."""
         info = await self.files.info(file_id)
         # Parts belong to a job that is still being answered: they are no client's files yet.
         hidden = caller.role == "user" and info.purpose == PART_PURPOSE
@@ -101,8 +100,10 @@ class Shelf:
     async def of(
         self, caller: Caller, purpose: str | None, tenant: str | None, *, ascending: bool = False
     ) -> Iterator[FileInfo]:
-        """Files that the caller may see, the youngest first or last, each looked at once it is taken; None: of any
-        purpose, of any tenant."""
+        """Yield the files that the caller may see, youngest first or last, checking each as it is consumed.
+
+        None selects any purpose or any tenant.
+        """
         found = await self._readable(caller)
         return (
             info
@@ -115,7 +116,7 @@ class Shelf:
         )
 
     async def _readable(self, caller: Caller) -> list[FileInfo]:
-        """Files of the tenants that the caller may read, the youngest first."""
+        """Return the files of the tenants that the caller may read, youngest first."""
         if caller.role != "user":
             return await self.files.infos()
         found = await self.files.of(caller.tenant)
@@ -155,7 +156,7 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
     async def retrieve_file(file_id: str, request: Request) -> dict[str, Any]:
-        """One of them."""
+        """Return one file's metadata."""
         return shelf.show(await shelf.find(file_id, caller_of(request.scope)))
 
     @router.get(
@@ -166,14 +167,14 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
         responses={200: {"description": "Its bytes.", "content": {CONTENT_TYPE: {}}}},
     )
     async def content(file_id: str, request: Request) -> StreamingResponse:
-        """Its bytes."""
+        """Return a file's content."""
         info = await shelf.find(file_id, caller_of(request.scope))
         headers = {"content-length": str(info.bytes)}
         return StreamingResponse(files.read(file_id), media_type=CONTENT_TYPE, headers=headers)
 
     @router.delete("/v1/files/{file_id}", tags=["files"], summary="Delete a file that no running batch reads.")
     async def delete_file(file_id: str, request: Request) -> dict[str, Any]:
-        """Forget a file."""
+        """Delete a file."""
         caller = caller_of(request.scope)
         caller.check_write((await shelf.find(file_id, caller)).tenant, file_id)
         await view.ready()
@@ -231,12 +232,12 @@ def _add_batches(
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
     async def retrieve(batch_id: str, request: Request) -> dict[str, Any]:
-        """One of them."""
+        """Return one batch."""
         return show_batch(await _job(view, shelf, batch_id, caller_of(request.scope)))
 
     @router.post("/v1/batches/{batch_id}/cancel", tags=["batches"], summary="Answer no further lines of a batch.")
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
-        """Cancel; lines that are not answered yet get an error that says so."""
+        """Cancel a batch. Lines without an answer get an error that says so."""
         caller = caller_of(request.scope)
         job = await _job(view, shelf, batch_id, caller)
         caller.check_write(job.created.tenant, job.id)
@@ -249,12 +250,12 @@ def _add_batches(
 
 
 def _named_tenant(request: Request) -> str | None:
-    """The tenant that a list is narrowed to; whether the caller may name it the gate has checked."""
+    """Return the tenant to which a list is narrowed. The key gate has checked that the caller may name it."""
     return named_in(dict(request.headers.raw), TENANT_HEADER)
 
 
 async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:
-    """A batch that the caller may see; raises BatchNotFound."""
+    """Return a batch that the caller may see; raise BatchNotFound."""
     job = await view.seen(batch_id)
     if not caller.may_read(job.created.tenant) or shelf.bounds.is_gone(job):
         raise BatchNotFound(f"no batch {quoted(batch_id)} is known", param="batch_id")
@@ -262,7 +263,7 @@ async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Jo
 
 
 async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> None:
-    """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
+    """Raise FileNotFound, InvalidRequest or StoreUnavailable if the input cannot be used."""
     if created.input_file_id:
         try:
             info = await shelf.find(created.input_file_id, caller)
@@ -273,7 +274,7 @@ async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> Non
 
 
 async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> None:
-    """Raises BrokerUnavailable; PerhapsCreated where to ask again could make a second job."""
+    """Publish an event; raise BrokerUnavailable, or PerhapsCreated if a retry could create a second job."""
     try:
         await bus.send(BATCH_JOBS, event)
     except BrokerUnavailable as error:
@@ -283,7 +284,7 @@ async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> Non
 
 
 def _json(page: dict[str, Any]) -> Response:
-    """A page may have 10,000 entries: FastAPI's own encoder would hold up everybody for as long as a second."""
+    # A page may have 10,000 entries, for which FastAPI's own encoder would block the loop for up to a second.
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 

@@ -7,23 +7,22 @@ from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Progress
 
 @dataclass(slots=True)
 class ShareCounts:
-    """Counts of a share only grow: an older one, read late or twice, takes nothing back."""
+    """The progress of each share. Counts only grow, so an older report that arrives late or twice has no effect."""
 
     completed: int = 0
     failed: int = 0
     open: dict[int, Progress] = field(default_factory=dict)
-    """Latest progress of each share that still lacks answers."""
+    """The latest progress of each share that still lacks answers."""
     whole_below: int = 0
-    """Every share with a lower number has all its answers."""
+    """The number below which every share has all its answers."""
     whole_above: dict[int, Progress] = field(default_factory=dict)
-    """Final progress of complete shares from `whole_below` on."""
+    """The final progress of complete shares from `whole_below` on."""
 
     def whole(self, share: int) -> bool:
-        """Whether every line of the share is answered."""
         return share < self.whole_below or share in self.whole_above
 
     def add(self, progress: Progress) -> bool:
-        """Count new progress; returns False where it is older than what was counted."""
+        """Add new progress; return False if it is older than the progress already counted."""
         share = progress.share
         if self.whole(share):
             return False
@@ -43,7 +42,7 @@ class ShareCounts:
         return True
 
     def merged(self, other: "ShareCounts") -> "ShareCounts":
-        """The union of both counts. May modify and return either of the two."""
+        """Return the union of both counts, which may modify and reuse either."""
         most, least = (other, self) if other.whole_below > self.whole_below else (self, other)
         for progress in (*least.whole_above.values(), *least.open.values()):
             most.add(progress)

@@ -13,9 +13,9 @@ class ShareNote:
 
     lines: int
     answered: int = 0
-    """Bit n: line n of the share has its answer."""
+    """A bit set in which bit n says that line n of the share has its answer."""
     failed: int = 0
-    """Bit n: the answer of line n is an error."""
+    """A bit set in which bit n says that line n was answered with an error."""
 
     @classmethod
     def read(cls, text: str, lines: int) -> "ShareNote":
@@ -37,16 +37,14 @@ class ShareNote:
             self.failed |= 1 << index
 
     def has(self, index: int) -> bool:
-        """Whether line `index` is answered."""
         return bool(self.answered >> index & 1)
 
     @property
     def whole(self) -> bool:
-        """Whether every line is answered."""
         return self.answered == (1 << self.lines) - 1
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Lines completed, lines failed."""
+        """Return the numbers of lines answered without and with an error."""
         failed = self.failed.bit_count()
         return self.answered.bit_count() - failed, failed

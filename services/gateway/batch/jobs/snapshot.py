@@ -1,4 +1,4 @@
-"""A job as one event, so that readers can skip the events before it. Pure."""
+"""Snapshots of jobs as single events, which let readers skip all earlier events. Pure."""
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from services.gateway.batch.jobs.counts import ShareCounts
@@ -6,7 +6,6 @@ from services.gateway.batch.jobs.job import Job
 
 
 def snapshot(job: Job) -> pb.Snapshot:
-    """The job's whole state as one event."""
     counts = job.counts
     return pb.Snapshot(
         created=job.created,
@@ -30,7 +29,6 @@ def snapshot(job: Job) -> pb.Snapshot:
 
 
 def revive(job_id: str, stored: pb.Snapshot) -> Job:
-    """Rebuild the job from its snapshot."""
     return Job(
         id=job_id,
         created=stored.created,

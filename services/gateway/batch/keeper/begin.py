@@ -1,4 +1,4 @@
-"""How a job begins: a topic of lines becomes a file, and the file's lines are counted."""
+"""The start of a job: a topic of lines is copied into a file, and the file's lines are counted."""
 
 import re
 import secrets
@@ -22,20 +22,18 @@ WRITE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A job whose lines are counted."""
-
     started: pb.Started
     repeats: Sequence[int]
-    """Places of lines that repeat an earlier custom_id."""
+    """The indices of lines that repeat an earlier custom_id."""
 
 
 async def begin(
     bus: WorkBus, files: FileStore, job: Job, *, max_lines: int, max_file_bytes: int, bound: str = "a batch may have"
 ) -> Begun | pb.Finished:
-    """Count a job's lines; returns Finished where there are none or too many. bound: whose `max_lines` is.
+    """Count a job's lines; return Finished if there are none or too many. `bound` names whose bound `max_lines` is.
 
-    Raises FileNotFound, FileTooLarge and TopicNotFound, which are final, and StoreFull, StoreUnavailable and
-    BrokerUnavailable, after which it may be tried again.
+    Raise FileNotFound, FileTooLarge or TopicNotFound, which are final. Raise StoreFull, StoreUnavailable or
+    BrokerUnavailable, after which the caller may try again.
     """
     file_id = job.created.input_file_id
     if job.created.input_topic:
@@ -52,9 +50,9 @@ async def begin(
 
 
 async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: str, *, max_bytes: int) -> None:
-    """Copy a job's topic into a file of its tenant's, one line per record, in the order of partitions and offsets.
+    """Copy a job's topic into a file of its tenant, one line per record, in the order of partitions and offsets.
 
-    Raises TopicNotFound and FileTooLarge, and StoreFull and BrokerUnavailable, after which it may be tried again.
+    Raise TopicNotFound or FileTooLarge, or StoreFull or BrokerUnavailable, after which the caller may try again.
     """
     topic = created.input_topic
     async with files.draft(file_id, max_bytes=max_bytes) as draft:
@@ -70,14 +68,14 @@ async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: st
 
 
 def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:
-    """The end of a job that `error` keeps from ever being counted."""
+    """Return the end of a job whose lines can never be counted because of `error`."""
     # The store's error names the file by the store's own parameter, not by the field of the job's request.
     param = error.param if isinstance(error, TopicNotFound) else _input_field(created)
     return failed(error.code, error.message, param)
 
 
 def failed(code: str, message: str, param: str | None) -> pb.Finished:
-    """The end of a job that cannot begin; `param` is the field of its request at fault."""
+    """Return the end of a job that cannot begin. `param` is the field of its request at fault."""
     text = message[:MAX_ERROR_TEXT_CHARS]
     return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=text, error_param=param or "")
 

@@ -90,7 +90,7 @@ _NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
 
 
 class JobKeeper:
-    """Handles lanes of the jobs topic."""
+    """The handler of lanes of the jobs topic."""
 
     def __init__(
         self,
@@ -142,31 +142,27 @@ class JobKeeper:
 
 
 class _LaneJobs:
-    """The jobs of one lane."""
-
     def __init__(self, keeper: JobKeeper, lane: Lane) -> None:
         self._keeper = keeper
         self._lane = lane
         self._book = JobBook()
         self._open: set[str] = set()
-        """Jobs that are not finished."""
+        """The ids of unfinished jobs."""
         self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
         self._refusals = Refusals(keeper.files)
         self._some = asyncio.Event()
-        """Set while there are dealers."""
         self._begins: int | None = None
-        """Offset at which the next keeper of the lane begins."""
+        """The offset at which the next keeper of the lane begins."""
         self._next = 0
         self._events = 0
-        """Events read since that offset."""
+        """The number of events read since that offset."""
         self._commits = asyncio.Lock()
         self._counting = keeper.bounds.slots(MAX_COUNTED, MAX_UNFINISHED)
         self._along = asyncio.Semaphore(MAX_ASSEMBLED)
         self._after = keeper.bounds.slots(MAX_ASSEMBLED_AFTER, MAX_UNFINISHED)
 
     def read(self, offset: int, event: pb.JobEvent) -> None:
-        """Apply an event of the lane."""
         self._begins = offset if self._begins is None else self._begins
         self._next = offset + 1
         self._events += 1
@@ -333,7 +329,7 @@ class _LaneJobs:
             log.warning("files of batch jobs that nobody needs stay for now", error=error.message)
 
     async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
-        """Wait until the job's answers may be read; returns what is to be held meanwhile."""
+        """Wait until the job's answers may be read; return a context to hold while they are."""
         while True:
             if not self._along.locked():
                 return self._along
@@ -342,8 +338,10 @@ class _LaneJobs:
             await asyncio.sleep(SEAT_POLL_S)
 
     def _given_up(self, job: Job, error: FulcrumError) -> pb.Finished | None:
-        """The end of a job that cannot go on and that nobody waits for: it was stopped before it was counted, or it
-        was cancelled long ago and there is no room for its answers. None for others."""
+        """Return the end of a job that cannot continue and that nobody waits for, else None.
+
+        It was stopped before it was counted, or it was cancelled long ago and there is no room for its answers.
+        """
         now_ns = self._keeper.clock.now_ns()
         cancelled_s = (now_ns - job.cancel_unix_ns) / 1e9 if job.cancel_unix_ns else 0.0
         no_room = job.answered and isinstance(error, StoreFull | FileTooLarge) and cancelled_s > CANCELLED_WAITS_S
@@ -358,7 +356,7 @@ class _LaneJobs:
         )
 
     async def _start(self, job: Job) -> None:
-        """Count the job's lines; raises FileNotFound, FileTooLarge or TopicNotFound where that can never succeed."""
+        """Count the job's lines; raise FileNotFound, FileTooLarge or TopicNotFound if that can never succeed."""
         keeper = self._keeper
         await check_topics(keeper.bus, job.created)
         max_lines, bound = keeper.bounds.line_room(keeper.view, job.created.tenant, job.id, keeper.max_lines)

@@ -1,6 +1,6 @@
-"""Answers to lines of a stopped job that no runner has yet: its keeper gives them, at once and for nothing.
+"""Answers by the keeper to a stopped job's lines that no runner has yet, at once and without capacity.
 
-As shares they would wait in their lanes behind lines of other jobs, which cost capacity.
+As shares they would wait in their lanes behind lines of other jobs.
 """
 
 from dataclasses import dataclass
@@ -16,31 +16,31 @@ from services.gateway.batch.lines.answers import refused
 from services.gateway.batch.lines.copies import Copies
 from services.gateway.batch.lines.reading import read_lines
 
+# Shares of one job refused in one transaction; each is read whole.
 SHARES_AT_ONCE = 4
-"""Shares of one job refused in one transaction; each is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedShares:
-    """The next shares of a job, answered. Without lines once all of them have been dealt."""
+    """The answers to a job's next shares; empty once all of them have been dealt."""
 
     dealt: pb.JobEvent
     produced: list[Produced]
-    """In one transaction with `dealt`: results, and the progress that counts them."""
+    """The results and their progress, published in one transaction with `dealt`."""
     copies: list[Produced]
-    """For topics of the client's."""
+    """The copies for the client's topics."""
     lines: int
 
 
 class Refusals:
-    """Refuses undealt shares of stopped jobs, for one keeper."""
+    """The answers to undealt shares of stopped jobs, for one keeper."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
         self._copies = Copies()
 
     async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> RefusedShares | None:
-        """None: there are no more. Raises StoreUnavailable."""
+        """Return the next answers, or None if no share is left. Raise StoreUnavailable."""
         spans = await dealer.next(SHARES_AT_ONCE)
         if not spans:
             return None
@@ -57,5 +57,5 @@ class Refusals:
         return RefusedShares(dealt, produced, copies, sum(span.lines for span in spans))
 
     def copies_refused(self, job_id: str, error: TopicRefused) -> None:
-        """The client's topic takes none: from now on there are none for it."""
+        """Stop copying the job's answers to a client's topic that refuses them."""
         self._copies.refuse(job_id, error)

@@ -1,4 +1,4 @@
-"""Jobs that clients submit on a topic: each record becomes one, in a transaction with the record's offset."""
+"""Jobs that clients submit on a topic. Each record becomes a job in one transaction with the record's offset."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ DEFAULT_WINDOW = "24h"
 
 
 class Submissions:
-    """Handles lanes of the topic."""
+    """The handler of the submission topic's lanes."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Submissions:
         topics: AllowedTopics,
         check: Callable[[pb.Created], Awaitable[None]] | None = None,
     ) -> None:
-        """check: raises where there may be no room for a job's answers."""
+        """`check` raises if there may be no room for a job's answers."""
         self._check = check
         self._view = view
         self._topics = topics
@@ -37,8 +37,10 @@ class Submissions:
         self._cluster = cluster
 
     async def work(self, lane: Lane) -> None:
-        """Make a job of each record, until cancelled; of one that asks for none, or for one too many, a job that has
-        failed and says why."""
+        """Create a job for each record until cancelled.
+
+        An invalid record, or one above the bound on jobs, becomes a failed job that holds the reason.
+        """
         await self._view.replayed.wait()
         async for batch in lane.batches():
             for record in batch:
@@ -52,7 +54,7 @@ class Submissions:
                 await lane.commit([(BATCH_JOBS, event) for event in events], next_offset=record.offset + 1)
 
     def _job_id(self, record: Record, body: bytes) -> str:
-        """The same one whenever the record is read."""
+        # Deterministic, so a record that is read again gets the same id.
         place = f"{self._cluster}/{record.partition}/{record.offset}/".encode() + body
         return f"batch_{hashlib.sha256(place).hexdigest()[:32]}"
 

@@ -1,4 +1,4 @@
-"""One line of a batch file: what it asks, or why it cannot be asked. Pure."""
+"""Parsing of one line of a batch file into a request, or the reason why it cannot run. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -19,28 +19,26 @@ class _Line(msgspec.Struct):
     body: msgspec.Raw
 
 
+# The field named in a decoder's error.
 _NAMED = re.compile(r"(?:\$\.|missing required field `)(\w+)`")
-"""The field that a decoder's error is about."""
 _decoder = msgspec.json.Decoder(_Line)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line that was read."""
-
     number: int
-    """In the file, from 1."""
+    """The line's number in the file, from 1."""
     place: int
-    """Among the job's lines, from 0."""
+    """The line's index among the job's lines, from 0."""
     custom_id: str
-    """Empty where none can be read, or it is too long."""
+    """The client's id of the line; empty if it is missing, unreadable or too long."""
     body: bytes
     refusal: FulcrumError | None
-    """Why it is not run."""
+    """The reason why the line is not run."""
 
 
 def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> BatchLine:
-    """Never raises: a line that cannot be run carries the reason, and holds up no other."""
+    # Never raises: a line that cannot run carries the reason and must not delay others.
     try:
         line = _decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -54,7 +52,7 @@ def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: 
 
 
 def _kept(custom_id: str) -> str:
-    """None of one that is too long: cut, it could be another line's."""
+    # A truncated id could equal another line's, so an id that is too long is dropped.
     return custom_id if len(custom_id) <= MAX_CUSTOM_ID_CHARS else ""
 
 

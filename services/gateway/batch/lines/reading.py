@@ -1,5 +1,3 @@
-"""The lines of a share, read from its file."""
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -12,7 +10,7 @@ from services.gateway.batch.lines.shares import LineSplitter
 
 
 async def read_lines(files: FileStore, share: Share) -> list[BatchLine]:
-    """All lines of the share; those that a deleted file no longer holds are refused. Raises StoreUnavailable."""
+    """Return all lines of the share; lines that a deleted file no longer holds are refused. Raise StoreUnavailable."""
     repeats = frozenset(share.repeats)
     async with aclosing(_texts(files, share)) as texts:
         found = [await anext(texts) for _ in range(share.lines)]
@@ -27,7 +25,7 @@ def _line(share: Share, index: int, number: int, text: bytes | None, *, repeated
 
 
 async def _texts(files: FileStore, share: Share) -> AsyncGenerator[tuple[int, bytes | None], None]:
-    """Line numbers and lines of the share; without text once the file is gone."""
+    """Yield the share's line numbers and lines, with None for the text once the file is gone."""
     number, splitter = share.first_line, LineSplitter()
     try:
         async for part in files.read(share.input_file_id, share.first_byte, share.bytes):

@@ -1,18 +1,18 @@
-"""Models that have workers now, and for how long others have had none meanwhile: their lines hold up everybody's."""
+"""The models that have workers now, and for how long other models have had none."""
 
 from collections.abc import Callable, Sequence
 
 from libs.policy.gateway.view import WorkerView, serves
 from libs.runtime.clock import Clock
 
+# Age at which the list of served models is refreshed.
 LOOK_S = 0.25
-"""How old what is known may be."""
+# A model that nobody has looked up for this long may have had workers meanwhile.
 FORGET_S = 10.0
-"""A model that nobody has asked about for so long may have had workers meanwhile."""
 
 
 class Served:
-    """Which models the workers of one gateway serve."""
+    """The models that the workers of one gateway serve."""
 
     def __init__(self, views: Callable[[], Sequence[WorkerView]], models: Sequence[str], clock: Clock) -> None:
         self._views = views
@@ -21,10 +21,9 @@ class Served:
         self._looked_ns = 0
         self._served: frozenset[str] = frozenset()
         self._away: dict[str, tuple[int, int]] = {}
-        """Since when, and when that was last asked."""
+        """The time since which a model has had no workers, and the time of the last look-up."""
 
     def has(self, model: str) -> bool:
-        """Whether workers serve the model."""
         now_ns = self._clock.now_ns()
         if now_ns - self._looked_ns >= LOOK_S * 1e9:
             views = self._views()
@@ -32,7 +31,7 @@ class Served:
         return model in self._served
 
     def away_s(self, model: str) -> float:
-        """For how long the model has had no workers while others had some; as far as somebody has asked."""
+        """Return for how long the model has had no workers while others had some, as far as look-ups show."""
         if self.has(model) or not self._served:
             self._away.pop(model, None)
             return 0.0

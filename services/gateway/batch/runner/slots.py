@@ -1,4 +1,4 @@
-"""The slots that are taken before a line of a batch job is read."""
+"""The slots that are taken before a batch line is read."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,17 +13,15 @@ WITHOUT_POLL_S = 0.25
 
 
 class Slots:
-    """A gateway's slots for batch lines."""
-
     def __init__(self, load: Callable[[], GatewayLoad], *, share: float, max_in_flight: int) -> None:
         self._load = load
         self._share = share
         self._max_in_flight = max_in_flight
         self.in_flight = 0
-        """Lines that have a slot."""
+        """The number of lines that hold a slot."""
 
     async def take(self, give_up: Callable[[], object]) -> bool:
-        """Wait for a slot, which `give` returns; False when `give_up()` came true first."""
+        """Wait for a slot, which `give` returns; return False if `give_up()` came true first."""
         while not give_up():
             if self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
                 self.in_flight += 1
@@ -32,7 +30,7 @@ class Slots:
         return False
 
     async def without(self, until: Callable[[], bool]) -> None:
-        """Let others have the caller's slot until `until()` and there is one for the caller again."""
+        """Release the caller's slot until `until()` is true and a slot is free again."""
         self.give()
         try:
             while True:
@@ -43,5 +41,4 @@ class Slots:
             self.in_flight += 1  # which the caller gives, however this ends
 
     def give(self) -> None:
-        """Return one."""
         self.in_flight -= 1
