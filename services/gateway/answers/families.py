@@ -105,7 +105,7 @@ NO_NAMES: Final = FormatNames()
 
 
 def answer_format(tokenizer: Tokenizer, names: tuple[str, str] = ("", "")) -> AnswerFormat:
-    """Return a model's format. Its configured reasoning and call formats, `names`, override what the tokenizer shows."""
+    """Return a model's format. `names`, its configured reasoning and call formats, override the tokenizer's."""
     reasoning, tools = names
     special = set(tokenizer.special_tokens.values())
     harmony = special.issuperset(MARKERS) and reasoning in ("", HARMONY)

@@ -39,7 +39,7 @@ class TenantBounds:
         store: Stored = UNBOUNDED,
         tenant_files: int = UNBOUNDED.files,
     ) -> None:
-        """`store` is the capacity of the file store. `tenant_files` bounds a tenant's files if its key sets no limit."""
+        """`store` is the file store's capacity. `tenant_files` bounds a tenant's files if its key sets no limit."""
         self._table = table
         self._limiter = limiter
         self._tenants: Tenancy = OneForAll() if table is None else table

@@ -89,7 +89,7 @@ class Shelf:
         return show_file(info, self.bounds.limits_of(info.tenant))
 
     async def find(self, file_id: str, caller: Caller) -> FileInfo:
-        """Return a file that the caller may see; raise FileNotFound for an absent one and for another tenant's alike."""
+        """Return a file that the caller may see; raise FileNotFound for absent files and other tenants' alike."""
         info = await self.files.info(file_id)
         # Parts belong to a job that is still being answered: they are no client's files yet.
         hidden = caller.role == "user" and info.purpose == PART_PURPOSE

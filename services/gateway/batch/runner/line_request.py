@@ -83,8 +83,8 @@ class Asker:
                     raise
             await asyncio.sleep(backoff.next_s())
 
-    def _goes_on(self, model: str) -> bool:
-        """Wait for the line's model and return whether its workers came back.
+    def _is_served(self, model: str) -> bool:
+        """Return whether the line's model has workers, so that the wait for them is over.
 
         Raise NoWorkersForLong, or UnknownModel if the model was removed meanwhile.
         """
@@ -105,7 +105,7 @@ class Asker:
         with self._desk.line(model.routed, model.adapter_name) if self._desk else nullcontext():
             if not self._served.has(model.routed):
                 with self._desk.wakes(model.routed) if self._desk else nullcontext():
-                    await self._slots.without(lambda: self._goes_on(model.routed))
+                    await self._slots.without(lambda: self._is_served(model.routed))
             return await self._answer(share, line, asked, model)
 
     async def _answer(
