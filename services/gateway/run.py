@@ -54,12 +54,10 @@ from services.gateway.dispatch.queues import QueueReporter
 from services.gateway.dispatch.recorder import Recorder
 from services.gateway.dispatch.shared_places import SharedPlaces
 from services.gateway.dispatch.tenant_limits import TenantLimiter
-from services.gateway.http.cors import cross_origin
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import make_routes, need
+from services.gateway.http.routes import cross_origin, make_routes, make_tenant_router, need
 from services.gateway.http.stalls import Stalls
-from services.gateway.http.tenants import make_tenant_router
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.desk import ModelDesk

@@ -32,9 +32,8 @@ from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.intake import Intake, RequestLimits
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import GatewayRoutes, make_routes, need
+from services.gateway.http.routes import GatewayRoutes, make_routes, make_tenant_router, need
 from services.gateway.http.stalls import Stalls
-from services.gateway.http.tenants import make_tenant_router
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.prompt.catalog import load_catalog
