@@ -46,12 +46,10 @@ from libs.stores.responses.port import ResponseStore
 from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
-from services.gateway.dispatch.gpu_charge import GpuCharge
-from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, RequestLimits
-from services.gateway.dispatch.intake_rounds import IntakeRounds
+from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
-from services.gateway.dispatch.recorder import Recorder
+from services.gateway.dispatch.recorder import GpuCharge, Recorder
 from services.gateway.dispatch.shared_places import SharedPlaces
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader

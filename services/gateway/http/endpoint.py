@@ -21,8 +21,7 @@ from libs.runtime.media import check_json
 from libs.runtime.tasks import TaskOwner
 from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.dispatch.demand import DemandTeller, Visit
-from services.gateway.dispatch.intake import Arrival, Intake
-from services.gateway.dispatch.intake_rounds import IntakeRounds
+from services.gateway.dispatch.intake import Arrival, Intake, IntakeRounds
 from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone, read_body

@@ -8,8 +8,7 @@ from functools import cached_property
 from msgspec import UNSET
 from starlette.types import Receive
 
-from services.gateway.dispatch.choice import Choice, first_error
-from services.gateway.dispatch.prompt_shown import PromptShown
+from services.gateway.dispatch.choice import Choice, PromptShown, first_error
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone
 from services.gateway.http.formats import Format, add_prompt, details, likeliest, usage, usage_so_far

@@ -8,7 +8,7 @@ from libs.contracts.errors import QueueFull
 from libs.dispatch.ports import OneForAll
 from libs.policy.limits.intake import ROUND_UNITS
 from services.gateway.dispatch import intake_rounds
-from services.gateway.dispatch.intake_rounds import IntakeRounds
+from services.gateway.dispatch.intake import IntakeRounds
 
 
 class Known(OneForAll):
