@@ -62,13 +62,12 @@ from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
 from services.gateway.prompt.headers import Defaults
 from services.gateway.prompt.parse import parse_chat, parse_completion
-from services.gateway.responses.keeping import KeptResponses
-from services.gateway.responses.reading import ResponseReader
-from services.gateway.responses.routes import DECLARED, make_responses_router
+from services.gateway.responses.exchange import ResponseReader
+from services.gateway.responses.keeping import DECLARED, KeptResponses, make_responses_router
 from services.gateway.settings import GatewaySettings
 from services.gateway.workers.fleet import WorkerLinks
+from services.gateway.workers.link import StreamTraffic
 from services.gateway.workers.silence import SilenceWatch
-from services.gateway.workers.traffic import StreamTraffic
 
 # Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1

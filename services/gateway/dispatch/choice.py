@@ -8,8 +8,7 @@ from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason, Generation, unmade
 from libs.engine.reports import Logprob
 from libs.model.tokenizer import Decoder, Tokenizer
-from services.gateway.answers.parts import AnswerPart, PartKind
-from services.gateway.answers.reader import AnswerReader, is_content
+from services.gateway.answers.parts import AnswerPart, AnswerReader, PartKind, is_content
 
 
 @dataclass(slots=True)

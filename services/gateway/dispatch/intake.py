@@ -23,7 +23,7 @@ from libs.model.tokenizer import Decoder
 from libs.policy.limits.intake import MOST_WAITING, IntakeLine, units_of
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
 from services.gateway.answers.guide import ToolSchema, guide_of
-from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.parts import AnswerReader
 from services.gateway.answers.schema_check import SchemaCheck
 from services.gateway.dispatch.choice import Choice, ChoiceText, PartReaders, PromptShown
 from services.gateway.dispatch.prefix_hints import PrefixHints

@@ -1,13 +1,20 @@
 """Sends one response as a stream of events or one JSON object, and stores it before its end is announced."""
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason
 from services.gateway.dispatch.choice import Choice, Piece
+from services.gateway.dispatch.intake import Arrival
 from services.gateway.http import sse
+from services.gateway.http.endpoint import Answer
 from services.gateway.http.exchange import News
-from services.gateway.http.formats import usage
+from services.gateway.http.formats import ChatFormat, usage
+from services.gateway.prompt.catalog import ServedModel
+from services.gateway.prompt.parse import Asked
+from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.output import ResponseOutput
 from services.gateway.responses.replies import (
     CachedTokens,
@@ -19,6 +26,7 @@ from services.gateway.responses.replies import (
     ResponseUsage,
     Whole,
 )
+from services.gateway.responses.request import Items, parse_response, response_asked
 
 
 class ResponseExchange:
@@ -120,3 +128,48 @@ class ResponseExchange:
             self._sent += 1
             parts.append(f"event: {event.type}\n".encode() + sse.event(event))
         return b"".join(parts)
+
+
+ID_BYTES = 24
+
+
+class ResponseReader:
+    """The endpoint's Reader for responses."""
+
+    def __init__(self, kept: KeptResponses) -> None:
+        self._kept = kept
+
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+        # Waits for the earlier response that this one continues.
+        request = parse_response(body)
+        previous = request.previous_response_id
+        earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
+        # An id of ours, whatever the client's request is called: by its id a response is got again.
+        found = response_asked(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
+        return found.asked, partial(
+            self._answer,
+            found.shown,
+            items=found.items if found.store else None,
+            logprobs=found.asked.sampling.logprobs,
+        )
+
+    def _answer(
+        self,
+        shown: Response,
+        choices: list[Choice],
+        model: ServedModel,
+        arrival: Arrival,
+        *,
+        items: Items | None,
+        logprobs: bool,
+        news: News,
+        headers: Mapping[str, str],
+    ) -> ResponseExchange:
+        named = ChatFormat(model.tokenizer, logprobs=True).token if logprobs else None
+        keep = None if items is None else partial(self._kept.keep, arrival.headers.tenant, items)
+        output = ResponseOutput(_new_id, named)
+        return ResponseExchange(choices[0], shown, output, news, keep=keep, headers=headers)
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(ID_BYTES)

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from fastapi import APIRouter, Request
+from msgspec import to_builtins
 
-from libs.contracts.errors import ResponseNotFound, StoreUnavailable, quoted
+from libs.contracts.errors import ResponseNotFound, StoreUnavailable, UnsupportedField, quoted
+from libs.keys.gate import caller_of
 from libs.stores.responses.port import ResponsesDown, ResponseStore
-from services.gateway.responses.replies import Response
+from services.gateway.prompt.headers import read_headers
+from services.gateway.responses.replies import Deleted, Response
 from services.gateway.responses.request import Items
+from services.gateway.responses.schema import ResponseRequest
 
 _AWAY = "where responses are kept does not answer"
 RETRY_AFTER_S = 1.0
@@ -74,3 +79,34 @@ class KeptResponses:
 
 def _absent(response_id: str, field: str) -> ResponseNotFound:
     return ResponseNotFound(f"response {quoted(response_id)} is not kept", param=field)
+
+
+DECLARED: Final = (
+    ("/v1/responses", "Answer a chat as a response that others can go on from.", ResponseRequest, Response),
+)
+_ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "None of this tenant is kept by this id."}}
+
+
+def make_responses_router(kept: KeptResponses) -> APIRouter:
+    """Return the routes. Another tenant's response is a 404, for operators and admins too."""
+    router = APIRouter(prefix="/v1/responses", tags=["responses"])
+
+    @router.get("/{response_id}", summary="Get a kept response.", responses=_ABSENT)
+    async def get(response_id: str, request: Request) -> dict[str, Any]:
+        """Return the response as it ended."""
+        if request.query_params.get("stream", "false") != "false":
+            raise UnsupportedField("stream: a kept response is not streamed again", param="stream")
+        return await kept.response(_tenant(request), response_id)
+
+    @router.delete("/{response_id}", summary="Delete a kept response.", responses=_ABSENT)
+    async def delete(response_id: str, request: Request) -> dict[str, Any]:
+        """Delete the response. No further response can continue it."""
+        await kept.delete(_tenant(request), response_id)
+        found: dict[str, Any] = to_builtins(Deleted(response_id))
+        return found
+
+    return router
+
+
+def _tenant(request: Request) -> str:
+    return read_headers(dict(request.scope["headers"]), caller_of(request.scope)).tenant

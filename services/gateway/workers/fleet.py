@@ -14,8 +14,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry.port import Registry
-from services.gateway.workers.link import WorkerLink
-from services.gateway.workers.traffic import StreamTraffic
+from services.gateway.workers.link import StreamTraffic, WorkerLink
 
 log = structlog.get_logger()
 

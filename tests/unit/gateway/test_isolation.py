@@ -38,9 +38,8 @@ from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.prompt.catalog import load_catalog
 from services.gateway.prompt.parse import parse_chat, parse_completion
-from services.gateway.responses.keeping import KeptResponses
-from services.gateway.responses.reading import ResponseReader
-from services.gateway.responses.routes import make_responses_router
+from services.gateway.responses.exchange import ResponseReader
+from services.gateway.responses.keeping import KeptResponses, make_responses_router
 from tests.unit.routes import head_differs, routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'
