@@ -17,14 +17,13 @@ from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import KEEPERS, JobView
+from services.gateway.batch.keeper.begin import Submissions
 from services.gateway.batch.keeper.keeper import JobKeeper
-from services.gateway.batch.keeper.submissions import Submissions
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.retention import Retention
 from services.gateway.batch.runner.line_request import Asker
 from services.gateway.batch.runner.runner import LaneRunner
-from services.gateway.batch.runner.served_models import Served
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.runner.slots import Served, Slots
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.intake import Intake
 from services.gateway.metrics import GatewayMetrics

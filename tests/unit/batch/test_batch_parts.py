@@ -21,8 +21,7 @@ from services.gateway.batch.lines.line import BatchLine, read_line
 from services.gateway.batch.lines.repeats import IdHashes
 from services.gateway.batch.lines.upload import MAX_SILENT_S, MAX_UPLOAD_S, MIN_BYTES_PER_S, chunks
 from services.gateway.batch.runner.line_request import AWAY_S
-from services.gateway.batch.runner.served_models import FORGET_S, Served
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.runner.slots import FORGET_S, Served, Slots
 
 SMALL_BYTES = 20_000
 

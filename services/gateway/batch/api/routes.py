@@ -1,13 +1,14 @@
 """The routes of OpenAI's Files and Batch API."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
+from libs.contracts.batch_terms import ENDPOINTS
 from libs.contracts.errors import (
     BatchNotFound,
     BrokerUnavailable,
@@ -23,7 +24,6 @@ from libs.keys.gate import caller_of
 from libs.keys.table import DEFAULT_TENANT, TENANT_HEADER, Caller, named_in
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
-from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.api.replies import show_batch, show_file, show_page
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.order import (
@@ -43,6 +43,66 @@ from services.gateway.batch.retention import is_over
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.http.body import ClientGone
 from services.gateway.prompt.headers import read_headers
+
+CONTENT_TYPE: Final = "application/octet-stream"
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"description": "The request's fault."},
+    "5XX": {"description": "The suite's fault, or the file store is full."},
+}
+_FILE: Final = {"type": "string", "format": "binary"}
+UPLOAD_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["purpose", "file"],
+                    "properties": {
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                        "file": _FILE,
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                }
+            }
+        },
+    }
+}
+BATCH_BODY: Final[dict[str, Any]] = {
+    "parameters": [{"name": IDEMPOTENCY_HEADER, "in": "header", "schema": {"type": "string"}}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["endpoint"],
+                    "properties": {
+                        "input_file_id": {"type": "string"},
+                        "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
+                        "completion_window": {"type": "string", "default": "24h"},
+                        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "priority": {"type": "integer", "default": 0},
+                        "input_topic": {"type": "string"},
+                        "output_topic": {"type": "string"},
+                        "error_topic": {"type": "string"},
+                    },
+                }
+            }
+        },
+    },
+}
+
+
+def page_parameters(*more: str) -> dict[str, Any]:
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "schema": {"type": "integer" if name == "limit" else "string"}}
+            for name in ("after", "limit", *more)
+        ]
+    }
+
 
 # Nobody is left to receive it.
 CLIENT_GONE_STATUS = 499

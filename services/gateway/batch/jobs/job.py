@@ -3,7 +3,7 @@ from typing import Literal
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.policy.batch.deal import OpenJob
-from services.gateway.batch.jobs.counts import ShareCounts
+from services.gateway.batch.jobs.progress import ShareCounts
 from services.gateway.batch.jobs.reasons import NotRun, stopped
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]

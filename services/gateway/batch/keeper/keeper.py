@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 
 import structlog
 
@@ -23,27 +24,70 @@ from libs.contracts.errors import (
     TopicRefused,
 )
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.port import FileInfo, FileStore
 from libs.policy.batch.deal import deal
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.ending import ends_s, news
-from services.gateway.batch.jobs.fold import JobBook
+from services.gateway.batch.jobs.fold import JobBook, snapshot
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.reasons import NotRun
-from services.gateway.batch.jobs.snapshot import snapshot
 from services.gateway.batch.jobs.view import MAX_UNFINISHED, JobView
 from services.gateway.batch.keeper.assemble import PART_BYTES, Assembly
 from services.gateway.batch.keeper.begin import INPUT, begin, cannot_begin
 from services.gateway.batch.keeper.dealer import Dealer
-from services.gateway.batch.keeper.refusals import Refusals
-from services.gateway.batch.lines.answers import MAX_ERROR_TEXT_CHARS
-from services.gateway.batch.lines.copies import check_topics
+from services.gateway.batch.lines.answers import MAX_ERROR_TEXT_CHARS, refused
+from services.gateway.batch.lines.copies import Copies, check_topics
+from services.gateway.batch.lines.line import read_lines
 from services.gateway.batch.lines.parts import PART, PART_PURPOSE
 from services.gateway.batch.lines.repeats import count
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.tenant_bounds import TenantBounds
+
+# Shares of one job refused in one transaction; each is read whole.
+SHARES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedShares:
+    """The answers to a job's next shares; empty once all of them have been dealt."""
+
+    dealt: pb.JobEvent
+    produced: list[Produced]
+    """The results and their progress, published in one transaction with `dealt`."""
+    copies: list[Produced]
+    """The copies for the client's topics."""
+    lines: int
+
+
+class Refusals:
+    """The answers to undealt shares of stopped jobs, for one keeper."""
+
+    def __init__(self, files: FileStore) -> None:
+        self._files = files
+        self._copies = Copies()
+
+    async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> RefusedShares | None:
+        """Return the next answers, or None if no share is left. Raise StoreUnavailable."""
+        spans = await dealer.next(SHARES_AT_ONCE)
+        if not spans:
+            return None
+        produced: list[Produced] = []
+        copies: list[Produced] = []
+        for share in map(dealer.share, spans):
+            lines = await read_lines(self._files, share)
+            results = [refused(share.job_id, line, line.refusal or reason) for line in lines]
+            counts = pb.Progress(share=share.number, failed=share.lines, whole=True)
+            produced += [(BATCH_RESULTS, result) for result in results]
+            produced.append((BATCH_JOBS, pb.JobEvent(job_id=share.job_id, at_unix_ns=now_ns, progress=counts)))
+            copies += self._copies.of(share, results)
+        dealt = pb.JobEvent(job_id=dealer.job.id, at_unix_ns=now_ns, dealt=dealer.dealt(spans))
+        return RefusedShares(dealt, produced, copies, sum(span.lines for span in spans))
+
+    def copies_refused(self, job_id: str, error: TopicRefused) -> None:
+        """Stop copying the job's answers to a client's topic that refuses them."""
+        self._copies.refuse(job_id, error)
 
 
 async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:

@@ -15,8 +15,7 @@ from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.reasons import NoWorkersForLong
 from services.gateway.batch.lines.answers import request_id
 from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.runner.served_models import Served
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.runner.slots import Served, Slots
 from services.gateway.dispatch.intake import Arrival, Intake
 from services.gateway.http.exchange import Exchange, Frame, News
 from services.gateway.http.formats import ChatFormat, CompletionFormat, Format

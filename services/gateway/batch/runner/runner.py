@@ -26,8 +26,7 @@ from services.gateway.batch.jobs.reasons import Cancelled, NotRun, stopped
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.answers import answered, fitting, refused
 from services.gateway.batch.lines.copies import Copies
-from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.lines.reading import read_lines
+from services.gateway.batch.lines.line import BatchLine, read_lines
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner.line_request import Asker
 from services.gateway.batch.runner.slots import Slots

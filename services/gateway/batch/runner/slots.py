@@ -1,9 +1,11 @@
 """The slots that are taken before a batch line is read."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from libs.policy.batch.capacity import GatewayLoad, allowed
+from libs.policy.gateway.view import WorkerView, serves
+from libs.runtime.clock import Clock
 
 POLL_S = 0.02
 """Interval between checks for free capacity: no event announces that credits have come or gone."""
@@ -42,3 +44,41 @@ class Slots:
 
     def give(self) -> None:
         self.in_flight -= 1
+
+
+# Age at which the list of served models is refreshed.
+LOOK_S = 0.25
+# A model that nobody has looked up for this long may have had workers meanwhile.
+FORGET_S = 10.0
+
+
+class Served:
+    """The models that the workers of one gateway serve."""
+
+    def __init__(self, views: Callable[[], Sequence[WorkerView]], models: Sequence[str], clock: Clock) -> None:
+        self._views = views
+        self._models = models
+        self._clock = clock
+        self._looked_ns = 0
+        self._served: frozenset[str] = frozenset()
+        self._away: dict[str, tuple[int, int]] = {}
+        """The time since which a model has had no workers, and the time of the last look-up."""
+
+    def has(self, model: str) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns - self._looked_ns >= LOOK_S * 1e9:
+            views = self._views()
+            self._looked_ns, self._served = now_ns, frozenset(name for name in self._models if serves(views, name))
+        return model in self._served
+
+    def away_s(self, model: str) -> float:
+        """Return for how long the model has had no workers while others had some, as far as look-ups show."""
+        if self.has(model) or not self._served:
+            self._away.pop(model, None)
+            return 0.0
+        now_ns = self._clock.now_ns()
+        since_ns, asked_ns = self._away.get(model, (now_ns, now_ns))
+        if now_ns - asked_ns > FORGET_S * 1e9:
+            since_ns = now_ns
+        self._away[model] = since_ns, now_ns
+        return (now_ns - since_ns) / 1e9
