@@ -47,6 +47,7 @@ from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
 from services.gateway.dispatch.recorder import GpuCharge, Recorder
@@ -58,16 +59,14 @@ from services.gateway.http.routes import cross_origin, make_routes, make_tenant_
 from services.gateway.http.stalls import Stalls
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
 from services.gateway.prompt.headers import Defaults
 from services.gateway.prompt.parse import parse_chat, parse_completion
 from services.gateway.responses.exchange import ResponseReader
 from services.gateway.responses.keeping import DECLARED, KeptResponses, make_responses_router
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import WorkerLinks
+from services.gateway.workers.fleet import SilenceWatch, WorkerLinks
 from services.gateway.workers.link import StreamTraffic
-from services.gateway.workers.silence import SilenceWatch
 
 # Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1

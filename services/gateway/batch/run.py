@@ -26,8 +26,8 @@ from services.gateway.batch.runner.runner import LaneRunner
 from services.gateway.batch.runner.slots import Served, Slots
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.intake import Intake
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.settings import GatewaySettings
 from services.gateway.workers.fleet import WorkerLinks
 

@@ -22,6 +22,7 @@ from libs.runtime.tasks import TaskOwner
 from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.dispatch.demand import DemandTeller, Visit
 from services.gateway.dispatch.intake import Arrival, Intake, IntakeRounds
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
 from services.gateway.http import sse
 from services.gateway.http.body import ClientGone, read_body
@@ -29,7 +30,6 @@ from services.gateway.http.exchange import Exchange, Frame, News
 from services.gateway.http.formats import Format
 from services.gateway.http.stalls import Patience, Stalled, Stalls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.headers import Headers, read_headers
 from services.gateway.prompt.parse import Asked

@@ -24,11 +24,11 @@ from libs.keys.table import KeyTable
 from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import HttpSemantics
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
 from services.gateway.http.sse import error_reply
 from services.gateway.http.tokens import Detokenized, Tokenized
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
 from services.gateway.prompt.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.gateway.workers.fleet import WorkerLinks

@@ -17,10 +17,10 @@ from services.gateway.batch.lines.answers import request_id
 from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.runner.slots import Served, Slots
 from services.gateway.dispatch.intake import Arrival, Intake
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.http.exchange import Exchange, Frame, News
 from services.gateway.http.formats import ChatFormat, CompletionFormat, Format
 from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.headers import MAX_TARGET_MS, Headers
 from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
