@@ -24,11 +24,9 @@ from services.gateway.dispatch.demand import DemandTeller, Visit
 from services.gateway.dispatch.intake import Arrival, Intake, IntakeRounds
 from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
-from services.gateway.http import sse
-from services.gateway.http.body import ClientGone, read_body
-from services.gateway.http.exchange import Exchange, Frame, News
+from services.gateway.http.exchange import Exchange, Frame, News, Wire, error_reply
 from services.gateway.http.formats import Format
-from services.gateway.http.stalls import Patience, Stalled, Stalls
+from services.gateway.http.stalls import ClientGone, Patience, Stalled, Stalls, read_body
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.headers import Headers, read_headers
@@ -43,11 +41,11 @@ CLIENT_GONE_STATUS = 499
 class Answering(Protocol):
     """An answer being sent to its client. Errors are raised only while nothing has been sent."""
 
-    async def stream(self, wire: sse.Wire) -> None:
+    async def stream(self, wire: Wire) -> None:
         """Send the answer as server-sent events."""
         ...
 
-    async def whole(self, wire: sse.Wire) -> None:
+    async def whole(self, wire: Wire) -> None:
         """Send the answer as one JSON object."""
         ...
 
@@ -146,7 +144,7 @@ class CompletionEndpoint:
                 allowance = await self._limits.admit(headers.tenant)
             with self._stalls.watched(headers.tenant) as patience:
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
-                wire = sse.Wire(send, patience)
+                wire = Wire(send, patience)
                 # Body and request lose their names before the answer: they may be large, and it may take long.
                 body = visit.read(await self._read(receive, raw, patience))
                 asked, answer = await self._reader.read(body, arrival)
@@ -163,7 +161,7 @@ class CompletionEndpoint:
                 visit.failed(error)
             with suppress(Stalled), self._stalls.watched() as patience:
                 own = {"x-request-id": request_id, **error.http_headers}
-                await sse.Wire(send, patience).json(status, sse.error_reply(error), own)
+                await Wire(send, patience).json(status, error_reply(error), own)
         finally:
             allowance.end()
             self._metrics.responses.labels(self._route, str(status)).inc()
@@ -179,7 +177,7 @@ class CompletionEndpoint:
         *,
         body: bytes,
         receive: Receive,
-        wire: sse.Wire,
+        wire: Wire,
         visit: Visit,
     ) -> None:
         model = self._intake.model(asked, arrival.models)

@@ -25,8 +25,8 @@ from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import HttpSemantics
 from services.gateway.dispatch.model_desk import ModelDesk
+from services.gateway.http.exchange import error_reply
 from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
-from services.gateway.http.sse import error_reply
 from services.gateway.http.tokens import Detokenized, Tokenized
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.prompt.catalog import Catalog

@@ -8,9 +8,8 @@ from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason
 from services.gateway.dispatch.choice import Choice, Piece
 from services.gateway.dispatch.intake import Arrival
-from services.gateway.http import sse
 from services.gateway.http.endpoint import Answer
-from services.gateway.http.exchange import News
+from services.gateway.http.exchange import News, Wire, sse_event
 from services.gateway.http.formats import ChatFormat, usage
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.parse import Asked
@@ -52,7 +51,7 @@ class ResponseExchange:
         self._headers = headers
         self._sent = 0
 
-    async def whole(self, wire: sse.Wire) -> None:
+    async def whole(self, wire: Wire) -> None:
         """Send one JSON object once the choice is done."""
         text = self._choice.text
         while not text.done:
@@ -64,7 +63,7 @@ class ResponseExchange:
         await self._end(piece)
         await wire.json(200, self._shown, self._headers)
 
-    async def stream(self, wire: sse.Wire) -> None:
+    async def stream(self, wire: Wire) -> None:
         """Send server-sent events, numbered from 0."""
         text, started = self._choice.text, False
         while True:
@@ -126,7 +125,7 @@ class ResponseExchange:
         for event in events:
             event.sequence_number = self._sent
             self._sent += 1
-            parts.append(f"event: {event.type}\n".encode() + sse.event(event))
+            parts.append(f"event: {event.type}\n".encode() + sse_event(event))
         return b"".join(parts)
 
 
