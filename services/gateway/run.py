@@ -45,7 +45,7 @@ from libs.stores.responses.memory import MemoryResponses
 from libs.stores.responses.port import ResponseStore
 from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandTeller
+from services.gateway.dispatch.demand import DemandPublisher
 from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
 from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.prefix_hints import PrefixHints
@@ -117,7 +117,7 @@ async def open_gateway(
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
     fleet = _fleet(settings, transport, metrics, tasks, clock)
-    demand = DemandTeller(ports.bus, settings.id, clock)
+    demand = DemandPublisher(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
     limiter = _limiter(ports, clock, settings.id, tasks)
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
@@ -336,7 +336,7 @@ def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
 
 
 def _ended(
-    bus: Bus, metrics: GatewayMetrics, demand: DemandTeller, limiter: TenantLimiter | None, fleet: WorkerLinks
+    bus: Bus, metrics: GatewayMetrics, demand: DemandPublisher, limiter: TenantLimiter | None, fleet: WorkerLinks
 ) -> Ended:
     """Return a callback that passes each ended request to the recorder, the demand count and the GPU time limits."""
     hearers: list[Ended] = [Recorder(bus, metrics).ended, demand.ended]

@@ -21,9 +21,9 @@ from services.gateway.batch.keeper.begin import Submissions
 from services.gateway.batch.keeper.keeper import JobKeeper
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.retention import Retention
-from services.gateway.batch.runner.line_request import Asker
+from services.gateway.batch.runner.line_request import LineRequester
 from services.gateway.batch.runner.runner import LaneRunner
-from services.gateway.batch.runner.slots import Served, Slots
+from services.gateway.batch.runner.slots import ServedModels, Slots
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.intake import Intake
 from services.gateway.dispatch.model_desk import ModelDesk
@@ -66,10 +66,10 @@ class BatchService:
         self._submissions = Submissions(self._view, clock, settings.cluster, topics, check)
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
-        served = Served(serving.fleet.views, serving.models, clock)
+        served = ServedModels(serving.fleet.views, serving.models, clock)
         self._runner = LaneRunner(
             files=ports.files,
-            asker=Asker(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
+            requester=LineRequester(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
             slots=slots,
             clock=clock,
             view=self._view,

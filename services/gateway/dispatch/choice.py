@@ -28,23 +28,23 @@ class PromptShown:
     """Whether the ids of prompt and answer are shown."""
     total_logprob: float = 0.0
     """The sum of the answer's logprobs so far."""
-    heard_tokens: int = 0
+    scored_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
     """The logprobs of the prompt's second to last token, available with the first token of the answer."""
 
-    def heard(self, logprob: Logprob | None) -> None:
+    def add_logprob(self, logprob: Logprob | None) -> None:
         """Record the logprob of the answer's next token."""
         if logprob is None:
             return
         if logprob.prompt:
             self.logprobs = logprob.prompt
         self.total_logprob += logprob.logprob
-        self.heard_tokens += 1
+        self.scored_tokens += 1
 
     @property
     def mean_logprob(self) -> float:
         """Return the mean logprob of the answer's tokens."""
-        return self.total_logprob / max(self.heard_tokens, 1)
+        return self.total_logprob / max(self.scored_tokens, 1)
 
     def pieces(self) -> list[str]:
         """Return the text of each token; joined, the texts are the prompt's.
@@ -237,7 +237,7 @@ class ChoiceText:
 
     def _shown(self, prompt: PromptShown, token_id: int, logprob: Logprob | None) -> bool:
         """Return whether the choice is complete, because the request wants the prompt alone."""
-        prompt.heard(logprob)
+        prompt.add_logprob(logprob)
         if self._echoes:
             self._echoes = False
             self._echo(prompt)

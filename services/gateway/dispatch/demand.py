@@ -23,7 +23,7 @@ NO_ROOM: Final = frozenset({429, 503})
 """Statuses of arrivals that were refused for want of room rather than for their content."""
 
 
-class DemandTeller:
+class DemandPublisher:
     """The publisher of one gateway's arrival counts."""
 
     def __init__(self, bus: Bus, gateway_id: str, clock: Clock) -> None:
@@ -50,9 +50,9 @@ class DemandTeller:
         rows, full = self.counter.rows(), self.counter.queue_full
         self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
 
-    def visit(self, tenant: str, service_class: str) -> "Visit":
+    def visit(self, tenant: str, service_class: str) -> "DemandArrival":
         """Begin an arrival whose body is still to be read."""
-        return Visit(self.counter, self._clock, tenant, service_class)
+        return DemandArrival(self.counter, self._clock, tenant, service_class)
 
     def ended(self, generation: Generation, outcome: Ending) -> None:
         """Record the end of a choice. A batch line, which had no arrival, is counted here."""
@@ -64,7 +64,7 @@ class DemandTeller:
 
 
 @dataclass(slots=True)
-class Visit:
+class DemandArrival:
     """One request between its arrival and its admission."""
 
     _counter: ArrivalCounter

@@ -20,7 +20,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from libs.runtime.tasks import TaskOwner
 from services.gateway.dispatch.choice import Choice, first_error
-from services.gateway.dispatch.demand import DemandTeller, Visit
+from services.gateway.dispatch.demand import DemandArrival, DemandPublisher
 from services.gateway.dispatch.intake import Arrival, Intake, IntakeRounds
 from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
@@ -103,7 +103,7 @@ class CompletionEndpoint:
         clock: Clock,
         tasks: TaskOwner,
         stalls: Stalls,
-        demand: DemandTeller,
+        demand: DemandPublisher,
         max_body_bytes: int,
         models: ModelDesk | None = None,
         limits: TenantLimiter | None = None,
@@ -129,7 +129,7 @@ class CompletionEndpoint:
         arrival_ns = self._clock.now_ns()
         request_id = uuid.uuid4().hex
         status = 500
-        visit: Visit | None = None
+        visit: DemandArrival | None = None
         allowance = FREE
         try:
             raw = dict(scope["headers"])
@@ -178,7 +178,7 @@ class CompletionEndpoint:
         body: bytes,
         receive: Receive,
         wire: Wire,
-        visit: Visit,
+        visit: DemandArrival,
     ) -> None:
         model = self._intake.model(asked, arrival.models)
         key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""

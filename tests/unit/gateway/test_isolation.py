@@ -28,7 +28,7 @@ from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandTeller
+from services.gateway.dispatch.demand import DemandPublisher
 from services.gateway.dispatch.intake import Intake, RequestLimits
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
@@ -73,7 +73,7 @@ def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table:
     def endpoint(route: str, reader: Reader) -> CompletionEndpoint:
         return CompletionEndpoint(
             route, reader=reader, intake=intake, dispatcher=UNUSED, metrics=metrics,
-            clock=clock, tasks=TaskOwner(), stalls=Stalls(8, 10**6), demand=DemandTeller(UNUSED, "g", clock),
+            clock=clock, tasks=TaskOwner(), stalls=Stalls(8, 10**6), demand=DemandPublisher(UNUSED, "g", clock),
             max_body_bytes=10**5,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.reasons import NoWorkersForLong
 from services.gateway.batch.lines.answers import request_id
 from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.runner.slots import Served, Slots
+from services.gateway.batch.runner.slots import ServedModels, Slots
 from services.gateway.dispatch.intake import Arrival, Intake
 from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.http.exchange import Exchange, Frame, News
@@ -40,7 +40,7 @@ _ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool]
 }
 
 
-class Asker:
+class LineRequester:
     """The runner of single lines."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Asker:
         intake: Intake,
         dispatcher: Dispatcher,
         slots: Slots,
-        served: Served,
+        served: ServedModels,
         clock: Clock,
         *,
         desk: ModelDesk | None = None,

@@ -28,7 +28,7 @@ from services.gateway.batch.lines.answers import answered, fitting, refused
 from services.gateway.batch.lines.copies import Copies
 from services.gateway.batch.lines.line import BatchLine, read_lines
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.line_request import Asker
+from services.gateway.batch.runner.line_request import LineRequester
 from services.gateway.batch.runner.slots import Slots
 
 
@@ -77,7 +77,7 @@ class LaneRunner:
         self,
         *,
         files: FileStore,
-        asker: Asker,
+        requester: LineRequester,
         slots: Slots,
         clock: Clock,
         view: JobView,
@@ -90,7 +90,7 @@ class LaneRunner:
         self.by_prefix = by_prefix
         self.slots = slots
         self.copies = Copies()
-        self._asker = asker
+        self._requester = requester
         self._clock = clock
         self._view = view
 
@@ -130,7 +130,7 @@ class LaneRunner:
     async def ask(self, share: Share, line: BatchLine) -> Result:
         """Return a worker's answer or the line's error. No outcome of a line stops other lines."""
         try:
-            return answered(share.job_id, line, await self._asker.ask(share, line))
+            return answered(share.job_id, line, await self._requester.ask(share, line))
         except FulcrumError as error:
             return refused(share.job_id, line, error)
         except TimeoutError:

@@ -52,7 +52,7 @@ LOOK_S = 0.25
 FORGET_S = 10.0
 
 
-class Served:
+class ServedModels:
     """The models that the workers of one gateway serve."""
 
     def __init__(self, views: Callable[[], Sequence[WorkerView]], models: Sequence[str], clock: Clock) -> None:
