@@ -37,12 +37,12 @@ class DemandPublisher:
         """Publish counts until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            self.tell()
+            self.publish()
 
     def leave(self) -> None:
-        self.tell(last=True)
+        self.publish(last=True)
 
-    def tell(self, *, last: bool = False) -> None:
+    def publish(self, *, last: bool = False) -> None:
         """Publish the current counts, unless the broker is away: a later record includes them."""
         if self._left or (self._bus.stats().buffered > MAX_UNSENT and not last):
             return
@@ -50,7 +50,7 @@ class DemandPublisher:
         rows, full = self.counter.rows(), self.counter.queue_full
         self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
 
-    def visit(self, tenant: str, service_class: str) -> "DemandArrival":
+    def arrive(self, tenant: str, service_class: str) -> "DemandArrival":
         """Begin an arrival whose body is still to be read."""
         return DemandArrival(self.counter, self._clock, tenant, service_class)
 

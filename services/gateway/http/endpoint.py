@@ -129,7 +129,7 @@ class CompletionEndpoint:
         arrival_ns = self._clock.now_ns()
         request_id = uuid.uuid4().hex
         status = 500
-        visit: DemandArrival | None = None
+        demand: DemandArrival | None = None
         allowance = FREE
         try:
             raw = dict(scope["headers"])
@@ -137,7 +137,7 @@ class CompletionEndpoint:
             headers = read_headers(raw, caller)
             request_id = headers.request_id or request_id
             check_json(raw)
-            visit = self._demand.visit(headers.tenant, headers.service_class)
+            demand = self._demand.arrive(headers.tenant, headers.service_class)
             await self._rounds.turn(headers.tenant)
             self._stalls.check_room(headers.tenant)
             if self._limits is not None:
@@ -146,9 +146,9 @@ class CompletionEndpoint:
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
                 wire = Wire(send, patience)
                 # Body and request lose their names before the answer: they may be large, and it may take long.
-                body = visit.read(await self._read(receive, raw, patience))
+                body = demand.read(await self._read(receive, raw, patience))
                 asked, answer = await self._reader.read(body, arrival)
-                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, visit=visit)
+                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
                 del body
                 del asked
                 await serving
@@ -157,8 +157,8 @@ class CompletionEndpoint:
             status = CLIENT_GONE_STATUS
         except FulcrumError as error:
             status = error.http_status
-            if visit is not None:
-                visit.failed(error)
+            if demand is not None:
+                demand.failed(error)
             with suppress(Stalled), self._stalls.watched() as patience:
                 own = {"x-request-id": request_id, **error.http_headers}
                 await Wire(send, patience).json(status, error_reply(error), own)
@@ -178,12 +178,12 @@ class CompletionEndpoint:
         body: bytes,
         receive: Receive,
         wire: Wire,
-        visit: DemandArrival,
+        demand: DemandArrival,
     ) -> None:
         model = self._intake.model(asked, arrival.models)
         key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
         del body
-        visit.model, visit.choices = model.routed, asked.choices
+        demand.model, demand.choices = model.routed, asked.choices
         await arrival.allowance.choices(asked.choices)  # before anything waits anywhere
         with (
             nullcontext(0.0) if self._models is None else self._models.asked(model.routed, model.adapter_name) as wait_s
@@ -199,7 +199,7 @@ class CompletionEndpoint:
             try:
                 generations = [choice.generation for choice in choices]
                 self._dispatcher.submit(generations, key)
-                visit.admitted(generations)
+                demand.admitted(generations)
                 await (exchange.stream(wire) if streamed else exchange.whole(wire))
             finally:
                 watch.cancel()

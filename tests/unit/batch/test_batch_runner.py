@@ -53,7 +53,7 @@ def a_runner(files: LocalFiles, view: JobView, count: int) -> LaneRunner:
     )
     return LaneRunner(
         files=files,
-        asker=FewAnswers(count),  # type: ignore[arg-type]
+        requester=FewAnswers(count),  # type: ignore[arg-type]
         slots=slots,
         clock=SystemClock(),
         view=view,
