@@ -224,9 +224,7 @@ class SeedCalls(MarkedCalls):
 
 
 class MiniMaxCalls(MarkedCalls):
-    """The form `<minimax:tool_call><invoke name="NAME"><parameter
-    name="KEY">VALUE</parameter></invoke></minimax:tool_call>`.
-    """
+    """`<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`."""
 
     opens = ("<minimax:tool_call>",)
     specials = ("</minimax:tool_call>",)

@@ -9,8 +9,6 @@ from libs.model.tokenizer import Decoder
 
 
 class PartKind(Enum):
-    """The purpose of an answer's part."""
-
     CONTENT = auto()
     REASONING = auto()
     CALL = auto()
@@ -38,9 +36,7 @@ class Parser(Protocol):
         """Return the text held back until more of it arrives; it may still become content."""
         ...
 
-    def text(self, text: str) -> list[AnswerPart]:
-        """Parse a piece of ordinary text."""
-        ...
+    def text(self, text: str) -> list[AnswerPart]: ...
 
     def special(self, text: str) -> list[AnswerPart]:
         """Parse a special token, given by its text. It is never shown itself."""
@@ -55,7 +51,6 @@ class AnswerReader:
     """The reader of one answer. Ordinary tokens become text; special tokens are the format's markers."""
 
     def __init__(self, parser: Parser, decoder: Decoder, special_tokens: Mapping[int, str]) -> None:
-        """`special_tokens` maps ids to texts."""
         self._parser = parser
         self._decoder = decoder
         self._special = special_tokens

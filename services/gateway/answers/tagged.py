@@ -13,8 +13,6 @@ CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls | Marke
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags around reasoning."""
-
     opens: str
     closes: str
 
@@ -40,7 +38,6 @@ class TaggedParser:
         # While only content has arrived, white space at its start is the model's own.
         self._first = not thinks
         self._begun = False
-        """Whether the reasoning has any text."""
         self._held = ""
         self._specials = {
             *((thinking.opens, thinking.closes) if thinking else ()),

@@ -83,7 +83,6 @@ class Retention:
         self._trimmed: list[int] = []
 
     async def run(self) -> None:
-        """Check and delete until cancelled."""
         await self._view.replayed.wait()
         while True:
             for look in (self.forget, self.expire, self.trim):

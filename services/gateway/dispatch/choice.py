@@ -16,7 +16,6 @@ class PromptShown:
     """What one choice shows of its prompt. Most choices have none."""
 
     token_ids: Sequence[int]
-    """The token ids of the prompt."""
     tokenizer: Tokenizer
     echo: bool = False
     """Whether the text begins with the prompt's."""

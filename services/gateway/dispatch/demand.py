@@ -34,7 +34,6 @@ class DemandPublisher:
         self._left = False
 
     async def run(self) -> None:
-        """Publish counts until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             self.publish()

@@ -43,7 +43,6 @@ class SharedPlaces:
         self._exchanging = asyncio.Lock()
 
     async def run(self) -> None:
-        """Exchange reports until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             if self._tenants.told_apart:

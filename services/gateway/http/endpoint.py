@@ -41,9 +41,7 @@ CLIENT_GONE_STATUS = 499
 class Answering(Protocol):
     """An answer being sent to its client. Errors are raised only while nothing has been sent."""
 
-    async def stream(self, wire: Wire) -> None:
-        """Send the answer as server-sent events."""
-        ...
+    async def stream(self, wire: Wire) -> None: ...
 
     async def whole(self, wire: Wire) -> None:
         """Send the answer as one JSON object."""

@@ -167,7 +167,7 @@ def make_routes(
 
     @app.get("/v1/models", tags=["models"], summary="List the models that requests can name.")
     async def models(request: Request) -> dict[str, object]:
-        """The models that requests can name."""
+        """List the models that requests can name."""
         names = [name for name in catalog.names if caller_of(request.scope).may_use(name)]
         return {"object": "list", "data": [_model(catalog, name, started, desk) for name in names]}
 
@@ -178,14 +178,14 @@ def make_routes(
         responses={404: {"description": "There is no such model."}},
     )
     async def model(name: str, request: Request) -> dict[str, object]:
-        """One of them."""
+        """Return one model."""
         catalog.need(name, caller_of(request.scope).models)
         return _model(catalog, name, started, desk)
 
     @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
     @app.get("/health", tags=["operation"], summary="Tell whether the process lives, by vLLM's name.")
     async def healthz() -> dict[str, str]:
-        """Answers while the process lives."""
+        """Answer as long as the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], summary="Tell whether requests can be served.")
@@ -201,7 +201,7 @@ def make_routes(
 
     @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.", response_class=PlainTextResponse)
     async def prometheus() -> Response:
-        """Prometheus text."""
+        """Return metrics in Prometheus's text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     tell_errors(app)

@@ -130,7 +130,6 @@ class Stalls:
                     del counts[tenant]
 
     async def sweep(self) -> None:
-        """Break overlong waits until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)

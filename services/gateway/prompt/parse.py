@@ -132,7 +132,6 @@ class Asked:
     shows_prompt_logprobs: bool = False
     """Whether the prompt's logprobs are shown by position as in vLLM, with or without an echo."""
     shows_logprobs: bool = False
-    """Whether the answer's logprobs are shown."""
     token_ids: bool = False
     """Whether token ids are shown beside the text."""
     best: int | None = None

@@ -133,8 +133,6 @@ ID_BYTES = 24
 
 
 class ResponseReader:
-    """The endpoint's Reader for responses."""
-
     def __init__(self, kept: KeptResponses) -> None:
         self._kept = kept
 

@@ -274,7 +274,6 @@ class WorkerLink:
     # ------------------------------------------------------------ the stream
 
     async def run(self) -> None:
-        """Keep the stream open until cancelled."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             end = _End.BROKEN

@@ -35,8 +35,6 @@ JOB_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 
 class JobView:
-    """The follower of the jobs topic."""
-
     def __init__(self, bus: WorkBus) -> None:
         self._bus = bus
         self._book = JobBook()

@@ -28,7 +28,6 @@ class Dealer:
         self._files = files
         self._repeats = repeats
         self._ready: list[ShareSpan] = []
-        """The spans that are dealt next."""
 
     @property
     def left(self) -> int:

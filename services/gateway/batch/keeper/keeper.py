@@ -57,7 +57,6 @@ class RefusedShares:
     produced: list[Produced]
     """The results and their progress, published in one transaction with `dealt`."""
     copies: list[Produced]
-    """The copies for the client's topics."""
     lines: int
 
 
@@ -191,7 +190,6 @@ class _LaneJobs:
         self._lane = lane
         self._book = JobBook()
         self._open: set[str] = set()
-        """The ids of unfinished jobs."""
         self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
         self._refusals = Refusals(keeper.files)

@@ -41,8 +41,6 @@ _ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool]
 
 
 class LineRequester:
-    """The runner of single lines."""
-
     def __init__(
         self,
         intake: Intake,
