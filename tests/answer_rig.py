@@ -7,8 +7,7 @@ from libs.model.tokenizer import Tokenizer
 from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, MistralCalls
 from services.gateway.answers.families import AnswerFormat
 from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls
-from services.gateway.answers.parts import PartKind
-from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.parts import AnswerReader, PartKind
 
 TOOLS = {
     "get_weather": {

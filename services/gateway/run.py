@@ -45,34 +45,28 @@ from libs.stores.responses.memory import MemoryResponses
 from libs.stores.responses.port import ResponseStore
 from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandTeller
-from services.gateway.dispatch.gpu_charge import GpuCharge
-from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, RequestLimits
-from services.gateway.dispatch.intake_rounds import IntakeRounds
+from services.gateway.dispatch.demand import DemandPublisher
+from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.prefix_hints import PrefixHints
 from services.gateway.dispatch.queues import QueueReporter
-from services.gateway.dispatch.recorder import Recorder
+from services.gateway.dispatch.recorder import GpuCharge, Recorder
 from services.gateway.dispatch.shared_places import SharedPlaces
 from services.gateway.dispatch.tenant_limits import TenantLimiter
-from services.gateway.http.cors import cross_origin
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import make_routes, need
+from services.gateway.http.routes import cross_origin, make_routes, make_tenant_router, need
 from services.gateway.http.stalls import Stalls
-from services.gateway.http.tenants import make_tenant_router
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
 from services.gateway.prompt.headers import Defaults
 from services.gateway.prompt.parse import parse_chat, parse_completion
-from services.gateway.responses.keeping import KeptResponses
-from services.gateway.responses.reading import ResponseReader
-from services.gateway.responses.routes import DECLARED, make_responses_router
+from services.gateway.responses.exchange import ResponseReader
+from services.gateway.responses.keeping import DECLARED, KeptResponses, make_responses_router
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import WorkerLinks
-from services.gateway.workers.silence import SilenceWatch
-from services.gateway.workers.traffic import StreamTraffic
+from services.gateway.workers.fleet import SilenceWatch, WorkerLinks
+from services.gateway.workers.link import StreamTraffic
 
 # Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1
@@ -123,7 +117,7 @@ async def open_gateway(
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
     fleet = _fleet(settings, transport, metrics, tasks, clock)
-    demand = DemandTeller(ports.bus, settings.id, clock)
+    demand = DemandPublisher(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
     limiter = _limiter(ports, clock, settings.id, tasks)
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
@@ -342,7 +336,7 @@ def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
 
 
 def _ended(
-    bus: Bus, metrics: GatewayMetrics, demand: DemandTeller, limiter: TenantLimiter | None, fleet: WorkerLinks
+    bus: Bus, metrics: GatewayMetrics, demand: DemandPublisher, limiter: TenantLimiter | None, fleet: WorkerLinks
 ) -> Ended:
     """Return a callback that passes each ended request to the recorder, the demand count and the GPU time limits."""
     hearers: list[Ended] = [Recorder(bus, metrics).ended, demand.ended]

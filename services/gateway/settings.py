@@ -89,7 +89,7 @@ class GatewaySettings(HttpSettings):
     max_wait_ms: int = Field(60_000, ge=1)
     """How long a choice may wait for a worker with room."""
     no_workers_wait_ms: int = Field(10_000, ge=1)
-    """How long it may wait while the model has no worker at all, so that a restart is not an error."""
+    """How long a choice may wait while the model has no worker at all, so that a restart is not an error."""
     silent_after_ms: float = Field(SILENT_MS, ge=250)
     """How long a connected worker may say nothing, which speaks every 50 ms, before what runs there goes elsewhere.
     More where workers share their cores with what they compute."""
@@ -106,9 +106,9 @@ class GatewaySettings(HttpSettings):
     prefix_wait_ms: float = Field(5.0, ge=0)
     """How long a request waits at most to hear which workers have its prefix cached."""
     ttft_deadline_ms: int = Field(5_000, ge=1)
-    """Time to first token that a request wants, where it names none."""
+    """TTFT target of requests that name none."""
     tpot_target_ms: float = Field(100.0, gt=0)
-    """Time per output token after it, likewise."""
+    """TPOT target of requests that name none."""
     class_targets: Annotated[dict[str, ClassTargets], NoDecode, BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
@@ -125,19 +125,19 @@ class GatewaySettings(HttpSettings):
     files_s3_bucket: str = ""
     """Bucket for them in place of the folder, which must be there; needs `pip install 'fulcrum[s3]'`."""
     files_s3_prefix: str = ""
-    """What keys in it begin with."""
+    """Prefix of the files' keys in the bucket."""
     files_s3_endpoint: str = ""
-    """Address of a store that is not AWS's own."""
+    """Address of an S3-compatible store other than AWS's own."""
     files_s3_region: str = ""
     """Its region; like the keys, where it is empty it comes from where AWS's clients take it."""
     files_s3_access_key: SecretStr = SecretStr("")
-    """Who reads and writes there."""
+    """Access key for the bucket."""
     files_s3_secret_key: SecretStr = SecretStr("")
-    """That key's secret."""
+    """Secret of the access key."""
     files_max_bytes: int = Field(20 * 1024**3, ge=1024)
     """Bound of all files together."""
     files_max_count: int = Field(10_000, ge=1)
-    """Bound of their number, with those that unfinished batches will write."""
+    """Bound of the number of files, including those that unfinished batches will write."""
     tenant_files_max_count: int = Field(2_000, ge=1)
     """How many of these one tenant may have, where keys tell tenants apart and `fulcrum keys limits --files` says
     nothing else."""

@@ -1,7 +1,7 @@
-"""How families of models write tool calls, between the marker that opens them and what ends them. Pure.
+"""The tool call formats of model families, from the opening marker to the end of the calls. Pure.
 
-Formats as their models' chat templates show them: Hermes 2 Pro and Qwen 2.5 and 3, Llama 3.1 to 3.3, Mistral from its
-third tokenizer on, DeepSeek V3, R1 and V3.1.
+The formats are those of the models' chat templates: Hermes 2 Pro and Qwen 2.5 and 3, Llama 3.1 to 3.3, Mistral from
+its third tokenizer on, DeepSeek V3, R1 and V3.1.
 """
 
 from enum import Enum, auto
@@ -13,19 +13,19 @@ from services.gateway.answers.parts import AnswerPart, PartKind
 
 
 class CallReader(Protocol):
-    """Reads what follows an opening marker."""
+    """A parser of the text that follows an opening marker."""
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """What `text` adds, and the text after the calls; None: they go on."""
+        """Return the parts that `text` adds, and the text after the calls or None while they go on."""
         ...
 
     def end(self) -> list[AnswerPart]:
-        """The answer has ended: text that became no call is content."""
+        """Return the text that became no call, as content, at the end of the answer."""
         ...
 
 
 class HermesCall:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call between tags of its own."""
+    """Calls in the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each between tags of its own."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>",)
@@ -35,7 +35,7 @@ class HermesCall:
         self._tail = ""
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """Up to the closing tag, whatever stands before it."""
+        # Anything before the closing tag is skipped.
         in_call = not self._call.ended
         parts = self._call.push(text) if in_call else []
         if not self._call.ended:
@@ -49,12 +49,11 @@ class HermesCall:
         return parts, self._tail[at + len(self.specials[0]) :]
 
     def end(self) -> list[AnswerPart]:
-        """Without a name it was no call."""
         return [] if self._call.named else _content(self._call.raw + self._tail)
 
 
 class LlamaCalls:
-    """`{"name": ..., "parameters": {...}}`, as the whole answer, several with `;` between them."""
+    """Calls in the form `{"name": ..., "parameters": {...}}` as the whole answer, several separated by `;`."""
 
     opens = ("<|python_tag|>",)
     specials = ()
@@ -64,7 +63,6 @@ class LlamaCalls:
         self._call = JsonCall(self._is_tool)
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """Up to text that is no call."""
         parts: list[AnswerPart] = []
         while True:
             if not self._call.raw and not self._call.named:
@@ -77,7 +75,6 @@ class LlamaCalls:
             text, self._call = self._call.rest, JsonCall(self._is_tool)
 
     def end(self) -> list[AnswerPart]:
-        """Without a name it was no call."""
         return [] if self._call.named else _content(self._call.raw)
 
 
@@ -89,7 +86,9 @@ class _Mistral(Enum):
 
 
 class MistralCalls:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or for each call `[TOOL_CALLS]name[ARGS]{...}`."""
+    """Calls in the form `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for
+    each.
+    """
 
     opens = ("[TOOL_CALLS]",)
     specials = ("[ARGS]", "[CALL_ID]")
@@ -101,7 +100,6 @@ class MistralCalls:
         self._arguments = JsonText()
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """Up to the list's end, or the arguments'."""
         if self._state is _Mistral.BEGIN:
             text = text.lstrip()
             if not text:
@@ -123,7 +121,6 @@ class MistralCalls:
         return parts, text[size:] if self._arguments.ended else None
 
     def end(self) -> list[AnswerPart]:
-        """What became no call is content."""
         if self._state is _Mistral.LIST:
             return [] if self._call.named else _content(self._call.raw)
         return _content(self._held)
@@ -156,8 +153,10 @@ class _DeepSeek(Enum):
 
 
 class DeepSeekCalls:
-    """Between calls' begin and end, each call between its own: `function<sep>name`, a line break and a block of JSON in
-    V3 and R1, `name<sep>{...}` in V3.1."""
+    """Calls between a begin and an end mark for all, and another pair for each call.
+
+    V3 and R1 write `function<sep>name`, a line break and a block of JSON; V3.1 writes `name<sep>{...}`.
+    """
 
     opens = ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)
     specials = (
@@ -174,7 +173,6 @@ class DeepSeekCalls:
         self._arguments = JsonText()
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """Up to the end of all calls."""
         all_end, begin, sep, end = self.specials
         parts: list[AnswerPart] = []
         self._held += text
@@ -197,11 +195,11 @@ class DeepSeekCalls:
                 return parts, None
 
     def end(self) -> list[AnswerPart]:
-        """Broken off between or before calls: nothing that anybody could use."""
+        # An answer that breaks off between or before calls leaves nothing usable.
         return []
 
     def _pass(self, marker: str, state: _DeepSeek) -> str | None:
-        """The text before the next marker, which is passed; None while there is none."""
+        """Consume text through the next marker and return the text before it, or None if there is no marker yet."""
         before, found, after = self._held.partition(marker)
         if not found:
             return None
@@ -232,7 +230,9 @@ class DeepSeekCalls:
 
 
 class KimiCalls(DeepSeekCalls):
-    """Kimi K2's, of the same build: the name stands in the call's id, `functions.NAME:0`, before its arguments."""
+    """Kimi K2's calls, built like DeepSeek's. The name is part of the call's id, `functions.NAME:0`, before the
+    arguments.
+    """
 
     opens = ("<|tool_calls_section_begin|>",)
     specials = (

@@ -1,4 +1,4 @@
-"""Which format a model answers in: by its special tokens and its chat template, or by a setting. Pure."""
+"""Detection of a model's answer format from its special tokens and chat template, or from a setting. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from services.gateway.answers.tagged import CallFormat, TaggedParser, Tags
 
 HARMONY: Final = "harmony"
 NONE: Final = "none"
-"""In a setting: the model has no such format, whatever its template looks like."""
+"""A setting's value for a model without such a format, whatever its template looks like."""
 
 REASONING: Final[Mapping[str, Tags]] = MappingProxyType(
     {
@@ -23,7 +23,7 @@ REASONING: Final[Mapping[str, Tags]] = MappingProxyType(
         "seed": Tags("<seed:think>", "</seed:think>"),  # Seed-OSS
     }
 )
-"""Families by their name in settings; a template that writes the closing tag is of that family."""
+"""The reasoning tags by family name in settings. A template that contains the closing tag belongs to the family."""
 
 CALLS: Final[Mapping[str, CallFormat]] = MappingProxyType(
     {
@@ -49,31 +49,33 @@ _CALL_SIGNS: Final = (
     ("hermes", HermesCall.opens),
     ("llama3-json", ('"name": function name, "parameters":',)),
 )
-"""What a template says of the format that its model calls tools in; the first of which all is there."""
+"""Texts in a template that identify its tool call format. The first format whose texts all occur is chosen."""
+# Mistral's templates refuse call ids of another length.
 MISTRAL_ID_CHARS: Final = 9
-"""Their templates refuse other ids of calls."""
 PROMPT_END_TOKENS: Final = 8
-"""The tags that open reasoning are found in this many tokens at a prompt's end."""
+"""The number of tokens at a prompt's end that are searched for tags that open reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How one model writes reasoning and tool calls."""
+    """The way in which one model writes reasoning and tool calls."""
 
     harmony: bool = False
     thinking: Tags | None = None
     calls: str = ""
-    """Key of CALLS, or "harmony"; empty: no format that is known."""
+    """A key of CALLS, or "harmony"; empty if the format is unknown."""
     fenced: bool = False
-    """Whether DeepSeek's arguments stand in a block of JSON, as before V3.1."""
+    """Whether DeepSeek's arguments are in a block of JSON, as before V3.1."""
 
     @property
     def reasons(self) -> bool:
-        """Whether reasoning stands apart from content."""
+        """Return whether the model marks reasoning apart from content."""
         return self.harmony or self.thinking is not None
 
     def parser(self, tools: Tools, prompt_end: str) -> Parser | None:
-        """For one answer to a chat; None where all of it is content. `tools`: those that may be called."""
+        """Return a parser for one answer to a chat, or None if all of it is content. `tools` are those that may be
+        called.
+        """
         if self.harmony:
             return HarmonyParser(calls=bool(tools))
         calls = CALLS.get(self.calls) if tools else None
@@ -82,19 +84,19 @@ class AnswerFormat:
         return TaggedParser(self.thinking, calls, tools, thinks=self.thinks(prompt_end))
 
     def thinks(self, prompt_end: str) -> bool:
-        """Whether a prompt that ends so has opened the reasoning."""
+        """Return whether a prompt with this end has opened the reasoning."""
         return self.thinking is not None and prompt_end.rstrip().endswith(self.thinking.opens)
 
 
 @dataclass(frozen=True, slots=True)
 class FormatNames:
-    """Formats by hand, by a model's name; "*" stands for all others."""
+    """The formats configured by hand, by a model's name. "*" applies to all others."""
 
     reasoning: Mapping[str, str] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, model: str) -> tuple[str, str]:
-        """Names of its formats of reasoning and of calls; empty where none is set."""
+        """Return the names of a model's reasoning and call formats; empty if not set."""
         reasoning, tools = (names.get(model, names.get("*", "")) for names in (self.reasoning, self.tools))
         return reasoning, tools
 
@@ -103,8 +105,7 @@ NO_NAMES: Final = FormatNames()
 
 
 def answer_format(tokenizer: Tokenizer, names: tuple[str, str] = ("", "")) -> AnswerFormat:
-    """Format of a model by its tokenizer; `names`: of its formats of reasoning and of calls by hand, which come
-    first."""
+    """Return a model's format. `names`, its configured reasoning and call formats, override the tokenizer's."""
     reasoning, tools = names
     special = set(tokenizer.special_tokens.values())
     harmony = special.issuperset(MARKERS) and reasoning in ("", HARMONY)
@@ -118,7 +119,7 @@ def answer_format(tokenizer: Tokenizer, names: tuple[str, str] = ("", "")) -> An
 
 
 def prompt_end(tokenizer: Tokenizer, prompt: list[int]) -> str:
-    """Text of a prompt's last tokens, special ones included."""
+    """Return the text of a prompt's last tokens, including special ones."""
     return b"".join(map(tokenizer.token_bytes, prompt[-PROMPT_END_TOKENS:])).decode(errors="replace")
 
 

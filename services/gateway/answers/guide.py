@@ -1,20 +1,74 @@
-"""The grammar of an answer that must be JSON of a schema, or call tools: reasoning first, where the model writes some.
+"""Grammars for answers that must be JSON of a schema or call tools, after any reasoning. Pure.
 
-In llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). Pure.
+Written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Protocol
 
-from libs.model.grammar import json_rule
+from libs.model.grammar import choice_rule, json_rule
 from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, MistralCalls
 from services.gateway.answers.families import CALLS, AnswerFormat
-from services.gateway.answers.marked_calls import MarkedCalls
-from services.gateway.answers.marked_guide import marked_call
+from services.gateway.answers.marked_calls import MarkedCalls, Marks, value_types
+
+_DEFINITIONS: Final = ("$defs", "definitions")
+# A larger bound on a text's length is not enforced by the grammar.
+_MAX_BOUND: Final = 4096
+
+
+class Writer(Protocol):
+    """A writer of texts as terminals of a grammar."""
+
+    def __call__(self, *texts: str) -> str:
+        """Return the terminals of these texts in sequence."""
+        ...
+
+    def until(self, closes: str, rule: str = ..., text: str = ...) -> str:
+        """Return a terminal for text through `closes`."""
+        ...
+
+
+def marked_call(marks: Marks, write: Writer, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    """Return rule `call_{place}` for a call of the tool `name`, and the rules of its arguments.
+
+    The call has all required arguments and any of the others, in the order of the schema.
+    """
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    rules, arguments = [], []
+    for number, (key, value) in enumerate(properties.items()):
+        rule = f"value_{place}_{number}"
+        written = write(marks.key[0], key, marks.key[1], marks.line, marks.value[0])
+        after = f"{marks.line}{marks.value[1]}"
+        if "string" in value_types(value) and "enum" not in value:
+            rules.append("")  # the writer keeps that rule
+            argument = f"{written} {write.until(after, rule, _text(value))} {write(marks.line)}"
+        else:
+            rules.append(f"{rule}: {_value(value, schema)}")
+            argument = f"{written} {rule} {write(after, marks.line)}"
+        arguments.append(argument if key in schema.get("required", ()) else f"({argument})?")
+    opens = (*marks.name[:1], name, marks.name[1], marks.line) if marks.name else (name, "\n")
+    return [f"call_{place}: {write(*opens)} {' '.join(arguments)} {write(marks.ends)}", *filter(None, rules)]
+
+
+def _text(schema: Any) -> str:
+    most = schema.get("maxLength") if isinstance(schema, Mapping) else None
+    least = schema.get("minLength", 0) if isinstance(schema, Mapping) else 0
+    if not isinstance(most, int) or most > _MAX_BOUND or not isinstance(least, int) or least > most:
+        return r"/(.|\n)*/"
+    return rf"/(.|\n){{{least},{most}}}/"
+
+
+def _value(schema: Any, root: Mapping[str, Any]) -> str:
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    if values and all(isinstance(value, str) for value in values):
+        return choice_rule(values)
+    shared = {name: root[name] for name in _DEFINITIONS if name in root}
+    return json_rule({**shared, **schema} if isinstance(schema, Mapping) else {})
+
 
 ToolSchema = tuple[str, Mapping[str, Any]]
-"""A tool's name, and the JSON schema of its arguments."""
+"""A tool's name and the JSON schema of its arguments."""
 _Form = tuple[Callable[[str], tuple[str, str]], str | None, tuple[str, str]]
 _ANYTHING = r"/(.|\n)*/"
 
@@ -29,10 +83,11 @@ def guide_of(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """`special`: ids by text of tokens that stand outside the vocabulary of text; models write their tags by them.
+    """Return the grammar of an answer.
 
-    `schema`: None where only calls will do, or where the answer keeps to `rule`, what follows a rule's name. `thinks`:
-    the reasoning was opened by the prompt.
+    `special` maps texts of special tokens, with which models write their tags, to ids. `schema` is None if only
+    calls are allowed, or if the answer matches `rule`, the right-hand side of a grammar rule. `thinks` says that
+    the prompt has already opened the reasoning.
     """
     write = _Writer(special)
     choices = []
@@ -51,15 +106,15 @@ def guide_of(
 
 
 class _Writer:
-    """Texts as terminals: special tokens by id."""
+    """A writer of texts as terminals, with special tokens written by id."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self.rules: list[str] = []
-        """Further rules that were needed."""
+        """The additional rules that the terminals need."""
 
     def __call__(self, *texts: str) -> str:
-        """One after the other."""
+        """Return the terminals of these texts in sequence."""
         return " ".join(
             f"<[{self._special[text]}]>" if text in self._special else json.dumps(text, ensure_ascii=False)
             for text in texts
@@ -67,14 +122,13 @@ class _Writer:
         )
 
     def until(self, closes: str, rule: str = "thought", text: str = _ANYTHING) -> str:
-        """Text up to and with `closes`, by a further rule of this name where it is no special token."""
+        """Return a terminal for text through `closes`, adding a rule of this name if `closes` is no special token."""
         if closes in self._special:
             return f"{text} {self(closes)}"
         self.rules.append(f"{rule}[suffix={json.dumps(closes)}]: {text}")
         return rule
 
     def has(self, text: str) -> bool:
-        """Whether it is a special token."""
         return text in self._special
 
 
@@ -93,7 +147,7 @@ def _harmony_final(write: _Writer) -> str:
 
 
 def _calls(shape: AnswerFormat, write: _Writer, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """Rules `calls` and those of each tool."""
+    """Return the rule `calls` and the rules of each tool."""
     which = "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     marked = CALLS.get(shape.calls)
     if marked is not None and issubclass(marked, MarkedCalls):
@@ -119,7 +173,9 @@ def _marked_calls(calls: type[MarkedCalls], write: _Writer, tools: Sequence[Tool
 
 
 def _form(shape: AnswerFormat, write: _Writer) -> _Form:
-    """(what stands around a call's arguments, by its name; between calls, None: there is one; around all of them)."""
+    """Return the text around a call's arguments by its name, between calls (None allows one call only), and around all
+    calls.
+    """
     if shape.harmony:
         opens = ("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")
         return lambda name: (write(*(text.format(name=name) for text in opens)), ""), None, ("", "")

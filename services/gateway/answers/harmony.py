@@ -1,9 +1,11 @@
 """Answers in harmony, gpt-oss's format (https://cookbook.openai.com/articles/openai-harmony). Pure.
 
-A generation goes on after `<|start|>assistant`, and is messages: `<|channel|>analysis<|message|>...<|end|>`, then
-`<|start|>assistant<|channel|>final<|message|>...<|return|>`. Reasoning comes in channel analysis, tool calls in channel
-commentary, to a recipient (` to=functions.f`, before or after the channel's name); both are ordinary text between
-special tokens. Content is what the assistant says to nobody but the user: in channel final, or in no channel at all.
+A generation continues after `<|start|>assistant` and consists of messages:
+`<|channel|>analysis<|message|>...<|end|>`, then `<|start|>assistant<|channel|>final<|message|>...<|return|>`.
+
+Reasoning is in channel analysis and tool calls in channel commentary, with a recipient (` to=functions.f`, before
+or after the channel's name). Both are ordinary text between special tokens. Content is what the assistant addresses
+to the user alone: in channel final, or in no channel at all.
 """
 
 from enum import Enum, auto
@@ -12,48 +14,47 @@ from typing import Final
 from services.gateway.answers.parts import AnswerPart, PartKind
 
 MARKERS: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
-"""Special tokens that a vocabulary of this format has."""
+"""The special tokens that a vocabulary of this format has."""
 _START, _CHANNEL, _MESSAGE, *_ENDS = MARKERS
 _CONSTRAIN = "<|constrain|>"
+# Bound on a message's role, recipient and channel. A longer header does not belong to an answer.
 MAX_HEADER_CHARS = 256
-"""Of a message's role, recipient and channel; a longer header is no answer's."""
 _TO = " to="
 _FUNCTIONS = "functions."
 
 
 class _State(Enum):
+    # So far only the start of an answer without any marker, or of a recipient; the next text decides which.
     OPENING = auto()
-    """Nothing but the start of an answer without any marker, or of a recipient: the next text tells which."""
     HEADER = auto()
     BODY = auto()
 
 
 class HarmonyParser:
-    """Implements the Parser port. Whatever they mean, a marker is never shown, nor is a header."""
+    """The Parser of harmony, which shows neither markers nor headers."""
 
     def __init__(self, *, calls: bool) -> None:
-        """`calls`: whether tools may be called; otherwise calls are dropped."""
+        """`calls` says whether tools may be called; otherwise calls are dropped."""
         self._calls = calls
         self._state = _State.OPENING
         self._opening = ""
         self._header = "assistant"
         self._channel: str | None = None
         self._kind: PartKind | None = None
-        """Of the message's text; None: nobody's to see."""
+        """The kind of the message's text; None hides it."""
         self._empty_call = False
 
     @property
     def thinking(self) -> bool:
-        """Whether an analysis is being written."""
         return self._state is _State.BODY and self._kind is PartKind.REASONING
 
     @property
     def held(self) -> str:
-        """The start of the answer, where it may become a recipient."""
+        """Return the start of the answer while it may become a recipient."""
         return self._opening
 
     def text(self, text: str) -> list[AnswerPart]:
-        """Read text of a header, or of a message."""
+        """Read text of a header or of a message."""
         if self._state is _State.OPENING:
             return self._open(text)
         if self._state is _State.HEADER:
@@ -65,7 +66,7 @@ class HarmonyParser:
         return [AnswerPart(self._kind, text)]
 
     def special(self, text: str) -> list[AnswerPart]:
-        """A marker; other special tokens mean nothing."""
+        """Apply a marker; ignore other special tokens."""
         if text == _CONSTRAIN and self._state is _State.HEADER:
             self._add(" ")  # a content type follows, which is no part of what stands before it
         if text == _MESSAGE and self._state is not _State.BODY:
@@ -86,7 +87,7 @@ class HarmonyParser:
         return parts
 
     def end(self) -> list[AnswerPart]:
-        """An opening that became no header is content."""
+        """Return an opening that became no header, as content."""
         opening, self._opening = self._opening, ""
         return [AnswerPart(PartKind.CONTENT, opening)] if opening else self._close()
 
@@ -103,7 +104,6 @@ class HarmonyParser:
         return [AnswerPart(PartKind.CONTENT, begun)]
 
     def _begin(self) -> list[AnswerPart]:
-        """A message's text begins."""
         self._add(self._opening)
         self._opening, self._state, self._kind = "", _State.BODY, None
         words, channel = self._header.split(), (self._channel or "").split()
@@ -130,7 +130,7 @@ class HarmonyParser:
         return [AnswerPart(PartKind.CALL, name)]
 
     def _close(self) -> list[AnswerPart]:
-        """A message has ended; a call of nothing has no arguments."""
+        """End a message. A call without text has empty arguments."""
         empty, self._empty_call = self._empty_call, False
         return [AnswerPart(PartKind.ARGUMENTS, "{}")] if empty else []
 

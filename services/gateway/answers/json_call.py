@@ -1,4 +1,4 @@
-"""A tool call that is a JSON object, {"name": ..., "arguments": {...}}, read as it comes. Pure."""
+"""Incremental parsing of a tool call written as a JSON object, {"name": ..., "arguments": {...}}. Pure."""
 
 import json
 import re
@@ -12,12 +12,12 @@ _KEY = re.compile(r'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)', re.DOTALL)
 _CLOSE = re.compile(r"[\s,]*\}")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(r'[^\s,{}\[\]"]+(?=[\s,}\]])')
+# Llama writes "parameters".
 _ARGUMENTS = ("arguments", "parameters")
-"""The second is Llama's."""
 
 
 class JsonText:
-    """The text of one JSON object or list, up to what closes it."""
+    """The text of one JSON object or list, up to its closing bracket."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -26,7 +26,7 @@ class JsonText:
         self._escaped = False
 
     def push(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
+        """Return the number of characters of `text` that belong to the value."""
         for place, char in enumerate(text):
             if self._in_string:
                 self._in_string = self._escaped or char != '"'
@@ -50,21 +50,21 @@ class _State(Enum):
     OPENING = auto()
     KEY = auto()
     VALUE = auto()
+    # In a value that is ignored.
     SKIPPED = auto()
-    """In a value that says nothing."""
     ARGUMENTS = auto()
     ENDED = auto()
 
 
 class JsonCall:
-    """One call. The order of its keys is the model's: arguments before the name wait for it."""
+    """One call. The model chooses the order of keys, so arguments before the name are held back."""
 
     def __init__(self, is_tool: Callable[[str], bool] = lambda _: True) -> None:
-        """`is_tool`: whether a call by this name is one; where it is none, the object is no call."""
+        """`is_tool` says whether a name is a tool's; otherwise the object is no call."""
         self.named = False
-        """Whether its name was given out: from then on it is a call."""
+        """Whether the name was returned; from then on the object is a call."""
         self.raw = ""
-        """All of its text until it is named."""
+        """The whole text until the call is named."""
         self._is_tool = is_tool
         self._state = _State.OPENING
         self._left = ""
@@ -75,11 +75,11 @@ class JsonCall:
 
     @property
     def ended(self) -> bool:
-        """Whether its text is over, or cannot be a call's."""
+        """Return whether the text is complete or cannot be a call."""
         return self._state is _State.ENDED
 
     def push(self, text: str) -> list[AnswerPart]:
-        """What `text` adds; once it has ended, `rest` is what comes after."""
+        """Return the parts that `text` adds. Once the call has ended, `rest` returns the text after it."""
         if not self.named:
             self.raw += text
         self._left += text
@@ -92,11 +92,10 @@ class JsonCall:
 
     @property
     def rest(self) -> str:
-        """Text after its end."""
         return self._left
 
     def _step(self, parts: list[AnswerPart]) -> bool:
-        """One step on; False when more text is needed."""
+        """Consume one piece of syntax; return False if more text is needed."""
         if self._state is _State.OPENING:
             return self._take(_OPEN, _State.KEY, "{")
         if self._state is _State.KEY:
@@ -164,7 +163,7 @@ class JsonCall:
 
 
 def _unquoted(value: str) -> str:
-    """What a JSON string says; nothing for one that is broken, and for a value that is no string."""
+    """Decode a JSON string; return an empty string if it is broken or no string."""
     try:
         found = json.loads(value)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Families that write a call's arguments one by one between marks, and not as JSON. Pure.
+"""The call formats that write arguments one by one between marks rather than as JSON. Pure.
 
-Formats as their models' chat templates show them: Qwen3-Coder, GLM 4.5 and 4.6, MiniMax M2, Seed-OSS. What is a number
-and what a text follows from the tool's schema.
+The formats are those of the models' chat templates: Qwen3-Coder, GLM 4.5 and 4.6, MiniMax M2, Seed-OSS. The tool's
+schema decides whether a value is a number or a text.
 """
 
 import json
@@ -13,24 +13,24 @@ from typing import Any, ClassVar, Final, Literal
 from services.gateway.answers.parts import AnswerPart, PartKind
 
 Tools = Mapping[str, Mapping[str, Any]]
-"""JSON schemas of their arguments, by name."""
+"""The JSON schemas of tools' arguments, by tool name."""
 _TEXT: Final = frozenset({"string"})
 _TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands around the parts of a call."""
+    """The marks around the parts of a call."""
 
     name: tuple[str, str] | None
-    """Around its name; None: it stands at the start, up to the first key or the end."""
+    """The marks around the name; None if it extends from the start to the first key or the end."""
     key: tuple[str, str]
     value: tuple[str, str]
-    """The first is empty where the value follows its key at once."""
+    """The marks around a value. The first is empty if a value directly follows its key."""
     ends: str
-    """After a call, where more may come before the closing mark; empty where that ends it."""
+    """The mark after a call, if more calls may precede the closing mark; empty if that mark ends the call."""
     line: str = ""
-    """What a template writes after a name, and around a value."""
+    """The text that a template writes after a name and around a value."""
 
 
 class _State(Enum):
@@ -43,11 +43,11 @@ class _State(Enum):
 
 
 class MarkedCalls:
-    """One such format. A value is passed on once it is whole, since its type may show at its end."""
+    """A parser of one such format. Values are returned whole, since a value's type may only show at its end."""
 
     opens: ClassVar[tuple[str, ...]]
     specials: ClassVar[tuple[str, ...]]
-    """The first ends all calls."""
+    """The format's special tokens, of which the first ends all calls."""
     marks: ClassVar[Marks]
 
     def __init__(self, tools: Tools) -> None:
@@ -58,7 +58,6 @@ class MarkedCalls:
         self._arguments = 0
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """Up to the mark that ends all calls."""
         self._held += text
         parts: list[AnswerPart] = []
         while True:
@@ -67,11 +66,11 @@ class MarkedCalls:
                 return parts, step
 
     def end(self) -> list[AnswerPart]:
-        """Broken off: what had begun is as it is, and what had no name was nothing that anybody could use."""
+        # A call that breaks off is left as it is; one without a name would be of no use.
         return []
 
     def _step(self, parts: list[AnswerPart]) -> Literal[True] | str | None:
-        """True: go on; None: more text is needed; else the text after all calls."""
+        """Consume one mark. Return True to continue, None if more text is needed, else the text after all calls."""
         marks, state = self.marks, self._state
         if state is _State.BETWEEN:
             assert marks.name is not None
@@ -127,7 +126,7 @@ class MarkedCalls:
         return True
 
     def _pass(self, marks: Mapping[str, _State], *, closes: bool) -> Literal[True] | str | None:
-        """Go past the first of these marks; with `closes`, the one that ends all calls may come before it."""
+        """Consume text through the first of these marks. With `closes`, the mark that ends all calls may precede it."""
         wanted = (*marks, self.specials[0]) if closes else tuple(marks)
         places = {mark: at for mark in wanted if (at := self._held.find(mark)) >= 0}
         if not places:
@@ -140,7 +139,7 @@ class MarkedCalls:
         return True
 
     def _until(self, mark: str) -> str | None:
-        """The text before a mark, which is passed; None while there is none."""
+        """Consume text through a mark and return the text before it, or None if there is no mark yet."""
         before, found, after = self._held.partition(mark)
         if not found:
             return None
@@ -148,7 +147,7 @@ class MarkedCalls:
         return before
 
     def _argument(self, text: str) -> str:
-        """One more of the JSON object."""
+        """Return the argument as the next member of the JSON object."""
         before = ", " if self._arguments else "{"
         self._arguments += 1
         schema = self._tools.get(self._name, {}).get("properties", {}).get(self._key, {})
@@ -156,12 +155,12 @@ class MarkedCalls:
 
 
 def _trimmed(text: str) -> str:
-    """Without the one line break that templates write on either side."""
+    # Templates write one line break on either side.
     return text.removeprefix("\n").removesuffix("\n")
 
 
 def _as_json(text: str, schema: Any) -> str:
-    """A value as JSON, of a type that its schema allows where it can be."""
+    """Return a value as JSON, of a type that its schema allows if possible."""
     types = value_types(schema)
     if types == _TEXT:
         return json.dumps(text, ensure_ascii=False)
@@ -180,7 +179,7 @@ def _no_constant(name: str) -> Any:
 
 
 def value_types(schema: Any) -> frozenset[str]:
-    """Names of the JSON types that a schema allows, as far as it says so at its top; of one that does not, text."""
+    """Return the JSON types that the top level of a schema allows, or text if it names none."""
     if not isinstance(schema, Mapping):
         return _TEXT
     named = schema.get("type")
@@ -209,7 +208,7 @@ _PARAMETERS: Final = Marks(
 
 
 class QwenCoderCalls(MarkedCalls):
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, with line breaks between."""
+    """The form `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, with newlines."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>",)
@@ -217,7 +216,7 @@ class QwenCoderCalls(MarkedCalls):
 
 
 class SeedCalls(MarkedCalls):
-    """As Qwen3-Coder's, between tags of Seed-OSS's own."""
+    """The form of Qwen3-Coder between Seed-OSS's own tags."""
 
     opens = ("<seed:tool_call>",)
     specials = ("</seed:tool_call>",)
@@ -235,7 +234,7 @@ class MiniMaxCalls(MarkedCalls):
 
 
 class GlmCalls(MarkedCalls):
-    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, with line breaks between."""
+    """The form `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, with line breaks."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")

@@ -1,4 +1,4 @@
-"""Whether JSON schemas can be kept to, found out in a process that can be ended, and remembered."""
+"""Checks in a killable process whether JSON schemas can be enforced, and caches the verdicts."""
 
 import asyncio
 import json
@@ -14,42 +14,42 @@ from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES
 
 MAX_CHECKED = 256
-"""Schemas whose verdict is remembered."""
+"""The bound on schemas whose verdict is cached."""
 MAX_CHECKED_CHARS = 8 * 1024 * 1024
-"""Of all remembered schemas, as they came and as they are kept to."""
+"""The bound on the text of all cached schemas, in the client's form and the grammar library's."""
 MAX_CHECKS = 2
-"""At a time."""
+"""The bound on concurrent checks, each in a process of its own."""
 MAX_WAITING = 32
-"""Schemas that wait for it; more are refused with 429."""
+"""The bound on schemas that wait for a check; more are refused with 429."""
+# Wall-clock bound. Other load on the machine may exceed it, so the answer then is 429 and no verdict.
 MAX_CHECK_S = 20.0
-"""By the clock, on a machine that has other things to do: no verdict then, but 429."""
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 MAX_REASON_CHARS = 300
 
 
 class Verdict(NamedTuple):
-    """What the check of a schema, or of a rule, has found."""
+    """The result of checking a schema or a rule."""
 
     fault: str
-    """Why it cannot be kept to; empty where it can."""
+    """The reason why the schema cannot be enforced; empty if it can."""
     schema: str = "{}"
-    """JSON: an equal or stricter schema, as the grammar library reads it. Of no meaning for a rule."""
+    """An equal or stricter schema as JSON, in the grammar library's form. Unused for a rule."""
 
 
 class SchemaCheck:
-    """Verdicts by schema."""
+    """The cached verdicts and running checks, by schema."""
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
-        """tenants: who share the checks; None: all requests are alike."""
+        """`tenants` share the checks; None treats all requests alike."""
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._chars = 0
         full = f"{MAX_CHECKS} schemas are checked at a time, and too many wait: others need room too"
         self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
         self._checks: dict[tuple[str, str], asyncio.Lock] = {}
-        """By tenant and schema, of those that are checked or wait for it."""
+        """The locks of schemas that are being checked or wait for it, by tenant and schema."""
 
     async def verdict(self, schema: str, tenant: str = "") -> Verdict:
-        """On a schema, or a rule, as JSON. Raises QueueFull where too many are checked."""
+        """Return the verdict on a schema or a rule, given as JSON. Raise QueueFull if too many wait for a check."""
         found = self._verdicts.get(schema)
         if found is None:
             found = await self._check(schema, tenant)
@@ -58,7 +58,7 @@ class SchemaCheck:
         return found
 
     async def _check(self, schema: str, tenant: str) -> Verdict:
-        """Once, however many of the tenant's requests wait for it."""
+        """Check a schema once, however many of the tenant's requests wait for it."""
         async with self._checks.setdefault((tenant, schema), asyncio.Lock()):
             found = self._verdicts.get(schema)
             if found is not None:

@@ -1,4 +1,4 @@
-"""Answers whose reasoning and tool calls stand between tags, as most families write them. Pure."""
+"""Answers whose reasoning and tool calls are marked by tags, as in most model families. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,34 +13,31 @@ CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls | Marke
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What reasoning stands between."""
-
     opens: str
     closes: str
 
 
 class _Mode(Enum):
+    # At the start of the answer, or after reasoning or calls, with only white space so far.
     BEGIN = auto()
-    """Of the answer, or of what follows reasoning or calls: only white space so far."""
     REASONING = auto()
     CONTENT = auto()
     CALLS = auto()
 
 
 class TaggedParser:
-    """Implements the Parser port. White space around tags is nobody's, and a tag is never shown."""
+    """The Parser of tagged answers. White space around tags is dropped, and tags are never shown."""
 
     def __init__(self, thinking: Tags | None, calls: CallFormat | None, tools: Tools, *, thinks: bool) -> None:
-        """`calls`: None where no tool may be called. `thinks`: the prompt has opened the reasoning already."""
+        """`calls` is None if no tool may be called. `thinks` says that the prompt has already opened the reasoning."""
         self._thinking = thinking
         self._calls = calls
         self._tools = tools
         self._reader: CallReader | None = None
         self._mode = _Mode.REASONING if thinks else _Mode.BEGIN
+        # While only content has arrived, white space at its start is the model's own.
         self._first = not thinks
-        """Whether nothing but content has come: then white space at its start is the model's own."""
         self._begun = False
-        """Whether the reasoning has text."""
         self._held = ""
         self._specials = {
             *((thinking.opens, thinking.closes) if thinking else ()),
@@ -49,16 +46,15 @@ class TaggedParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether reasoning goes on."""
         return self._mode is _Mode.REASONING
 
     @property
     def held(self) -> str:
-        """Text that may be a tag's, or white space around one."""
+        """Return text that may belong to a tag, or white space around one."""
         return self._held
 
     def text(self, text: str) -> list[AnswerPart]:
-        """What can be said of the text so far."""
+        """Return the parts that are certain so far."""
         self._held += text
         parts: list[AnswerPart] = []
         while self._held and self._step(parts):
@@ -66,11 +62,11 @@ class TaggedParser:
         return parts
 
     def special(self, text: str) -> list[AnswerPart]:
-        """Tags may be special tokens; other special tokens mean nothing."""
+        # Tags may be special tokens. Other special tokens have no meaning.
         return self.text(text) if text in self._specials else []
 
     def end(self) -> list[AnswerPart]:
-        """What was held is content, unless it is reasoning's last white space."""
+        """Return the held text as content, or drop it if it is reasoning's trailing white space."""
         held, self._held = self._held, ""
         if self._reader is not None:
             return self._reader.end()
@@ -80,7 +76,7 @@ class TaggedParser:
         return [AnswerPart(PartKind.CONTENT, held)] if held and (self._first or held.strip()) else []
 
     def _step(self, parts: list[AnswerPart]) -> bool:
-        """Move on by a mode; False when more text is needed."""
+        """Advance by one mode; return False if more text is needed."""
         if self._mode is _Mode.REASONING:
             return self._reason(parts)
         if self._mode is _Mode.CALLS:
@@ -156,7 +152,7 @@ class TaggedParser:
 
 
 def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
-    """What can be given out, and what waits: white space at the end, and what may begin a tag."""
+    """Split text into what can be returned and what has to wait: trailing white space and a possible start of a tag."""
     keep = 0
     for tag in tags:
         for size in range(min(len(text), len(tag) - 1), keep, -1):

@@ -1,5 +1,3 @@
-"""Prometheus metrics of batch jobs in a gateway."""
-
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -8,7 +6,7 @@ from libs.contracts import metric_names as names
 
 
 class BatchMetrics:
-    """What this gateway answers, and what it sees of all jobs."""
+    """The counts of this gateway's answers, and gauges over all jobs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -33,7 +31,6 @@ class BatchMetrics:
         left_lines: Callable[[], float],
         dropped_events: Callable[[], float],
     ) -> None:
-        """Read these gauges at each scrape."""
         for name, text, read in (
             (names.GATEWAY_BATCH_IN_FLIGHT, "Batch lines that hold a slot", in_flight),
             (names.GATEWAY_BATCH_JOBS, "Jobs of the cluster that have not ended", unfinished_jobs),

@@ -1,8 +1,8 @@
-"""What goes when it may: files whose time is over, and answers in Kafka that no job needs any more.
+"""Deletes expired files, and answers in Kafka that no job needs any more.
 
-A job's answers are needed in their topic until its files hold them. Once no unfinished job began before some of them,
-the broker is asked to delete those, whatever the topic's own retention: what was deleted from the file store is then
-nowhere.
+A job's answers are needed in their topic until its files hold them. Once no unfinished job began before some
+answers, the broker deletes them, whatever the topic's own retention. A file deleted from the store then leaves no
+copy there.
 """
 
 import asyncio
@@ -27,31 +27,34 @@ from services.gateway.batch.tenant_bounds import TenantBounds
 
 log = structlog.get_logger()
 
+# Interval between checks of files and answers.
 LOOK_S: Final = 60.0
-"""Between two looks at files and answers."""
+# An end of the topic has to be this old before anything below it is deleted. By then every gateway's jobs that
+# began before it are known here.
 SETTLED_S: Final = 600.0
-"""So old an end of the topic has to be before anything up to it is deleted: every job that began before is known by
-then, whichever gateway began it."""
 DAY_S: Final = 86_400
 
 
 def expiry_unix_s(info: FileInfo, limits: TenantLimits) -> int | None:
-    """When a file's time is over: as its maker asked, or as its tenant is held to; None: never."""
+    """Return when a file expires, by its owner's request or its tenant's limit; None for never."""
     own = [info.expires_unix_s] if info.expires_unix_s else []
     bound = [info.created_unix_s + limits.file_days * DAY_S] if limits.file_days is not None else []
     return min([*own, *bound], default=None)
 
 
 def is_over(info: FileInfo, limits: TenantLimits, now_s: float, deleted_unix_ns: int = 0) -> bool:
-    """Whether a file is to be treated as one that is not there. deleted_unix_ns: when its tenant was; 0: never."""
+    """Return whether a file counts as absent. `deleted_unix_ns` is when its tenant was deleted; 0 for never."""
     ends = expiry_unix_s(info, limits)
     made_ns = info.created_unix_ns or info.created_unix_s * 1_000_000_000
     return made_ns <= deleted_unix_ns or (ends is not None and now_s >= ends)
 
 
 def unneeded(settled: Sequence[int], unfinished: Iterable[Job]) -> list[int]:
-    """The offset of each partition below which no unfinished job looks for answers. `settled`: ends of the topic, of a
-    time since which every job that had begun is among the `unfinished` or has ended."""
+    """Return the offset of each partition below which no unfinished job needs answers.
+
+    `settled` holds ends of the topic as of some time. Every job that began before then is in `unfinished` or has
+    ended.
+    """
     before = list(settled)
     for job in unfinished:
         if job.started is not None:
@@ -60,7 +63,7 @@ def unneeded(settled: Sequence[int], unfinished: Iterable[Job]) -> list[int]:
 
 
 class Retention:
-    """One gateway's part; that several do the same changes nothing."""
+    # Several gateways may do the same work without harm.
 
     def __init__(
         self,
@@ -76,11 +79,10 @@ class Retention:
         self._clock = clock
         self._bounds = bounds
         self._ends: deque[tuple[float, list[int]]] = deque(maxlen=int(SETTLED_S / LOOK_S) + 2)
-        """Of the answers' topic, with the time at which they were looked up."""
+        """The ends of the answers' topic, with the times at which they were read."""
         self._trimmed: list[int] = []
 
     async def run(self) -> None:
-        """Look until cancelled."""
         await self._view.replayed.wait()
         while True:
             for look in (self.forget, self.expire, self.trim):
@@ -91,8 +93,7 @@ class Retention:
             await asyncio.sleep(LOOK_S)
 
     async def forget(self) -> None:
-        """Cancel batches of tenants that were deleted, and delete what they made all the same. Raises
-        BrokerUnavailable."""
+        """Cancel the batches of deleted tenants and delete their files. Raise BrokerUnavailable."""
         gone = [job for job in self._view.jobs() if self._bounds.is_gone(job)]
         there = {info.id for info in await self._files.infos()} if gone else set[str]()
         for job in gone:
@@ -108,7 +109,7 @@ class Retention:
                     log.info("a file of a deleted tenant is gone", file=file_id, tenant=job.created.tenant)
 
     async def expire(self) -> None:
-        """Delete files whose time is over, less those that an unfinished job reads."""
+        """Delete expired files, except those that an unfinished job reads."""
         read = {job.input_file_id for job in self._view.unfinished()}
         now_s = self._now_s
         for info in await self._files.infos():
@@ -120,7 +121,7 @@ class Retention:
                 log.info("a file's time is over", file=info.id, tenant=info.tenant)
 
     async def trim(self) -> None:
-        """Have the broker delete answers that no job needs. Raises BrokerUnavailable."""
+        """Have the broker delete answers that no job needs. Raise BrokerUnavailable."""
         now_s = self._now_s
         self._ends.append((now_s, await self._work.ends(BATCH_RESULTS)))
         settled = next((ends for at_s, ends in reversed(self._ends) if now_s - at_s >= SETTLED_S), None)

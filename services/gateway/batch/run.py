@@ -1,4 +1,4 @@
-"""Batch in a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
+"""The batch part of a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,18 +17,17 @@ from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import KEEPERS, JobView
+from services.gateway.batch.keeper.begin import Submissions
 from services.gateway.batch.keeper.keeper import JobKeeper
-from services.gateway.batch.keeper.submissions import Submissions
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.retention import Retention
-from services.gateway.batch.runner.line_request import Asker
+from services.gateway.batch.runner.line_request import LineRequester
 from services.gateway.batch.runner.runner import LaneRunner
-from services.gateway.batch.runner.served_models import Served
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.runner.slots import ServedModels, Slots
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.intake import Intake
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.settings import GatewaySettings
 from services.gateway.workers.fleet import WorkerLinks
 
@@ -37,7 +36,7 @@ RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
 @dataclass(frozen=True, slots=True)
 class BatchPorts:
-    """What batch needs from outside."""
+    """The ports of batch to the broker and the file store."""
 
     work: WorkBus
     files: FileStore
@@ -48,7 +47,7 @@ class Serving:
     """The parts of the gateway that lines pass through."""
 
     models: Sequence[str]
-    """Names of those that the gateway knows."""
+    """The names of the models that the gateway serves."""
     intake: Intake
     dispatcher: Dispatcher
     fleet: WorkerLinks
@@ -57,8 +56,6 @@ class Serving:
 
 
 class BatchService:
-    """Batch in one gateway."""
-
     def __init__(
         self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock, bounds: TenantBounds
     ) -> None:
@@ -69,10 +66,10 @@ class BatchService:
         self._submissions = Submissions(self._view, clock, settings.cluster, topics, check)
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
-        served = Served(serving.fleet.views, serving.models, clock)
+        served = ServedModels(serving.fleet.views, serving.models, clock)
         self._runner = LaneRunner(
             files=ports.files,
-            asker=Asker(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
+            requester=LineRequester(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
             slots=slots,
             clock=clock,
             view=self._view,
@@ -111,7 +108,9 @@ class BatchService:
 
     @asynccontextmanager
     async def running(self, tasks: TaskOwner) -> AsyncIterator[None]:
-        """Work on jobs and shares while the context is open; lines that run when it closes are left to others."""
+        """Work on jobs and shares while the context is open. Lines still running at its end are left to other
+        gateways.
+        """
         own = TaskOwner(tasks.fail)
         own.spawn("batch view", self._view.follow())
         own.spawn("batch keeper", self._work.work(BATCH_JOBS, KEEPERS, self._keeper.work))

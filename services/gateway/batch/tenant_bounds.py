@@ -1,4 +1,4 @@
-"""What a tenant may have of batch: uploads at once, files and their bytes, lines of open batches, GPU time."""
+"""Tenants' bounds on batch: concurrent uploads, files and their bytes, lines of open batches, GPU time."""
 
 import sys
 from typing import Final
@@ -17,19 +17,19 @@ from services.gateway.batch.lines.upload import FileRoom
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 
 UNBOUNDED: Final = Stored(sys.maxsize, sys.maxsize)
+# Concurrent uploads to one gateway.
 MAX_UPLOADS: Final = 8
-"""Files that are being uploaded to one gateway."""
 MAX_UPLOADS_WAITING: Final = 64
+# Bound on an upload's wait for its turn.
 UPLOAD_WAIT_S: Final = 10.0
-"""How long an upload waits for its turn."""
 ANSWER_FILES: Final = 2
-"""Of a batch: its answers and its errors."""
+"""The files that a batch writes: its answers and its errors."""
+# One part in this many of the store's bytes is reserved for answers of batches.
 ANSWERS_SHARE: Final = 4
-"""One part in so many of the store's bytes is left to answers of batches."""
 
 
 class TenantBounds:
-    """By the limits of the book of keys; without one nobody has any."""
+    """The bounds set by the keys' limits; without keys there are none."""
 
     def __init__(
         self,
@@ -39,8 +39,7 @@ class TenantBounds:
         store: Stored = UNBOUNDED,
         tenant_files: int = UNBOUNDED.files,
     ) -> None:
-        """store: what it may hold in all. tenant_files: how many of these a tenant without a limit of its own may have,
-        where tenants are told apart."""
+        """`store` is the file store's capacity. `tenant_files` bounds a tenant's files if its key sets no limit."""
         self._table = table
         self._limiter = limiter
         self._tenants: Tenancy = OneForAll() if table is None else table
@@ -51,29 +50,29 @@ class TenantBounds:
     def slots(
         self, slots: int, max_waiting: int, what: str = "batches", *, max_wait_s: float | None = None
     ) -> FairSlots:
-        """Slots that tenants share. what: of which too many wait, in errors."""
+        """Return slots that tenants share. `what` names the things of which too many wait, for errors."""
         full = f"{what} have {slots} slots and too many wait for one, or too long: others need one too"
         return FairSlots(slots, max_waiting, full, tenants=self._tenants, max_wait_s=max_wait_s)
 
     def limits_of(self, tenant: str) -> TenantLimits:
-        """Those of a tenant."""
         return NO_LIMITS if self._table is None else self._table.limits_of(tenant)
 
     def deleted_unix_ns(self, tenant: str) -> int:
-        """When the tenant was deleted; 0: never."""
+        """Return when the tenant was deleted; 0 for never."""
         return 0 if self._table is None else self._table.deleted_unix_ns(tenant)
 
     def is_gone(self, job: Job) -> bool:
-        """Whether the job's tenant was deleted after it was made: it counts as one that is not there."""
+        """Return whether the job's tenant was deleted after the job was created, so that it counts as absent."""
         return job.created_unix_ns <= self.deleted_unix_ns(job.created.tenant)
 
     def home(self, tenant: str) -> str:
-        """The name under which the tenant's things are kept."""
+        """Return the name under which the tenant's files and jobs are kept."""
         return tenant if self._table is None else self._table.home(tenant)
 
     async def file_room(self, files: FileStore, view: JobView, tenant: str, most_bytes: int) -> FileRoom:
-        """How large another file of the tenant's may be. Raises QuotaUsed or StoreFull where there is no room for
-        any."""
+        """Return how large another file of the tenant may be. Raise QuotaUsed or StoreFull if there is no room for
+        any.
+        """
         own, used = await self._stored(files, view, tenant)
         self._check_count(own, used, tenant, 1)
         limit = self.limits_of(tenant).stored_bytes
@@ -91,7 +90,7 @@ class TenantBounds:
         return FileRoom(min(left, most_bytes), FileTooLarge(text, param="file"))
 
     async def check_answer_room(self, files: FileStore, view: JobView, created: pb.Created) -> None:
-        """Raises QuotaUsed or StoreFull where another batch's answers might find no room when it ends."""
+        """Raise QuotaUsed or StoreFull if there may be no room for another batch's answers when it ends."""
         tenant = created.tenant or DEFAULT_TENANT
         own, used = await self._stored(files, view, tenant)
         self._check_count(own, used, tenant, ANSWER_FILES + bool(created.input_topic))
@@ -110,13 +109,13 @@ class TenantBounds:
             raise StoreFull(f"{text}: delete some")
 
     def _room(self, most: int, used: int, own: int, tenant: str) -> int:
-        """How much more a tenant may take of what the store has `most` of; some is left to every other tenant."""
+        """Return how much more of the store's capacity `most` a tenant may take, leaving some to every other tenant."""
         if not self._tenants.told_apart:
             return most - used
         return min(queue_room(most, used, own, self._tenants.weight(tenant)), most - used)
 
     async def _stored(self, files: FileStore, view: JobView, tenant: str) -> tuple[Stored, Stored]:
-        """What the tenant has, and all have, with the files that unfinished batches will write."""
+        """Return what the tenant and what all tenants store, including files that unfinished batches will write."""
         found = await files.of(tenant)
         if tenant == DEFAULT_TENANT:
             found += await files.of("")
@@ -128,7 +127,7 @@ class TenantBounds:
         )
 
     def line_room(self, view: JobView, tenant: str, job_id: str, most_lines: int) -> tuple[int, str]:
-        """How many lines a job of the tenant's may have beside its other open ones, and whose bound that is."""
+        """Return how many lines a job of the tenant may have besides its other open jobs, and whose bound applies."""
         limit = self.limits_of(tenant).batch_lines
         if limit is None:
             return most_lines, "a batch may have"
@@ -143,11 +142,11 @@ class TenantBounds:
         return left, f"are left of the {limit} that tenant {tenant} may have open in its batches"
 
     async def check_gpu_time(self, tenant: str) -> None:
-        """Raises RateLimited where the tenant has used its GPU-seconds of today."""
+        """Raise RateLimited if the tenant has used up today's GPU-seconds."""
         if self._limiter is not None:
             await self._limiter.check_gpu_time(tenant)
 
 
 def _files_to_come(job: Job) -> int:
-    """Files that an unfinished batch may still write, a topic's copy included."""
+    """Return the number of files that an unfinished batch may still write, including a topic's copy."""
     return ANSWER_FILES + bool(job.created.input_topic and job.started is None)

@@ -7,11 +7,53 @@ from typing import NamedTuple
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason, Generation, unmade
 from libs.engine.reports import Logprob
-from libs.model.tokenizer import Decoder
-from services.gateway.answers.parts import AnswerPart, PartKind
-from services.gateway.answers.reader import AnswerReader, is_content
-from services.gateway.dispatch.prompt_shown import PromptShown
-from services.gateway.prompt.stops import StopMatcher
+from libs.model.tokenizer import Decoder, Tokenizer
+from services.gateway.answers.parts import AnswerPart, AnswerReader, PartKind, is_content
+
+
+@dataclass(slots=True)
+class PromptShown:
+    """What one choice shows of its prompt. Most choices have none."""
+
+    token_ids: Sequence[int]
+    tokenizer: Tokenizer
+    echo: bool = False
+    """Whether the text begins with the prompt's."""
+    scored: bool = False
+    """Whether the request wants the prompt's logprobs."""
+    only: bool = False
+    """Whether the request wants the prompt alone; the one token that is generated is dropped."""
+    ids: bool = False
+    """Whether the ids of prompt and answer are shown."""
+    total_logprob: float = 0.0
+    """The sum of the answer's logprobs so far."""
+    scored_tokens: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+    """The logprobs of the prompt's second to last token, available with the first token of the answer."""
+
+    def add_logprob(self, logprob: Logprob | None) -> None:
+        """Record the logprob of the answer's next token."""
+        if logprob is None:
+            return
+        if logprob.prompt:
+            self.logprobs = logprob.prompt
+        self.total_logprob += logprob.logprob
+        self.scored_tokens += 1
+
+    @property
+    def mean_logprob(self) -> float:
+        """Return the mean logprob of the answer's tokens."""
+        return self.total_logprob / max(self.scored_tokens, 1)
+
+    def pieces(self) -> list[str]:
+        """Return the text of each token; joined, the texts are the prompt's.
+
+        The bytes of a character spread over several tokens are given to the last of them.
+        """
+        decoder = self.tokenizer.decoder()
+        texts = [decoder.push(token_id) for token_id in self.token_ids]
+        texts[-1] += decoder.flush()
+        return texts
 
 
 @dataclass(slots=True)
@@ -194,7 +236,7 @@ class ChoiceText:
 
     def _shown(self, prompt: PromptShown, token_id: int, logprob: Logprob | None) -> bool:
         """Return whether the choice is complete, because the request wants the prompt alone."""
-        prompt.heard(logprob)
+        prompt.add_logprob(logprob)
         if self._echoes:
             self._echoes = False
             self._echo(prompt)
@@ -322,3 +364,51 @@ class Choice:
 def first_error(choices: Iterable[Choice]) -> FulcrumError | None:
     """Return the first error among choices of one request; the other choices are useless after it."""
     return next((choice.text.error for choice in choices if choice.text.error is not None), None)
+
+
+class StopMatcher:
+    """A matcher that finds the stop string completed first, however the text is divided into pieces."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    @property
+    def held_chars(self) -> int:
+        """Return the number of characters held back because they may begin a stop string."""
+        return len(self._held)
+
+    def push(self, text: str, exempt_chars: int = 0) -> tuple[str, bool]:
+        """Return the text that can be sent, and whether a stop string ended it.
+
+        A stop string that ends within the first `exempt_chars` of `text` does not count; one that begins there and
+        ends later does.
+        """
+        if not self._stops:
+            return text, False
+        searched = len(self._held) + exempt_chars
+        text = self._held + text
+        found = [
+            (at + len(stop), at)
+            for stop in self._stops
+            if (at := text.find(stop, max(searched + 1 - len(stop), 0))) >= 0
+        ]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """Return the text held back, once no more follows."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -23,7 +23,7 @@ NO_ROOM: Final = frozenset({429, 503})
 """Statuses of arrivals that were refused for want of room rather than for their content."""
 
 
-class DemandTeller:
+class DemandPublisher:
     """The publisher of one gateway's arrival counts."""
 
     def __init__(self, bus: Bus, gateway_id: str, clock: Clock) -> None:
@@ -34,15 +34,14 @@ class DemandTeller:
         self._left = False
 
     async def run(self) -> None:
-        """Publish counts until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            self.tell()
+            self.publish()
 
     def leave(self) -> None:
-        self.tell(last=True)
+        self.publish(last=True)
 
-    def tell(self, *, last: bool = False) -> None:
+    def publish(self, *, last: bool = False) -> None:
         """Publish the current counts, unless the broker is away: a later record includes them."""
         if self._left or (self._bus.stats().buffered > MAX_UNSENT and not last):
             return
@@ -50,9 +49,9 @@ class DemandTeller:
         rows, full = self.counter.rows(), self.counter.queue_full
         self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
 
-    def visit(self, tenant: str, service_class: str) -> "Visit":
+    def arrive(self, tenant: str, service_class: str) -> "DemandArrival":
         """Begin an arrival whose body is still to be read."""
-        return Visit(self.counter, self._clock, tenant, service_class)
+        return DemandArrival(self.counter, self._clock, tenant, service_class)
 
     def ended(self, generation: Generation, outcome: Ending) -> None:
         """Record the end of a choice. A batch line, which had no arrival, is counted here."""
@@ -64,7 +63,7 @@ class DemandTeller:
 
 
 @dataclass(slots=True)
-class Visit:
+class DemandArrival:
     """One request between its arrival and its admission."""
 
     _counter: ArrivalCounter

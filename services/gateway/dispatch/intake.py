@@ -1,37 +1,96 @@
 """Turns a checked request into choices that are ready to wait for workers."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from libs.contracts.classes import BATCH_CLASS
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.generation import Generation, RequestTimes
-from libs.dispatch.ports import Tenancy
+from libs.dispatch.ports import OneForAll, Tenancy
+from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.sampling import SamplingDefaults
 from libs.model.tokenizer import Decoder
-from services.gateway.answers.families import MISTRAL_ID_CHARS, prompt_end
-from services.gateway.answers.reader import AnswerReader
+from libs.policy.limits.intake import MOST_WAITING, IntakeLine, units_of
+from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
+from services.gateway.answers.guide import ToolSchema, guide_of
+from services.gateway.answers.parts import AnswerReader
 from services.gateway.answers.schema_check import SchemaCheck
-from services.gateway.dispatch.choice import Choice, ChoiceText, PartReaders
+from services.gateway.dispatch.choice import Choice, ChoiceText, PartReaders, PromptShown
 from services.gateway.dispatch.prefix_hints import PrefixHints
-from services.gateway.dispatch.prompt_shown import PromptShown
 from services.gateway.dispatch.tenant_limits import FREE, Allowance
 from services.gateway.prompt.catalog import Catalog, ServedModel
-from services.gateway.prompt.guided import answer_guide, check_schemas
 from services.gateway.prompt.headers import Defaults, Headers
 from services.gateway.prompt.parse import Asked
 from services.gateway.prompt.schema import MAX_CALLS
 from services.gateway.prompt.tokenise import check_fit, tokenise
 from services.gateway.workers.fleet import WorkerLinks
+
+MAX_SCHEMA_CHARS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSchemas:
+    """The schemas of one request, in the grammar library's form."""
+
+    answer: Mapping[str, Any] | None = None
+    tools: list[ToolSchema] = field(default_factory=list)
+
+
+async def check_schemas(asked: Asked, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
+    """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
+    enforced.
+
+    `tenant` shares the checker's slots with other tenants.
+    """
+    if asked.rule:
+        await _check(asked.rule, asked.schema_field, check, tenant)
+    return KeptSchemas(
+        None if asked.schema is None else await _check(asked.schema, asked.schema_field, check, tenant),
+        [
+            (name, await _check(schema, named, check, tenant))
+            for name, schema, named in (asked.tools.callable() if asked.tools else ())
+        ],
+    )
+
+
+async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str) -> dict[str, Any]:
+    text = json.dumps(schema)
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
+    fault, kept = await check.verdict(text, tenant)
+    if fault:
+        raise InvalidRequest(
+            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named
+        )
+    found: dict[str, Any] = json.loads(kept)
+    return found
+
+
+def answer_guide(asked: Asked, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
+    """Return the grammar of an answer to this prompt. Pure."""
+    # What follows a prompt that is text or tokens has no format.
+    shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools
+    called = tools is not None and tools.required
+    return guide_of(
+        shape,
+        {text: token_id for token_id, text in tokenizer.added_tokens.items()},
+        schema=None if called else schemas.answer,
+        rule="" if called else asked.rule,
+        tools=schemas.tools,
+        parallel=bool(tools and tools.parallel),
+        thinks=shape.thinks(prompt_end(tokenizer, prompt)),
+    )
+
 
 _SEEDS = 2**64
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
@@ -247,3 +306,57 @@ def _sampling(asked: Asked, advised: SamplingDefaults, seed: int, guide: str) ->
 
 def _id_of(request_id: str, index: int, choices: int) -> str:
     return request_id if choices == 1 else f"{request_id}-{index}"
+
+
+_ANYBODY = ""
+
+
+class IntakeRounds:
+    """The queue of one gateway's requests over all routes that generate, first come, first served unless tenants take
+    turns.
+    """
+
+    def __init__(self, tenants: Tenancy | None = None) -> None:
+        """`tenants` take turns; None treats all requests alike."""
+        self._tenants = tenants or OneForAll()
+        self._line = IntakeLine()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._is_due = False
+
+    def __len__(self) -> int:
+        """Return the number of requests that wait for their turn."""
+        return len(self._waiting)
+
+    async def turn(self, tenant: str, choices: int = 1) -> None:
+        """Wait until one of the tenant's requests may be read, or `choices` of it made. Raise QueueFull if too many
+        wait.
+        """
+        told_apart = self._tenants.told_apart
+        weight = self._tenants.weight(tenant) if told_apart else 1
+        if len(self._waiting) >= MOST_WAITING:
+            raise QueueFull(f"{MOST_WAITING} requests wait to be read already", retry_after_s=RETRY_AFTER_S)
+        ticket = self._line.enter(tenant if told_apart else _ANYBODY, units_of(choices), weight)
+        loop = asyncio.get_running_loop()
+        self._round_soon(loop)
+        if ticket is None:
+            return
+        self._waiting[ticket] = waiting = loop.create_future()
+        try:
+            await waiting
+        finally:
+            if self._waiting.pop(ticket, None) is not None:  # its client has gone
+                self._line.leave(ticket)
+
+    def _round_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._round, loop)
+
+    def _round(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due = False
+        for ticket in self._line.next_round():
+            waiting = self._waiting.pop(ticket)
+            if not waiting.done():
+                waiting.set_result(None)
+        if not self._line.is_fresh:
+            self._round_soon(loop)

@@ -49,7 +49,6 @@ class _Prompt:
     depths: Sequence[int]
     """The number of blocks up to and including each probe."""
     hashes: Sequence[bytes]
-    """The block hashes of the probes."""
     found: dict[str, int]
     """The result, filled in by `fill`: tokens by worker id."""
 

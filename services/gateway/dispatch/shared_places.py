@@ -34,16 +34,15 @@ class SharedPlaces:
         self._ledger = ledger
         self._tenants = tenants
         self._gateway_id = gateway_id
-        self._told = False
+        self._has_report = False
         """Whether others may hold a report of this gateway."""
-        self._kept_quiet = 0
+        self._quiet_intervals = 0
         """The number of consecutive intervals without an exchange."""
         self._left = False
         self._is_away = False
         self._exchanging = asyncio.Lock()
 
     async def run(self) -> None:
-        """Exchange reports until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             if self._tenants.told_apart:
@@ -57,9 +56,9 @@ class SharedPlaces:
         """
         async with self._exchanging:
             own = self._dispatcher.places_here()
-            if self._left or not self._speaks(own):
+            if self._left or not self._is_due(own):
                 return
-            self._told = self._told or bool(own)
+            self._has_report = self._has_report or bool(own)
             try:
                 found = await self._ledger.exchange(self._gateway_id, msgspec.json.encode(own) if own else b"")
             except LedgerDown as error:
@@ -67,24 +66,24 @@ class SharedPlaces:
                     log.warning("Redis does not answer: this gateway shares the places that it holds", error=str(error))
                 self._is_away, found = True, {}
             else:
-                self._is_away, self._told = False, bool(own)
+                self._is_away, self._has_report = False, bool(own)
             self._dispatcher.places_elsewhere(self._others(found))
 
     async def leave(self) -> None:
         """Withdraw this gateway's report from the ledger."""
         self._left = True
         async with self._exchanging:
-            if self._told:
+            if self._has_report:
                 with suppress(LedgerDown):  # which forgets it soon
                     await self._ledger.exchange(self._gateway_id, b"")
-                self._told = False
+                self._has_report = False
 
-    def _speaks(self, own: Mapping[str, ModelPlaces]) -> bool:
+    def _is_due(self, own: Mapping[str, ModelPlaces]) -> bool:
         """Return whether there is something to report, or it is time to read."""
-        if own or self._told or self._kept_quiet + 1 >= LISTEN_EVERY:
-            self._kept_quiet = 0
+        if own or self._has_report or self._quiet_intervals + 1 >= LISTEN_EVERY:
+            self._quiet_intervals = 0
             return True
-        self._kept_quiet += 1
+        self._quiet_intervals += 1
         return False
 
     def _others(self, reports: Mapping[str, bytes]) -> Others:

@@ -205,7 +205,6 @@ class TenantLimiter:
         return said
 
     async def run(self) -> None:
-        """Settle with the ledger until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             if self._table.limits or self._tenants:

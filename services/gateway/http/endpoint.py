@@ -20,17 +20,14 @@ from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from libs.runtime.tasks import TaskOwner
 from services.gateway.dispatch.choice import Choice, first_error
-from services.gateway.dispatch.demand import DemandTeller, Visit
-from services.gateway.dispatch.intake import Arrival, Intake
-from services.gateway.dispatch.intake_rounds import IntakeRounds
+from services.gateway.dispatch.demand import DemandArrival, DemandPublisher
+from services.gateway.dispatch.intake import Arrival, Intake, IntakeRounds
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
-from services.gateway.http import sse
-from services.gateway.http.body import ClientGone, read_body
-from services.gateway.http.exchange import Exchange, Frame, News
+from services.gateway.http.exchange import Exchange, Frame, News, Wire, error_reply
 from services.gateway.http.formats import Format
-from services.gateway.http.stalls import Patience, Stalled, Stalls
+from services.gateway.http.stalls import ClientGone, Patience, Stalled, Stalls, read_body
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.headers import Headers, read_headers
 from services.gateway.prompt.parse import Asked
@@ -44,11 +41,9 @@ CLIENT_GONE_STATUS = 499
 class Answering(Protocol):
     """An answer being sent to its client. Errors are raised only while nothing has been sent."""
 
-    async def stream(self, wire: sse.Wire) -> None:
-        """Send the answer as server-sent events."""
-        ...
+    async def stream(self, wire: Wire) -> None: ...
 
-    async def whole(self, wire: sse.Wire) -> None:
+    async def whole(self, wire: Wire) -> None:
         """Send the answer as one JSON object."""
         ...
 
@@ -106,7 +101,7 @@ class CompletionEndpoint:
         clock: Clock,
         tasks: TaskOwner,
         stalls: Stalls,
-        demand: DemandTeller,
+        demand: DemandPublisher,
         max_body_bytes: int,
         models: ModelDesk | None = None,
         limits: TenantLimiter | None = None,
@@ -132,7 +127,7 @@ class CompletionEndpoint:
         arrival_ns = self._clock.now_ns()
         request_id = uuid.uuid4().hex
         status = 500
-        visit: Visit | None = None
+        demand: DemandArrival | None = None
         allowance = FREE
         try:
             raw = dict(scope["headers"])
@@ -140,18 +135,18 @@ class CompletionEndpoint:
             headers = read_headers(raw, caller)
             request_id = headers.request_id or request_id
             check_json(raw)
-            visit = self._demand.visit(headers.tenant, headers.service_class)
+            demand = self._demand.arrive(headers.tenant, headers.service_class)
             await self._rounds.turn(headers.tenant)
             self._stalls.check_room(headers.tenant)
             if self._limits is not None:
                 allowance = await self._limits.admit(headers.tenant)
             with self._stalls.watched(headers.tenant) as patience:
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
-                wire = sse.Wire(send, patience)
+                wire = Wire(send, patience)
                 # Body and request lose their names before the answer: they may be large, and it may take long.
-                body = visit.read(await self._read(receive, raw, patience))
+                body = demand.read(await self._read(receive, raw, patience))
                 asked, answer = await self._reader.read(body, arrival)
-                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, visit=visit)
+                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
                 del body
                 del asked
                 await serving
@@ -160,11 +155,11 @@ class CompletionEndpoint:
             status = CLIENT_GONE_STATUS
         except FulcrumError as error:
             status = error.http_status
-            if visit is not None:
-                visit.failed(error)
+            if demand is not None:
+                demand.failed(error)
             with suppress(Stalled), self._stalls.watched() as patience:
                 own = {"x-request-id": request_id, **error.http_headers}
-                await sse.Wire(send, patience).json(status, sse.error_reply(error), own)
+                await Wire(send, patience).json(status, error_reply(error), own)
         finally:
             allowance.end()
             self._metrics.responses.labels(self._route, str(status)).inc()
@@ -180,13 +175,13 @@ class CompletionEndpoint:
         *,
         body: bytes,
         receive: Receive,
-        wire: sse.Wire,
-        visit: Visit,
+        wire: Wire,
+        demand: DemandArrival,
     ) -> None:
         model = self._intake.model(asked, arrival.models)
         key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
         del body
-        visit.model, visit.choices = model.routed, asked.choices
+        demand.model, demand.choices = model.routed, asked.choices
         await arrival.allowance.choices(asked.choices)  # before anything waits anywhere
         with (
             nullcontext(0.0) if self._models is None else self._models.asked(model.routed, model.adapter_name) as wait_s
@@ -202,7 +197,7 @@ class CompletionEndpoint:
             try:
                 generations = [choice.generation for choice in choices]
                 self._dispatcher.submit(generations, key)
-                visit.admitted(generations)
+                demand.admitted(generations)
                 await (exchange.stream(wire) if streamed else exchange.whole(wire))
             finally:
                 watch.cancel()

@@ -5,15 +5,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 from msgspec import UNSET
-from starlette.types import Receive
+from starlette.types import Receive, Send
 
-from services.gateway.dispatch.choice import Choice, first_error
-from services.gateway.dispatch.prompt_shown import PromptShown
-from services.gateway.http import sse
-from services.gateway.http.body import ClientGone
+from libs.contracts.errors import FulcrumError
+from services.gateway.dispatch.choice import Choice, PromptShown, first_error
 from services.gateway.http.formats import Format, add_prompt, details, likeliest, usage, usage_so_far
-from services.gateway.http.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
+from services.gateway.http.replies import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChoiceT,
+    CompletionChoice,
+    Envelope,
+    ErrorBody,
+    ErrorReply,
+)
+from services.gateway.http.stalls import ClientGone, Patience, Stalled
+
+DONE = b"data: [DONE]\n\n"
+# Time for which a client may leave its socket unread before its connection is closed.
+WRITE_STALL_S = 120.0
+encode = msgspec.json.Encoder().encode
+
+
+def sse_event(value: object) -> bytes:
+    """Encode one event. JSON has no bare line break, so an event is one line."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def error_reply(error: FulcrumError) -> ErrorReply:
+    return ErrorReply(ErrorBody(error.message, error.error_type, error.param, error.code))
+
+
+class Wire:
+    """The ASGI connection on which one answer is sent."""
+
+    def __init__(self, send: Send, patience: Patience) -> None:
+        self._send = send
+        self._patience = patience
+
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        pairs.append((b"content-type", content_type.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def part(self, body: bytes, *, more: bool) -> None:
+        """Send part of the body, waiting for a slow client. Raise Stalled if the client does not read at all."""
+        self._patience.wait(WRITE_STALL_S, Stalled)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._patience.done()
+
+    async def json(self, status: int, value: object, headers: Mapping[str, str]) -> None:
+        body = encode(value)
+        await self.start(status, "application/json", {**headers, "content-length": str(len(body))})
+        await self.part(body, more=False)
+
 
 # Occurs inside no JSON string, where its quotes would be escaped.
 NO_CHOICES = b'"choices":[]'
@@ -81,9 +128,9 @@ class Exchange:
         around = self._envelope(self._format.chunk_object, none)
         if self._frame.include_usage:
             around.usage = None  # as OpenAI does on all chunks but the last
-        return sse.event(around).split(NO_CHOICES)
+        return sse_event(around).split(NO_CHOICES)
 
-    async def whole(self, wire: sse.Wire) -> None:
+    async def whole(self, wire: Wire) -> None:
         """Send one JSON object once every choice is done."""
         await wire.json(200, await self.reply(), self._frame.headers)
 
@@ -103,7 +150,7 @@ class Exchange:
         self._add_details(reply)
         return reply
 
-    async def stream(self, wire: sse.Wire) -> None:
+    async def stream(self, wire: Wire) -> None:
         """Send chunks as tokens arrive, then [DONE]. After an error send the error instead of both."""
         opened: set[int] = set()
         started = False
@@ -118,10 +165,10 @@ class Exchange:
                 started = True
                 await wire.start(200, "text/event-stream; charset=utf-8", self._stream_headers())
             if error is not None:
-                await wire.part(body + sse.event(sse.error_reply(error)), more=False)
+                await wire.part(body + sse_event(error_reply(error)), more=False)
                 return
             if done:
-                await wire.part(body + self._closing() + sse.DONE, more=False)
+                await wire.part(body + self._closing() + DONE, more=False)
                 return
             if body:
                 await wire.part(body, more=True)
@@ -147,13 +194,13 @@ class Exchange:
         if self._frame.continuous_usage:
             envelope = self._envelope(self._format.chunk_object, [shown])
             envelope.usage = usage_so_far(choice)
-            return sse.event(envelope)
+            return sse_event(envelope)
         if last and self._frame.details:
             envelope = self._envelope(self._format.chunk_object, [shown])
             self._add_details(envelope)
-            return sse.event(envelope)
+            return sse_event(envelope)
         before, after = self._around
-        return b"".join((before, b'"choices":[', sse.encode(shown), b"]", after))
+        return b"".join((before, b'"choices":[', encode(shown), b"]", after))
 
     def _with(self, prompt: PromptShown, shown: ChatChunkChoice | CompletionChoice, choice: Choice) -> bytes:
         """Return the first chunk of a choice, with the parts of its prompt that the request wants shown."""
@@ -163,7 +210,7 @@ class Exchange:
         elif self._frame.include_usage:
             envelope.usage = None
         add_prompt(prompt, shown, envelope, scores=False)
-        return sse.event(envelope)
+        return sse_event(envelope)
 
     def _closing(self) -> bytes:
         """Return the last chunk, which has no choices and carries usage."""
@@ -173,7 +220,7 @@ class Exchange:
         envelope = self._envelope(self._format.chunk_object, none)
         envelope.usage = usage(self._choices, self._frame.n)
         self._add_details(envelope)
-        return sse.event(envelope)
+        return sse_event(envelope)
 
     def _envelope(self, kind: str, choices: list[ChoiceT]) -> Envelope[ChoiceT]:
         frame = self._frame

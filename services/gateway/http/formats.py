@@ -7,8 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from libs.dispatch.generation import Generation
 from libs.model.tokenizer import Tokenizer
-from services.gateway.dispatch.choice import Choice, Piece, TokenLogprob
-from services.gateway.dispatch.prompt_shown import PromptShown
+from services.gateway.dispatch.choice import Choice, Piece, PromptShown, TokenLogprob
 from services.gateway.http.replies import (
     ChatChoice,
     ChatChunkChoice,

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,15 +19,113 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
 from libs.keys.book import Role
 from libs.keys.gate import caller_of, is_public
+from libs.keys.port import KeyStore
+from libs.keys.table import KeyTable
 from libs.policy.gateway.view import serves
+from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import HttpSemantics
-from services.gateway.http.openapi import Declared, declare
-from services.gateway.http.replies import ErrorBody, ErrorReply
-from services.gateway.http.sse import error_reply
+from services.gateway.dispatch.model_desk import ModelDesk
+from services.gateway.http.exchange import error_reply
+from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
+from services.gateway.http.tokens import Detokenized, Tokenized
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import Catalog
+from services.gateway.prompt.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.gateway.workers.fleet import WorkerLinks
+
+_REF = "#/components/schemas/{name}"
+Declared = tuple[str, str, Any, Any]
+"""The path, summary, body type and answer type of a route."""
+_ROUTES: tuple[Declared, ...] = (
+    ("/v1/chat/completions", "Answer a chat, whole or as server-sent events.", ChatRequest, Envelope[ChatChoice]),
+    ("/v1/completions", "Continue text or tokens.", CompletionRequest, Envelope[CompletionChoice]),
+)
+_TOKEN_ROUTES: tuple[Declared, ...] = (
+    ("/tokenize", "Show a prompt or a chat as its model's tokens.", TokenizeRequest, Tokenized),
+    ("/detokenize", "Show tokens as text.", DetokenizeRequest, Detokenized),
+)
+_HEADERS = (
+    ("x-request-id", "Echoed; made up where absent."),
+    ("x-fulcrum-tenant", "Who asks."),
+    ("x-fulcrum-class", "Service class, online by default."),
+    ("x-fulcrum-ttft-deadline-ms", "Time to first token that this request should have."),
+    ("x-fulcrum-tpot-target-ms", "Time per output token that it should have."),
+    ("x-fulcrum-details", "1: the (last) JSON says who served and how fast."),
+    ("traceparent", "W3C trace context."),
+)
+
+_EVENTS: dict[str, Any] = {"text/event-stream": {}}
+
+
+def declare(app: FastAPI, more: Sequence[Declared]) -> None:
+    """Add the routes that generate, and those in `more`, to the app's OpenAPI document."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            _add(document, more)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add(document: dict[str, Any], more: Sequence[Declared]) -> None:
+    routes = (*_ROUTES, *more, *_TOKEN_ROUTES)
+    types = [kind for _, _, *kinds in routes for kind in kinds]
+    schemas, components = msgspec.json.schema_components([*types, ErrorReply], ref_template=_REF)
+    document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    by_type = dict(zip(map(str, [*types, ErrorReply]), schemas, strict=True))
+    for path, summary, request, reply in routes:
+        is_hot = path.startswith("/v1")
+        document["paths"][path] = {
+            "post": {
+                "tags": ["completions" if is_hot else "tokens"],
+                "summary": summary,
+                "operationId": path.strip("/").replace("/", "_"),
+                "parameters": [
+                    {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+                    for name, text in _HEADERS[: None if is_hot else 1]
+                ],
+                "requestBody": {"required": True, "content": _json(by_type[str(request)])},
+                "responses": {
+                    "200": {
+                        "description": "The answer.",
+                        "content": _json(by_type[str(reply)]) | (_EVENTS if is_hot else {}),
+                    },
+                    "4XX": {"description": "The request's fault.", "content": _json(by_type[str(ErrorReply)])},
+                    "5XX": {"description": "The suite's fault.", "content": _json(by_type[str(ErrorReply)])},
+                },
+            }
+        }
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+EXPOSED: Final = ("x-request-id", "retry-after", "x-fulcrum-expected-wait-ms")
+"""The response headers that pages may read in addition to those that CORS always exposes."""
+MAX_AGE_S: Final = 600
+"""The time for which a browser may cache a preflight's answer."""
+
+
+def cross_origin(app: ASGIApp, origins: str) -> ASGIApp:
+    """Open the app to pages of these comma-separated origins, or to all pages for `*`.
+
+    A preflight carries no key and is answered before the key gate. The request that follows it needs its key.
+    """
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.strip() for origin in origins.split(",")],
+        allow_methods=METHODS,
+        allow_headers=["*"],
+        expose_headers=EXPOSED,
+        max_age=MAX_AGE_S,
+    )
+
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -66,7 +167,7 @@ def make_routes(
 
     @app.get("/v1/models", tags=["models"], summary="List the models that requests can name.")
     async def models(request: Request) -> dict[str, object]:
-        """The models that requests can name."""
+        """List the models that requests can name."""
         names = [name for name in catalog.names if caller_of(request.scope).may_use(name)]
         return {"object": "list", "data": [_model(catalog, name, started, desk) for name in names]}
 
@@ -77,14 +178,14 @@ def make_routes(
         responses={404: {"description": "There is no such model."}},
     )
     async def model(name: str, request: Request) -> dict[str, object]:
-        """One of them."""
+        """Return one model."""
         catalog.need(name, caller_of(request.scope).models)
         return _model(catalog, name, started, desk)
 
     @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
     @app.get("/health", tags=["operation"], summary="Tell whether the process lives, by vLLM's name.")
     async def healthz() -> dict[str, str]:
-        """Answers while the process lives."""
+        """Answer as long as the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], summary="Tell whether requests can be served.")
@@ -100,7 +201,7 @@ def make_routes(
 
     @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.", response_class=PlainTextResponse)
     async def prometheus() -> Response:
-        """Prometheus text."""
+        """Return metrics in Prometheus's text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     tell_errors(app)
@@ -161,3 +262,26 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected(_request: Request, _error: Exception) -> Response:
     return JSONResponse(to_builtins(error_reply(FulcrumError("internal error"))), 500)
+
+
+_REFUSED: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"description": "No tenant can have this name."},
+    503: {"description": "Keys cannot be written now: ask again later."},
+}
+
+
+def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRouter:
+    """Return the routes, which the key gate opens to admins alone."""
+    router = APIRouter()
+
+    @router.delete(
+        "/v1/tenants/{tenant}", tags=["tenants"], summary="Delete a tenant with all that it has.", responses=_REFUSED
+    )
+    async def delete_tenant(tenant: str) -> dict[str, Any]:
+        """Revoke its keys and remove its limits; what it has is nobody's at once, and is deleted within a minute."""
+        now_ns = clock.now_ns()
+        book = await store.change(lambda before: before.without_tenant(tenant, now_ns))
+        table.replace(book, now_ns / 1e9)
+        return {"id": tenant, "object": "tenant", "deleted": True}
+
+    return router

@@ -1,14 +1,17 @@
-"""Bounds on the time that a request waits for its client.
+"""Bounds on the time that a request waits for its client, and the reading of its body within them.
 
 One sweep a second checks all waits, in place of a timer for each: an answer waits once per token.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from libs.contracts.errors import QueueFull
+from starlette.types import Receive
+
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.http_errors import BodyTooLarge
 from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.places import queue_room
@@ -127,7 +130,6 @@ class Stalls:
                     del counts[tenant]
 
     async def sweep(self) -> None:
-        """Break overlong waits until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
@@ -137,3 +139,44 @@ class Stalls:
         """Break the waits whose limit has passed at `now_s`, in the loop's time."""
         for patience in list(self._watched):
             patience.check(now_s)
+
+
+# Time that a client has to send its whole body.
+BODY_TIMEOUT_S = 30.0
+
+
+class ClientGone(Exception):
+    pass
+
+
+async def read_body(
+    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: Patience, stalls: Stalls
+) -> bytes:
+    """Return the whole body.
+
+    Raise BodyTooLarge or QueueFull without reading further, and ClientGone if the client disconnects. `patience`
+    bounds the time, `stalls` the size of all open bodies together.
+    """
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
+    patience.wait(BODY_TIMEOUT_S, _too_slow)
+    parts: list[bytes] = []
+    room_bytes = max_bytes
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        room_bytes -= len(part)
+        if room_bytes < 0:
+            raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
+        stalls.hold(patience, len(part))
+        parts.append(part)
+        if not message.get("more_body", False):
+            patience.done()
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_slow() -> InvalidRequest:
+    return InvalidRequest(f"the body did not come within {BODY_TIMEOUT_S:g} s", param="body")

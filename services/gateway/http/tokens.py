@@ -13,9 +13,8 @@ from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.keys.gate import caller_of
 from libs.runtime.media import check_json
 from services.gateway.dispatch.intake import Intake
-from services.gateway.http import sse
-from services.gateway.http.body import ClientGone, read_body
-from services.gateway.http.stalls import Stalled, Stalls
+from services.gateway.http.exchange import Wire, error_reply
+from services.gateway.http.stalls import ClientGone, Stalled, Stalls, read_body
 from services.gateway.prompt.catalog import Catalog
 from services.gateway.prompt.headers import read_headers
 from services.gateway.prompt.parse import parse_detokenize, parse_tokenize
@@ -83,11 +82,11 @@ class TokenEndpoint:
                 with self._stalls.watched(headers.tenant) as patience:
                     body = await read_body(receive, raw, self._max_body_bytes, patience, self._stalls)
                     found = await self._answer(body, caller.models, headers.tenant)
-                    await sse.Wire(send, patience).json(200, found, {"x-request-id": request_id})
+                    await Wire(send, patience).json(200, found, {"x-request-id": request_id})
             except FulcrumError as error:
                 with self._stalls.watched() as patience:
                     own = {"x-request-id": request_id, **error.http_headers}
-                    await sse.Wire(send, patience).json(error.http_status, sse.error_reply(error), own)
+                    await Wire(send, patience).json(error.http_status, error_reply(error), own)
 
 
 def token_routes(intake: Intake, catalog: Catalog, stalls: Stalls, max_body_bytes: int) -> dict[str, ASGIApp]:

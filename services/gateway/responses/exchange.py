@@ -1,13 +1,19 @@
-"""One response on its way to the client: a stream of events or one JSON. It is kept before its end is announced."""
+"""Sends one response as a stream of events or one JSON object, and stores it before its end is announced."""
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason
 from services.gateway.dispatch.choice import Choice, Piece
-from services.gateway.http import sse
-from services.gateway.http.exchange import News
-from services.gateway.http.formats import usage
+from services.gateway.dispatch.intake import Arrival
+from services.gateway.http.endpoint import Answer
+from services.gateway.http.exchange import News, Wire, sse_event
+from services.gateway.http.formats import ChatFormat, usage
+from services.gateway.prompt.catalog import ServedModel
+from services.gateway.prompt.parse import Asked
+from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.output import ResponseOutput
 from services.gateway.responses.replies import (
     CachedTokens,
@@ -19,10 +25,11 @@ from services.gateway.responses.replies import (
     ResponseUsage,
     Whole,
 )
+from services.gateway.responses.request import Items, parse_response, response_asked
 
 
 class ResponseExchange:
-    """Sends what a choice brings. Raises its error while the answer has not begun."""
+    """The sending of one response. The choice's error is raised only while nothing has been sent."""
 
     def __init__(
         self,
@@ -34,7 +41,7 @@ class ResponseExchange:
         keep: Callable[[Response], Awaitable[bool]] | None,
         headers: Mapping[str, str],
     ) -> None:
-        """`keep`: says whether it could be kept; None: it is not to be."""
+        """`keep` stores the response and returns whether it could; None does not store it."""
         self._choice = choice
         self._shown = shown
         shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
@@ -44,8 +51,8 @@ class ResponseExchange:
         self._headers = headers
         self._sent = 0
 
-    async def whole(self, wire: sse.Wire) -> None:
-        """One JSON when it is done."""
+    async def whole(self, wire: Wire) -> None:
+        """Send one JSON object once the choice is done."""
         text = self._choice.text
         while not text.done:
             await self._news.wait()
@@ -56,8 +63,8 @@ class ResponseExchange:
         await self._end(piece)
         await wire.json(200, self._shown, self._headers)
 
-    async def stream(self, wire: sse.Wire) -> None:
-        """Server-sent events, numbered from 0."""
+    async def stream(self, wire: Wire) -> None:
+        """Send server-sent events, numbered from 0."""
         text, started = self._choice.text, False
         while True:
             await self._news.wait()
@@ -83,7 +90,7 @@ class ResponseExchange:
             await wire.part(body, more=True)
 
     async def _end(self, piece: Piece) -> list[Event]:
-        """`piece`: the last, which has the reason."""
+        """Return the closing events. `piece` is the last one and holds the finish reason."""
         cut = piece.finish is ApiFinishReason.LENGTH
         shown = self._shown
         events = self._output.end("incomplete" if cut else "completed")
@@ -118,5 +125,48 @@ class ResponseExchange:
         for event in events:
             event.sequence_number = self._sent
             self._sent += 1
-            parts.append(f"event: {event.type}\n".encode() + sse.event(event))
+            parts.append(f"event: {event.type}\n".encode() + sse_event(event))
         return b"".join(parts)
+
+
+ID_BYTES = 24
+
+
+class ResponseReader:
+    def __init__(self, kept: KeptResponses) -> None:
+        self._kept = kept
+
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+        # Waits for the earlier response that this one continues.
+        request = parse_response(body)
+        previous = request.previous_response_id
+        earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
+        # An id of ours, whatever the client's request is called: by its id a response is got again.
+        found = response_asked(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
+        return found.asked, partial(
+            self._answer,
+            found.shown,
+            items=found.items if found.store else None,
+            logprobs=found.asked.sampling.logprobs,
+        )
+
+    def _answer(
+        self,
+        shown: Response,
+        choices: list[Choice],
+        model: ServedModel,
+        arrival: Arrival,
+        *,
+        items: Items | None,
+        logprobs: bool,
+        news: News,
+        headers: Mapping[str, str],
+    ) -> ResponseExchange:
+        named = ChatFormat(model.tokenizer, logprobs=True).token if logprobs else None
+        keep = None if items is None else partial(self._kept.keep, arrival.headers.tenant, items)
+        output = ResponseOutput(_new_id, named)
+        return ResponseExchange(choices[0], shown, output, news, keep=keep, headers=headers)
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(ID_BYTES)

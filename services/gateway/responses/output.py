@@ -1,4 +1,4 @@
-"""From pieces of an answer to items of a response and the events that announce them, in OpenAI's order. Pure."""
+"""Conversion of an answer's pieces into items of a response and their events, in OpenAI's order. Pure."""
 
 from collections.abc import Callable
 from typing import Final
@@ -29,23 +29,23 @@ _TEXTS: Final = {MessageItem: "response.output_text", ReasoningItem: "response.r
 
 
 class ResponseOutput:
-    """The items of one response. The last is open until something else begins."""
+    """The items of one response. The last is open until another begins."""
 
     def __init__(self, new_id: Callable[[str], str], named: Callable[[TokenLogprob], ChatTokenLogprob] | None) -> None:
-        """`new_id`: from a prefix to an item's id. `named`: how a token's logprob is shown; None: not at all."""
+        """`new_id` makes an item's id from a prefix. `named` renders a token's logprob; None shows no logprobs."""
         self._new_id = new_id
         self._named = named
         self.items: list[Item] = []
         self._open = False
         self._texts: list[str] = []
-        """Of the open item."""
+        """The pieces of the open item's text."""
         self._logprobs: list[ChatTokenLogprob] = []
-        """Of its text, all that have been shown."""
+        """All logprobs of the open item's text that have been sent."""
         self._unshown: list[ChatTokenLogprob] = []
-        """That wait for the text that they are of."""
+        """The logprobs that wait for their text."""
 
     def push(self, piece: Piece) -> list[Event]:
-        """What a piece brings. Sequence numbers are set by who sends events."""
+        """Return the events of a piece. The sender sets their sequence numbers."""
         if self._named is not None:
             self._unshown += [self._named(entry) for entry in piece.logprobs]
         events: list[Event] = []
@@ -54,7 +54,7 @@ class ResponseOutput:
         return events
 
     def end(self, status: Status) -> list[Event]:
-        """No more comes; `status`: of the item that is open."""
+        """Return the closing events. `status` applies to the open item."""
         events: list[Event] = []
         if not self.items:
             self._begin(MessageItem(self._new_id("msg_")), events)

@@ -1,4 +1,4 @@
-"""Responses, their items and the events of their streams, as OpenAI's API has them."""
+"""Responses, their items and the events of their streams, as defined by OpenAI's API."""
 
 from typing import Any, Literal
 
@@ -10,16 +10,12 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(Struct, tag="output_text"):
-    """Text of a message."""
-
     text: str = ""
     annotations: list[Any] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
 
 
 class ReasoningText(Struct, tag="reasoning_text"):
-    """Text of reasoning."""
-
     text: str = ""
 
 
@@ -27,8 +23,6 @@ Part = OutputText | ReasoningText
 
 
 class MessageItem(Struct, tag="message"):
-    """What is said."""
-
     id: str
     status: Status = "in_progress"
     content: list[OutputText] = field(default_factory=list)
@@ -36,7 +30,7 @@ class MessageItem(Struct, tag="message"):
 
 
 class ReasoningItem(Struct, tag="reasoning"):
-    """What was thought, as it was written: no summary, nothing encrypted."""
+    """The model's reasoning as written, neither summarised nor encrypted."""
 
     id: str
     status: Status = "in_progress"
@@ -46,7 +40,7 @@ class ReasoningItem(Struct, tag="reasoning"):
 
 
 class CallItem(Struct, tag="function_call"):
-    """A call; `arguments` is the text of a JSON object."""
+    """A tool call. `arguments` is the text of a JSON object."""
 
     id: str
     call_id: str
@@ -59,20 +53,18 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class CachedTokens(Struct):
-    """Of the input's tokens, those whose KV was found cached."""
+    """The number of the input's tokens whose KV was found cached."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(Struct):
-    """Of the output's tokens, those of reasoning."""
+    """The number of the output's tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct):
-    """Tokens of a response."""
-
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
@@ -81,34 +73,32 @@ class ResponseUsage(Struct):
 
 
 class Incomplete(Struct):
-    """Why a response is not whole."""
+    """The reason why a response is incomplete."""
 
     reason: str
 
 
 class ResponseError(Struct):
-    """Why a response failed."""
-
     code: str
     message: str
 
 
 class ReasoningShown(Struct):
-    """What was asked of the reasoning."""
+    """The request's options for reasoning, repeated in the response."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class TextShown(Struct):
-    """What was asked of the text."""
+    """The request's options for the text, repeated in the response."""
 
     format: dict[str, Any]
     verbosity: str = "medium"
 
 
 class Response(Struct, kw_only=True):
-    """A response. `store`: whether it is kept, once it has ended."""
+    """A response. `store` says whether it is stored once it has ended."""
 
     id: str
     object: str = "response"
@@ -139,7 +129,7 @@ class Response(Struct, kw_only=True):
 
 
 class Deleted(Struct):
-    """A response that is no longer kept."""
+    """The answer to the deletion of a response."""
 
     id: str
     object: str = "response"
@@ -147,7 +137,7 @@ class Deleted(Struct):
 
 
 class Whole(Struct, kw_only=True):
-    """The response as it stands."""
+    """An event with the whole response in its current state."""
 
     type: str
     sequence_number: int = 0
@@ -155,7 +145,7 @@ class Whole(Struct, kw_only=True):
 
 
 class ItemEvent(Struct, kw_only=True):
-    """An item begins or ends."""
+    """The event that begins or ends an item."""
 
     type: str
     sequence_number: int = 0
@@ -164,7 +154,7 @@ class ItemEvent(Struct, kw_only=True):
 
 
 class PartEvent(Struct, kw_only=True):
-    """A part of an item begins or ends."""
+    """The event that begins or ends a part of an item."""
 
     type: str
     sequence_number: int = 0
@@ -175,7 +165,7 @@ class PartEvent(Struct, kw_only=True):
 
 
 class TextDelta(Struct, kw_only=True, omit_defaults=True):
-    """More of a text; `logprobs` are of a message."""
+    """A further piece of a text. Only a message's has `logprobs`."""
 
     type: str
     sequence_number: int
@@ -187,7 +177,7 @@ class TextDelta(Struct, kw_only=True, omit_defaults=True):
 
 
 class TextDone(Struct, kw_only=True, omit_defaults=True):
-    """All of a text."""
+    """The whole of a text, once it has ended."""
 
     type: str
     sequence_number: int
@@ -199,7 +189,7 @@ class TextDone(Struct, kw_only=True, omit_defaults=True):
 
 
 class ArgumentsDelta(Struct, kw_only=True):
-    """More of a call's arguments."""
+    """A further piece of a call's arguments."""
 
     type: str = "response.function_call_arguments.delta"
     sequence_number: int = 0
@@ -209,7 +199,7 @@ class ArgumentsDelta(Struct, kw_only=True):
 
 
 class ArgumentsDone(Struct, kw_only=True):
-    """All of a call's arguments."""
+    """The whole of a call's arguments, once they have ended."""
 
     type: str = "response.function_call_arguments.done"
     sequence_number: int = 0

@@ -1,4 +1,4 @@
-"""From the body of a response to the chat that it is. Pure; raises InvalidRequest that names the field."""
+"""Conversion of a response's body into a chat request. Pure; raises InvalidRequest that names the field."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,8 @@ from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
 from services.gateway.prompt.fit import fit
 from services.gateway.prompt.parse import Asked, chat_asked
 from services.gateway.prompt.schema import (
+    MAX_CALLS,
+    CalledFunction,
     ChatRequest,
     Function,
     FunctionChoice,
@@ -18,35 +20,111 @@ from services.gateway.prompt.schema import (
     NamedToolChoice,
     ResponseFormat,
     Tool,
+    ToolCall,
 )
-from services.gateway.responses.items import read_items
 from services.gateway.responses.replies import ReasoningShown, Response, TextShown
-from services.gateway.responses.schema import ENCRYPTED, LOGPROBS, ResponseRequest, ResponseToolChoice, TextFormat
+from services.gateway.responses.schema import (
+    ENCRYPTED,
+    LOGPROBS,
+    InputCall,
+    InputCallOutput,
+    InputMessage,
+    InputReasoning,
+    InputText,
+    ResponseRequest,
+    ResponseToolChoice,
+    TextFormat,
+)
 
+Item = InputMessage | InputReasoning | InputCall | InputCallOutput
+_KINDS: Final[Mapping[str, type[Item]]] = {
+    "message": InputMessage,
+    "reasoning": InputReasoning,
+    "function_call": InputCall,
+    "function_call_output": InputCallOutput,
+}
+MAX_REASON_CHARS = 200
+
+
+def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Convert the input into turns. Consecutive reasoning, text and calls of one answer become one turn."""
+    if isinstance(given, str):
+        return [Message("user", given)]
+    turns: list[Message] = []
+    for place, plain in enumerate(given):
+        item, where = _item(plain, f"input[{place}]"), f"input[{place}]"
+        if isinstance(item, InputMessage) and item.role != "assistant":
+            turns.append(Message(item.role, _text(item.content)))
+        elif isinstance(item, InputCallOutput):
+            turns.append(Message("tool", _text(item.output), tool_call_id=item.call_id))
+        else:
+            _answer(turns, item, where)
+    return turns
+
+
+def _item(plain: Mapping[str, Any], where: str) -> Item:
+    kind = plain.get("type", "message")
+    struct = _KINDS.get(kind) if isinstance(kind, str) else None
+    if struct is None:
+        text = f"{where}.type: {quoted(str(kind))} is not served; served are {', '.join(_KINDS)}"
+        raise UnsupportedField(text, param=f"{where}.type")
+    try:
+        return msgspec.convert({key: value for key, value in plain.items() if value is not None}, struct)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), where) from None
+
+
+def _explained(text: str, where: str) -> InvalidRequest:
+    reason, _, path = text.partition(" - at `$")
+    kind = UnsupportedField if "unknown field" in reason or "Invalid enum value" in reason else InvalidRequest
+    field = f"{where}{path.rstrip('`')}"[:MAX_REASON_CHARS]
+    return kind(f"{field}: {reason[:1].lower()}{reason[1:MAX_REASON_CHARS]}", param=field)
+
+
+def _answer(turns: list[Message], item: InputMessage | InputReasoning | InputCall, where: str) -> None:
+    """Add an item of an answer, merging it into the last turn if that belongs to the same answer."""
+    last = turns[-1] if turns and turns[-1].role == "assistant" else None
+    if last is None or (not isinstance(item, InputCall) and (last.content or last.tool_calls)):
+        last = Message("assistant")
+        turns.append(last)
+    if isinstance(item, InputMessage):
+        last.content = _text(item.content)
+    elif isinstance(item, InputReasoning):
+        last.reasoning_content = (last.reasoning_content or "") + _text(item.content or item.summary or [])
+    else:
+        calls = last.tool_calls = last.tool_calls or []
+        if len(calls) >= MAX_CALLS:
+            raise InvalidRequest(f"{where}: one answer has {MAX_CALLS} calls at most", param=where)
+        calls.append(ToolCall(item.call_id, CalledFunction(item.name, item.arguments)))
+
+
+def _text(content: str | Sequence[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+# Fields that are not served, with the values, besides null, that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
 }
-"""Fields that are not served: values, beside null, that say what happens anyway."""
 _INCLUDED: Final = (LOGPROBS, ENCRYPTED)
 Items = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """What a response is made from."""
+    """A parsed response request with its chat."""
 
     asked: Asked
     items: Items
-    """Its whole input: of the responses before it, too."""
+    """The whole input, including that of earlier responses."""
     shown: Response
-    """As it is when nothing of it has come."""
+    """The response before any output has arrived."""
     store: bool
 
 
 def parse_response(body: bytes) -> ResponseRequest:
-    """Raises InvalidRequest."""
     request = fit(body, ResponseRequest, _tidy)
     for name in request.include or ():
         if name not in _INCLUDED:
@@ -58,7 +136,7 @@ def parse_response(body: bytes) -> ResponseRequest:
 
 
 def response_asked(request: ResponseRequest, earlier: Items, response_id: str, created_s: int) -> ResponseAsked:
-    """`earlier`: items of the conversation before this request."""
+    """Convert a request into a chat. `earlier` holds the items of the conversation before it."""
     own = request.input
     items = [*earlier, *([{"role": "user", "content": own}] if isinstance(own, str) else own)]
     turns = read_items(items)
@@ -129,7 +207,7 @@ def _format(wanted: TextFormat) -> ResponseFormat:
 
 
 def _shown(request: ResponseRequest, asked: Asked, response_id: str, created_s: int, store: bool) -> Response:
-    """With what was asked for, as OpenAI's API repeats it."""
+    """Return the empty response, which repeats the request's options as OpenAI's API does."""
     plain = msgspec.to_builtins
     choice, text, reasoning = request.tool_choice, request.text, request.reasoning
     return Response(

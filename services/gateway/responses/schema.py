@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses, as OpenAI's API has it. Types and ranges are checked while decoding."""
+"""The body of POST /v1/responses, as defined by OpenAI's API. Decoding checks types and ranges."""
 
 from typing import Annotated, Any, Literal
 
@@ -29,8 +29,6 @@ ResponseId = Annotated[str, Meta(max_length=64)]
 
 
 class ResponseTool(Struct, forbid_unknown_fields=True):
-    """A function that the model may call."""
-
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
@@ -39,14 +37,14 @@ class ResponseTool(Struct, forbid_unknown_fields=True):
 
 
 class ResponseToolChoice(Struct, forbid_unknown_fields=True):
-    """One tool that is to be called."""
+    """The one tool that the model has to call."""
 
     type: Literal["function"]
     name: FunctionName
 
 
 class TextFormat(Struct, forbid_unknown_fields=True):
-    """What the text has to be: any text, any JSON object, or JSON of a schema, which then has a name."""
+    """The required form of the text: any text, any JSON object, or JSON of a named schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: FunctionName | None = None
@@ -56,28 +54,29 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """Of the answer's text."""
-
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
-    """Of the answer's reasoning. No summary is written, which `auto` allows."""
+    """The options for reasoning. `auto` is accepted, although no summary is ever written."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
 
 
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
-    """Streams have no padding against observers, whether it is asked for or not."""
+    """The options of a stream. Padding against observers is accepted but never sent."""
 
     include_obfuscation: bool | None = None
 
 
 class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`top_k`, `min_p`, `repetition_penalty`, `seed`, `stop`, `ignore_eos`, `structured_outputs` and
-    `chat_template_kwargs` are extensions; `user`, `safety_identifier` and `prompt_cache_key` change nothing."""
+    """The body of POST /v1/responses.
+
+    `top_k`, `min_p`, `repetition_penalty`, `seed`, `stop`, `ignore_eos`, `structured_outputs` and
+    `chat_template_kwargs` are extensions. `user`, `safety_identifier` and `prompt_cache_key` have no effect.
+    """
 
     model: str
     input: str | list[dict[str, Any]]
@@ -111,7 +110,7 @@ class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class InputText(Struct, forbid_unknown_fields=True):
-    """A piece of a message, of a call's output or of reasoning; an answer's may come with what it was given."""
+    """A piece of a message, a call's output or reasoning. Clients may send back all fields of an answer's piece."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
@@ -120,8 +119,6 @@ class InputText(Struct, forbid_unknown_fields=True):
 
 
 class InputMessage(Struct, forbid_unknown_fields=True):
-    """A turn."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[InputText]
     type: Literal["message"] = "message"
@@ -131,8 +128,6 @@ class InputMessage(Struct, forbid_unknown_fields=True):
 
 
 class InputReasoning(Struct, forbid_unknown_fields=True):
-    """Reasoning of an earlier answer."""
-
     type: Literal["reasoning"]
     id: Label | None = None
     summary: list[InputText] | None = None
@@ -141,8 +136,6 @@ class InputReasoning(Struct, forbid_unknown_fields=True):
 
 
 class InputCall(Struct, forbid_unknown_fields=True):
-    """A call in an earlier answer."""
-
     type: Literal["function_call"]
     call_id: Label
     name: FunctionName
@@ -152,8 +145,6 @@ class InputCall(Struct, forbid_unknown_fields=True):
 
 
 class InputCallOutput(Struct, forbid_unknown_fields=True):
-    """What a call brought."""
-
     type: Literal["function_call_output"]
     call_id: Label
     output: str | list[InputText]

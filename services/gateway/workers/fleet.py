@@ -1,5 +1,7 @@
-"""The workers that this gateway is connected to: found through the registry, kept as long as their streams stand."""
+"""The workers to which this gateway is connected: found in the registry, kept while their streams last."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import structlog
@@ -9,22 +11,23 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_ASLEEP, 
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.dispatch.ports import LinkListener
 from libs.policy.gateway.effects import WorkerKey
+from libs.policy.gateway.silence import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, whom_to_leave
 from libs.policy.gateway.view import WorkerView
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry.port import Registry
-from services.gateway.workers.link import WorkerLink
-from services.gateway.workers.traffic import StreamTraffic
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.workers.link import StreamTraffic, WorkerLink
 
 log = structlog.get_logger()
 
+# States of pool workers that serve no model now. They return with another incarnation.
 _WITHOUT_MODEL = (WORKER_STATE_LOADING, WORKER_STATE_ASLEEP)
-"""Workers of a pool that serve none now: with the next one comes another incarnation."""
 
 
 class WorkerLinks:
-    """One link to each registered worker. What the registry forgets stays until its stream breaks."""
+    """The links to registered workers, one each. A worker that leaves the registry stays until its stream breaks."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class WorkerLinks:
         clock: Clock,
         tpot_ns: float = 0.0,
     ) -> None:
-        """`tpot_ns`: what requests want that name no TPOT; 0: nothing."""
+        """`tpot_ns` is the TPOT target of requests that name none; 0 for none."""
         self._tpot_ns = tpot_ns
         self._hello = hello
         self._clock = clock
@@ -47,21 +50,23 @@ class WorkerLinks:
         self._stop: dict[WorkerKey, Callable[[], object]] = {}
         self._registered: set[WorkerKey] = set()
         self.unpaired: dict[str, Unpaired] = {}
-        """Registered workers that no request can be bound to for the kind of their KV, by id."""
+        """The registered workers, by id, to which no request can be bound because of the kind of their KV."""
         self.quiet: frozenset[str] = frozenset()
-        """Ids of workers that have been silent for a moment: new work goes to others where there are any."""
+        """The ids of workers that have been silent for a moment. New work prefers others."""
 
     @property
     def links(self) -> Iterable[WorkerLink]:
-        """All of them, also those that are being connected."""
+        """Return all links, including those still connecting."""
         return self._links.values()
 
     def link(self, key: WorkerKey) -> WorkerLink | None:
-        """To one incarnation of a worker; None where it is known no more."""
+        """Return the link to one incarnation of a worker, or None once it is gone."""
         return self._links.get(key)
 
     def serving(self) -> dict[str, WorkerLink]:
-        """Links to workers that take work now, by id; of two incarnations the newer, whose credits are its own."""
+        """Return the links to workers that take work now, by id. Of two incarnations the newer counts, with its own
+        credits.
+        """
         found: dict[str, WorkerLink] = {}
         for link in self._links.values():
             held = found.get(link.id)
@@ -70,21 +75,23 @@ class WorkerLinks:
         return found
 
     def views(self) -> list[WorkerView]:
-        """Workers that take work now."""
+        """Return the workers that take work now, as binding sees them."""
         return [view for link in self.serving().values() if (view := link.view()) is not None]
 
     def max_context_tokens(self, model: str, default: int) -> int:
-        """What the model's workers have room for, at most `default`."""
+        """Return the context for which the model's workers have room, at most `default`."""
         workers = (link.worker for link in self._links.values() if link.model == model)
         return min((worker.capabilities.max_context_tokens or default for worker in workers if worker), default=default)
 
     async def follow(self, registry: Registry, listener: LinkListener) -> None:
-        """Connect to what the registry lists until cancelled. While it is away, known workers stay."""
+        """Connect to the workers that the registry lists, until cancelled. Known workers stay while the registry is
+        away.
+        """
         async for workers in registry.watch():
             self.update(workers, listener)
 
     def update(self, workers: Iterable[Worker], listener: LinkListener) -> None:
-        """Open links to new workers, and drop those to workers that are gone. What a worker is comes over its link."""
+        """Open links to new workers and drop links to those that are gone. Changes of a worker arrive over its link."""
         listed = {(worker.id, worker.incarnation): worker for worker in workers}
         self._registered = set(listed)
         for key, worker in listed.items():
@@ -94,7 +101,7 @@ class WorkerLinks:
         self._tell_unpaired(unpaired(listed.values()))
 
     def _tell_unpaired(self, found: dict[str, Unpaired]) -> None:
-        """Once for each worker, and again when it differs in something else."""
+        """Log each unpaired worker once, and again when the reason changes."""
         for worker_id, why in found.items():
             if self.unpaired.get(worker_id) != why:
                 log.warning("worker has no partner", worker=worker_id, why=str(why))
@@ -103,7 +110,7 @@ class WorkerLinks:
         self.unpaired = found
 
     def drop_gone(self) -> None:
-        """Give up links that are down and whose worker is registered no more."""
+        """Drop links that are down and whose worker is no longer registered."""
         for key, link in list(self._links.items()):
             if key not in self._registered and not link.connected:
                 log.info("worker is gone", worker=link.id, incarnation=link.incarnation)
@@ -122,3 +129,64 @@ class WorkerLinks:
         )
         self._links[key] = link
         self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel
+
+
+TICK_MS = 25.0
+# Counted of one tick at most: a longer tick shows that this process itself was late.
+MAX_HEARD_MS = 2 * TICK_MS
+
+
+class SilenceWatch:
+    """The watch over every link's silence, which ends streams that stay silent for too long."""
+
+    def __init__(
+        self,
+        fleet: WorkerLinks,
+        metrics: GatewayMetrics,
+        silent_after_ms: float = SILENT_MS,
+        max_silent_ms: float = MAX_SILENT_MS,
+    ) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._silent_after_ms = silent_after_ms
+        self._max_silent_ms = max(max_silent_ms, silent_after_ms)
+        self._away: dict[tuple[str, int], str] = {}
+        """The models of workers whose streams were ended, by worker id and incarnation."""
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        ticked_s = loop.time()
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            now_s = loop.time()
+            self.tick((now_s - ticked_s) * 1000)
+            ticked_s = now_s
+
+    def tick(self, passed_ms: float) -> None:
+        """Advance every link's silence by the time since the last tick."""
+        heard_ms = min(passed_ms, MAX_HEARD_MS)
+        self._metrics.late_s.inc((passed_ms - heard_ms) / 1000)
+        links = [link for link in self._fleet.links if link.connected]
+        for link in links:
+            link.silent_ms += heard_ms
+        quiet_ms = QUIET_SHARE * self._silent_after_ms
+        self._fleet.quiet = frozenset(link.id for link in links if link.overdue_ms >= quiet_ms)
+        if any(link.overdue_ms >= self._silent_after_ms for link in links):
+            self._leave()
+
+    def _leave(self) -> None:
+        links = list(self._fleet.links)
+        still_away = {(link.id, link.incarnation) for link in links if link.left}
+        self._away = {key: model for key, model in self._away.items() if key in still_away}
+        heard = [
+            Heard(place, link.model, link.overdue_ms, link.view())
+            for place, link in enumerate(links)
+            if link.connected and not link.left
+        ]
+        for each in whom_to_leave(heard, Counter(self._away.values()), self._silent_after_ms, self._max_silent_ms):
+            link = links[each.place]
+            running, silent_ms = len(link.running), round(each.silent_ms)
+            log.warning("worker is silent", worker=link.id, silent_ms=silent_ms, sequences=running)
+            self._metrics.silences.inc()
+            self._away[link.id, link.incarnation] = each.model
+            link.leave()

@@ -1,4 +1,4 @@
-"""One worker as this gateway is connected to it: a stream that is kept up, credits, load, and what runs there."""
+"""One worker as this gateway is connected to it: its stream, credits, load and running sequences."""
 
 import asyncio
 from collections import deque
@@ -31,20 +31,48 @@ from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Phase, serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.runtime.net.access import Metadata
 from libs.runtime.tasks import until_first
 from libs.runtime.transport import Transport
-from services.gateway.workers.traffic import StreamTraffic
+from services.gateway.metrics import GatewayMetrics
+
+SERVE = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Serve"
+
+
+class StreamTraffic:
+    """The traffic counters that all links of a gateway share."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._sent, self._sent_bytes = (m.labels("sent") for m in (metrics.frames, metrics.frame_bytes))
+        self._received, self._received_bytes = (m.labels("received") for m in (metrics.frames, metrics.frame_bytes))
+
+    def open(self, channel: grpc.aio.Channel, metadata: Metadata) -> Any:
+        """Open WorkerService.Serve on a channel. Its serializers are the only place that sees a frame's bytes."""
+        serve = channel.stream_stream(SERVE, request_serializer=self._pack, response_deserializer=self._unpack)
+        return serve(metadata=metadata)
+
+    def _pack(self, frame: pb.GatewayFrame) -> bytes:
+        data = frame.SerializeToString()
+        self._sent.inc()
+        self._sent_bytes.inc(len(data))
+        return data
+
+    def _unpack(self, data: bytes) -> pb.WorkerFrame:
+        self._received.inc()
+        self._received_bytes.inc(len(data))
+        return pb.WorkerFrame.FromString(data)
+
 
 log = structlog.get_logger()
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
+# Bound on the submits in one frame, well below gRPC's message bound. The rest follows in the next frame.
 MAX_SUBMIT_BYTES = 4 * 1024 * 1024
-"""Bytes of submits in one frame, well below gRPC's message bound; the rest follows in the next frame."""
 
 
 class _End(Enum):
-    """How a stream has ended."""
+    """The way in which a stream ended."""
 
     BROKEN = "broken"
     CLOSED = "closed"
@@ -54,7 +82,7 @@ class _End(Enum):
 
 
 class WorkerLink:
-    """The stream to one incarnation of one worker. Everything but `run` is sync: it fills the next frame."""
+    """The stream to one incarnation of one worker. Everything but `run` is sync and fills the next frame."""
 
     def __init__(
         self,
@@ -67,7 +95,7 @@ class WorkerLink:
         clock: Clock,
         tpot_ns: float = 0.0,
     ) -> None:
-        """`tpot_ns`: what requests want that name no TPOT; 0: nothing."""
+        """`tpot_ns` is the TPOT target of requests that name none; 0 for none."""
         self.id = worker.id
         self.incarnation = worker.incarnation
         self.key = worker.id, worker.incarnation
@@ -75,19 +103,21 @@ class WorkerLink:
         self.prefill = CreditBalance()
         self.decode = CreditBalance()
         self.running: set[int] = set()
-        """Ids of sequences that are there, or have left blocks there."""
+        """The ids of sequences that run on the worker or have left blocks there."""
         self._prompts: dict[int, bool] = {}
-        """Running sequences whose prompt is computed here for another worker; the value: whether it is a batch line."""
+        """The running sequences whose prompt is computed here for another worker. The value says whether it is a batch
+        line.
+        """
         self._unheard: set[int] = set()
-        """Sequences sent while the worker was silent; cleared by its next frame."""
+        """The sequences sent while the worker was silent; cleared by its next frame."""
         self.silent_ms = 0.0
-        """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
+        """Milliseconds since the last frame, counting only time in which this process could read one (`SilenceWatch`)."""
         self.kv_kind = ""
-        """Equal for workers that can exchange blocks: same weights, same layout."""
+        """A key that is equal for workers that can exchange blocks: same weights, same layout."""
         self.kv_once = False
-        """Whether blocks that it leaves are good for one reader only."""
+        """Whether the blocks that the worker leaves can be read by one reader only."""
         self.left = False
-        """Whether its stream was ended for silence, and it has not been heard of since."""
+        """Whether the stream was ended for silence and no frame has arrived since."""
         self._leaving = asyncio.Event()
         self._hello = hello
         self._transport = transport
@@ -110,40 +140,39 @@ class WorkerLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the worker has said who it is on a stream that stands."""
+        """Return whether the stream stands and the worker has identified itself on it."""
         return self._worker is not None
 
     @property
     def worker(self) -> common.Worker | None:
-        """As of its last frame; None while the stream is down."""
+        """Return the worker as of its last frame; None while the stream is down."""
         return self._worker
 
     @property
     def model(self) -> str:
-        """What it is assigned to; empty while the stream is down."""
+        """Return the model assigned to the worker; empty while the stream is down."""
         return self._worker.assignment.model if self._worker else ""
 
     @property
     def serving(self) -> bool:
-        """Whether the worker takes work now."""
         return self._worker is not None and self._worker.state == common.WORKER_STATE_READY
 
     def takes(self, phase: int) -> bool:
-        """Whether the worker takes work of `phase` now, credits aside."""
+        """Return whether the worker takes work of `phase` now, disregarding credits."""
         return self._worker is not None and self.serving and serves(self._worker.assignment, phase)
 
     def partner(self) -> Partner | None:
-        """As sequences that are to decode there see it; None while the stream is down."""
+        """Return the worker as a partner of sequences that are to decode there; None while the stream is down."""
         if self._worker is None:
             return None
         return Partner(self.takes(Phase.DECODE), self.kv_kind, self._worker.capabilities.streams_kv)
 
     def quiet(self, sequence_id: int) -> bool:
-        """Whether the worker may have been dead already when a sequence was sent there: it has said nothing since."""
+        """Return whether no frame has arrived since the sequence was sent, so the worker may have been dead already."""
         return sequence_id in self._unheard
 
     def view(self) -> WorkerView | None:
-        """For binding; None while the worker takes no work."""
+        """Return the worker as binding sees it, or None while it takes no work."""
         worker = self._worker
         if worker is None or not self.serving:
             return None
@@ -158,18 +187,18 @@ class WorkerLink:
 
     @property
     def overdue_ms(self) -> float:
-        """Time since its last frame, as one that has work counts it: one that has none says less."""
+        """Return the time since the last frame, scaled for idle workers, which send fewer frames."""
         return self.silent_ms * (1.0 if self.running else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
 
     def leave(self) -> None:
-        """End the stream of a silent worker. Should it come back it finds it cancelled, and aborts what ran there."""
+        """End the stream of a silent worker, which aborts its sequences if it returns."""
         self.left = True
         self._leaving.set()
 
     # ------------------------------------------------------------ what goes into the next frame
 
     def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
-        """Send work there against a prompt credit, or against the decode credit that is set aside for it."""
+        """Send work against a prompt credit, or against the decode credit reserved for it."""
         assert self._worker is not None
         sequence_id, phase = attempt.sequence_id, attempt.phase
         if self.overdue_ms > SIGN_OF_LIFE_MS:
@@ -190,17 +219,17 @@ class WorkerLink:
         self._wake.set()
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """The prompt of a streamed sequence is computed, and these tokens were sampled there."""
+        """Send the tokens sampled elsewhere to a streamed sequence, whose prompt is now computed."""
         self._proceeds.append(pb.Proceed(sequence=sequence_id, token_ids=pack_u32(token_ids)))
         self._wake.set()
 
     def hand_over(self, sequence_id: int) -> None:
-        """Let the worker hand a running sequence over: its place elsewhere is reserved."""
+        """Have the worker hand over a running sequence, whose place elsewhere is reserved."""
         self._hand_overs.append(sequence_id)
         self._wake.set()
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
-        """Listen to a sequence no more; `abort` also ends it there, or frees the blocks it left."""
+        """Ignore further events of a sequence. `abort` also ends it on the worker, or frees the blocks it left."""
         self.running.discard(sequence_id)
         self._prompts.pop(sequence_id, None)
         self._unheard.discard(sequence_id)
@@ -210,19 +239,18 @@ class WorkerLink:
             self._wake.set()
 
     def reserve(self, prompt_tokens: int) -> None:
-        """Set a decode credit aside for a sequence with such a prompt."""
+        """Reserve a decode credit for a sequence with this many prompt tokens."""
         self.decode.reserve()
         self.outlook.reserved(prompt_tokens)
 
     def release(self, prompt_tokens: int) -> None:
-        """Such a sequence does not need its reserved credit."""
+        """Return the credit reserved for a sequence with this many prompt tokens."""
         self.outlook.reserved(prompt_tokens, -1)
         self.decode.release()
         self._return_credits()
 
     def set_demand(self, demand: QueuedDemand) -> None:
-        """Report the queue to the worker: at once where that changes which gateway gets credits, otherwise with the
-        next frame."""
+        """Report the queue at once if that changes which gateway gets credits, else with the next frame."""
         if demand == self._demand or not self.connected:
             return
         reported, self._demand = self._demand, demand
@@ -246,7 +274,6 @@ class WorkerLink:
     # ------------------------------------------------------------ the stream
 
     async def run(self) -> None:
-        """Keep the stream up until cancelled."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             end = _End.BROKEN
@@ -299,7 +326,7 @@ class WorkerLink:
             backoff.reset()
 
     async def _write(self, stream: Any) -> None:
-        """One frame for whatever has queued since the last one."""
+        """Write one frame for everything queued since the last one."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -324,7 +351,7 @@ class WorkerLink:
         return frame
 
     def _take_worker(self, worker: common.Worker) -> bool:
-        """Take news of the worker; False when the address is another one's by now."""
+        """Apply an update of the worker; return False if another worker now answers at the address."""
         if (worker.id, worker.incarnation) != (self.id, self.incarnation):
             return False
         if self._worker is None:
@@ -355,7 +382,7 @@ class WorkerLink:
         self._listener.received(self, news)
 
     def _reset(self, end: _End) -> None:
-        """Forget all that stood on the stream, and say what was lost with it. One that drains ends as it should."""
+        """Clear the stream's state and report the sequences lost with it. A draining worker ends in good order."""
         if end is not _End.OURS and not self.connected and not self.left:  # one that was silent may only be frozen
             self._listener.unreachable(self)
         died = end is _End.BROKEN and self.serving
@@ -376,13 +403,17 @@ class WorkerLink:
 
 
 def _fault_of(frame: pb.WorkerFrame) -> str:
-    """Name what a worker says of itself that is out of its range; its tokens are judged where they are read."""
+    """Return the first value in a worker's report of itself that is out of range. Tokens are checked where they are
+    read.
+    """
     fault = fault_of(frame.worker, frame.worker.ByteSize()) if frame.HasField("worker") else ""
     return fault or (fault_of(frame.load, 0) if frame.HasField("load") else "")
 
 
 def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
-    """The outlook of a worker that has reported neither load nor speed; `tpot_ns`: default TPOT target, 0 for none."""
+    """Return the outlook of a worker that has reported neither load nor speed. `tpot_ns`: default TPOT target, 0 for
+    none.
+    """
     can = worker.capabilities
     compute = compute_of(can.compute) if can.HasField("compute") else None
     speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
@@ -390,7 +421,7 @@ def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
 
 
 def read_report(outlook: WorkerOutlook, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
-    """Update an outlook from a frame's load and speed, where it has them."""
+    """Update an outlook from the load and speed that a frame carries."""
     if frame.HasField("speed"):
         outlook.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or outlook.speed
     if frame.HasField("load"):

@@ -23,8 +23,7 @@ from services.gateway.answers.calls import KimiCalls
 from services.gateway.answers.families import AnswerFormat, answer_format
 from services.gateway.answers.guide import guide_of
 from services.gateway.answers.marked_calls import GlmCalls
-from services.gateway.answers.parts import PartKind
-from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.parts import AnswerReader, PartKind
 
 SCHEMA = {
     "type": "object",

@@ -7,7 +7,7 @@ from libs.policy.gateway.binding import bind
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.routing import POLICIES, LeastLoaded, RoutingPolicy
 from libs.policy.gateway.view import Ask, Binding, WorkerView
-from services.gateway.prompt.stops import StopMatcher
+from services.gateway.dispatch.choice import StopMatcher
 
 MODELS = ("a", "b")
 KINDS = ("k", "l")

@@ -9,7 +9,7 @@ from libs.dispatch.generation import ApiFinishReason
 from libs.engine.reports import Logprob
 from libs.testing.engines.harmony import MARKERS, sim_with_markers
 from services.gateway.answers.harmony import HarmonyParser
-from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.parts import AnswerReader
 from services.gateway.dispatch.choice import ChoiceText, PartReaders, Piece
 
 TOKENIZER = sim_with_markers()

@@ -27,8 +27,7 @@ from libs.testing.wait import ManualClock, until
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.keeper.begin import begin
-from services.gateway.batch.keeper.submissions import Submissions
+from services.gateway.batch.keeper.begin import Submissions, begin
 from services.gateway.batch.retention import LOOK_S, SETTLED_S, Retention, unneeded
 from services.gateway.batch.tenant_bounds import TenantBounds
 

@@ -72,7 +72,7 @@ async def answer_a_job(
         share.bytes = (await draft.keep(name="f", purpose="batch")).bytes
     runner = LaneRunner(
         files=files,
-        asker=Answers(large),  # type: ignore[arg-type]
+        requester=Answers(large),  # type: ignore[arg-type]
         slots=Slots(
             lambda: GatewayLoad(free=99, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=99
         ),

@@ -21,8 +21,7 @@ from services.gateway.batch.lines.line import BatchLine, read_line
 from services.gateway.batch.lines.repeats import IdHashes
 from services.gateway.batch.lines.upload import MAX_SILENT_S, MAX_UPLOAD_S, MIN_BYTES_PER_S, chunks
 from services.gateway.batch.runner.line_request import AWAY_S
-from services.gateway.batch.runner.served_models import FORGET_S, Served
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.runner.slots import FORGET_S, ServedModels, Slots
 
 SMALL_BYTES = 20_000
 
@@ -133,7 +132,7 @@ def test_a_model_counts_as_away_only_while_others_have_workers(others: bool, exp
     clock = ManualClock()
     there = {"other"} if others else set()
     views = {name: WorkerView(name, name, "k", True, True, True, 0, 0, 0) for name in ("mine", "other")}
-    served = Served(lambda: [views[name] for name in sorted(there)], list(views), clock)
+    served = ServedModels(lambda: [views[name] for name in sorted(there)], list(views), clock)
     for _ in range(int(AWAY_S) + 1):
         found_s = served.away_s("mine")
         clock.advance_ms(1000)

@@ -20,9 +20,8 @@ from libs.runtime.tasks import end
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
 from services.gateway.batch.jobs import catch_up as look_back_module
-from services.gateway.batch.jobs.fold import JobBook
+from services.gateway.batch.jobs.fold import JobBook, snapshot
 from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.jobs.snapshot import snapshot
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.metrics import BatchMetrics
@@ -54,7 +53,7 @@ def a_runner(files: LocalFiles, view: JobView, count: int) -> LaneRunner:
     )
     return LaneRunner(
         files=files,
-        asker=FewAnswers(count),  # type: ignore[arg-type]
+        requester=FewAnswers(count),  # type: ignore[arg-type]
         slots=slots,
         clock=SystemClock(),
         view=view,

@@ -36,7 +36,7 @@ from services.gateway.batch.jobs.fold import JobBook
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
-from services.gateway.batch.keeper.submissions import Submissions
+from services.gateway.batch.keeper.begin import Submissions
 
 ASKED = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
 

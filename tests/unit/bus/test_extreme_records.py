@@ -57,7 +57,7 @@ from services.gateway.batch.api.replies import show_batch
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.progress import ShareNote
 from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.keeper.submissions import Submissions
+from services.gateway.batch.keeper.begin import Submissions
 from services.metrics.demand.file import FINE, MOST_IN_BIN, DemandFile
 from services.metrics.history.file import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics

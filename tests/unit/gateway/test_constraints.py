@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from libs.contracts.errors import InvalidRequest
 from libs.model.grammar import choice_rule, fault_of_rule, pattern_rule
 from services.gateway.answers.schema_check import SchemaCheck
-from services.gateway.prompt.guided import check_schemas
+from services.gateway.dispatch.intake import check_schemas
 from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -9,7 +9,7 @@ from libs.dispatch.ports import OneForAll
 from libs.dispatch.waiting import WaitingQueue
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock
-from services.gateway.dispatch.demand import DemandTeller
+from services.gateway.dispatch.demand import DemandPublisher
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader
 from services.gateway.http.formats import CompletionFormat
 from services.gateway.http.stalls import Stalls
@@ -48,7 +48,7 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
     endpoint = CompletionEndpoint(
         "/v1/completions", reader=CompletionReader(broken, CompletionFormat), intake=unused, dispatcher=unused,
         metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1, 1024), max_body_bytes=1024,
-        demand=DemandTeller(unused, "gateway-1", ManualClock()),
+        demand=DemandPublisher(unused, "gateway-1", ManualClock()),
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a bug"):
         await endpoint({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive, send)
@@ -75,7 +75,7 @@ async def test_a_tenant_without_room_is_refused_before_any_of_its_choices_is_mad
         intake=SimpleNamespace(model=lambda *_: model),  # type: ignore[arg-type]  # it makes no choices
         dispatcher=SimpleNamespace(check_room=check_room, wants_keys=False),  # type: ignore[arg-type]
         metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1, 1024), max_body_bytes=1024,
-        demand=DemandTeller(unused, "gateway-1", ManualClock()),  # type: ignore[arg-type]
+        demand=DemandPublisher(unused, "gateway-1", ManualClock()),  # type: ignore[arg-type]
     )  # fmt: skip
     await endpoint({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive, send)
     assert counted(metrics) == {"429": 1.0}

@@ -14,11 +14,11 @@ from libs.policy.queue.expiry import WaitBounds
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.settings import load_settings
+from services.gateway.dispatch.choice import StopMatcher
 from services.gateway.dispatch.recorder import request_event
 from services.gateway.prompt.catalog import load_catalog
 from services.gateway.prompt.headers import Defaults, read_headers
 from services.gateway.prompt.parse import Asked, parse_completion
-from services.gateway.prompt.stops import StopMatcher
 from services.gateway.prompt.tokenise import check_fit
 from services.gateway.settings import GatewaySettings
 

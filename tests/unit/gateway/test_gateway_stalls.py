@@ -8,8 +8,7 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.http_errors import BodyTooLarge
-from services.gateway.http.body import BODY_TIMEOUT_S, ClientGone, read_body
-from services.gateway.http.stalls import Patience, Stalls
+from services.gateway.http.stalls import BODY_TIMEOUT_S, ClientGone, Patience, Stalls, read_body
 
 ROOM = 4096
 

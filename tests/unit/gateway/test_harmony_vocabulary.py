@@ -13,8 +13,7 @@ from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.testing.engines.harmony import MARKERS, with_markers
 from libs.testing.engines.real_model import real_model_folder
 from services.gateway.answers.families import answer_format
-from services.gateway.answers.parts import PartKind
-from services.gateway.answers.reader import AnswerReader
+from services.gateway.answers.parts import AnswerReader, PartKind
 
 
 @pytest.fixture(scope="module")

@@ -28,20 +28,18 @@ from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandTeller
+from services.gateway.dispatch.demand import DemandPublisher
 from services.gateway.dispatch.intake import Intake, RequestLimits
 from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import GatewayRoutes, make_routes, need
+from services.gateway.http.routes import GatewayRoutes, make_routes, make_tenant_router, need
 from services.gateway.http.stalls import Stalls
-from services.gateway.http.tenants import make_tenant_router
 from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.prompt.catalog import load_catalog
 from services.gateway.prompt.parse import parse_chat, parse_completion
-from services.gateway.responses.keeping import KeptResponses
-from services.gateway.responses.reading import ResponseReader
-from services.gateway.responses.routes import make_responses_router
+from services.gateway.responses.exchange import ResponseReader
+from services.gateway.responses.keeping import KeptResponses, make_responses_router
 from tests.unit.routes import head_differs, routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'
@@ -75,7 +73,7 @@ def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table:
     def endpoint(route: str, reader: Reader) -> CompletionEndpoint:
         return CompletionEndpoint(
             route, reader=reader, intake=intake, dispatcher=UNUSED, metrics=metrics,
-            clock=clock, tasks=TaskOwner(), stalls=Stalls(8, 10**6), demand=DemandTeller(UNUSED, "g", clock),
+            clock=clock, tasks=TaskOwner(), stalls=Stalls(8, 10**6), demand=DemandPublisher(UNUSED, "g", clock),
             max_body_bytes=10**5,
         )  # fmt: skip
 

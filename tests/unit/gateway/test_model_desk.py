@@ -12,8 +12,7 @@ from libs.stores.catalogue.port import Catalogued
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.store import MemoryStore
 from libs.testing.wait import ManualClock
-from services.gateway.models.cold import MARGIN, SPREAD
-from services.gateway.models.desk import GRACE_MS, ModelDesk
+from services.gateway.dispatch.model_desk import GRACE_MS, MARGIN, SPREAD, ModelDesk
 from services.gateway.prompt.catalog import Catalog
 
 NOW_MS = 1_700_000_000_000

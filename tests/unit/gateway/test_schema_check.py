@@ -9,7 +9,7 @@ import pytest
 from libs.contracts.errors import InvalidRequest, QueueFull
 from services.gateway.answers import schema_check
 from services.gateway.answers.schema_check import SchemaCheck, Verdict
-from services.gateway.prompt.guided import MAX_SCHEMA_CHARS, check_schemas
+from services.gateway.dispatch.intake import MAX_SCHEMA_CHARS, check_schemas
 from services.gateway.prompt.parse import parse_chat
 
 IMPOSSIBLE: list[tuple[Any, str]] = [

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's API shows them. Pure."""
+"""Files and batches in the form of OpenAI's API. Pure."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -14,7 +14,7 @@ from services.gateway.batch.retention import expiry_unix_s
 
 
 def show_file(info: FileInfo, limits: TenantLimits = NO_LIMITS) -> dict[str, Any]:
-    """OpenAI's file object; limits: that its tenant is held to."""
+    """Return OpenAI's file object. `limits` are those of the file's tenant."""
     return {
         "id": info.id,
         "object": "file",
@@ -28,7 +28,6 @@ def show_file(info: FileInfo, limits: TenantLimits = NO_LIMITS) -> dict[str, Any
 
 
 def show_batch(job: Job) -> dict[str, Any]:
-    """OpenAI's batch object."""
     created, finished = job.created, job.finished
     ended_s = _seconds(job.finished_unix_ns)
     outcome = finished.outcome if finished else None
@@ -68,8 +67,10 @@ Item = TypeVar("Item", bound=_Item)
 def show_page(
     items: Iterable[Item], show: Callable[[Item], dict[str, Any]], *, after: str | None, limit: int
 ) -> dict[str, Any]:
-    """OpenAI's list object: what follows `after`, at most `limit` of it; raises InvalidRequest for an unknown id. Takes
-    no more of `items` than that."""
+    """Return OpenAI's list object with at most `limit` items after `after`, consuming no more of `items`.
+
+    Raise InvalidRequest for an unknown id.
+    """
     coming = iter(items)
     if after is not None and not any(item.id == after for item in coming):
         raise InvalidRequest(f"after: no {quoted(after)} in the list", param="after")
@@ -84,7 +85,7 @@ def show_page(
 
 
 def _own(job: Job) -> dict[str, Any]:
-    """Fulcrum's fields, which OpenAI's object does not have."""
+    """Return Fulcrum's own fields, which OpenAI's object does not have."""
     created, end = job.created, None if job.finished else job.expected_end
     topics = ("input_topic", "output_topic", "error_topic")
     return {

@@ -1,13 +1,14 @@
-"""OpenAI's Files and Batch API."""
+"""The routes of OpenAI's Files and Batch API."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
+from libs.contracts.batch_terms import ENDPOINTS
 from libs.contracts.errors import (
     BatchNotFound,
     BrokerUnavailable,
@@ -23,7 +24,6 @@ from libs.keys.gate import caller_of
 from libs.keys.table import DEFAULT_TENANT, TENANT_HEADER, Caller, named_in
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
-from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.api.replies import show_batch, show_file, show_page
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.order import (
@@ -41,11 +41,71 @@ from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.retention import is_over
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.http.body import ClientGone
+from services.gateway.http.stalls import ClientGone
 from services.gateway.prompt.headers import read_headers
 
+CONTENT_TYPE: Final = "application/octet-stream"
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"description": "The request's fault."},
+    "5XX": {"description": "The suite's fault, or the file store is full."},
+}
+_FILE: Final = {"type": "string", "format": "binary"}
+UPLOAD_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["purpose", "file"],
+                    "properties": {
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                        "file": _FILE,
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                }
+            }
+        },
+    }
+}
+BATCH_BODY: Final[dict[str, Any]] = {
+    "parameters": [{"name": IDEMPOTENCY_HEADER, "in": "header", "schema": {"type": "string"}}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["endpoint"],
+                    "properties": {
+                        "input_file_id": {"type": "string"},
+                        "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
+                        "completion_window": {"type": "string", "default": "24h"},
+                        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "priority": {"type": "integer", "default": 0},
+                        "input_topic": {"type": "string"},
+                        "output_topic": {"type": "string"},
+                        "error_topic": {"type": "string"},
+                    },
+                }
+            }
+        },
+    },
+}
+
+
+def page_parameters(*more: str) -> dict[str, Any]:
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "schema": {"type": "integer" if name == "limit" else "string"}}
+            for name in ("after", "limit", *more)
+        ]
+    }
+
+
+# Nobody is left to receive it.
 CLIENT_GONE_STATUS = 499
-"""Nobody is there to get it."""
 MAY_BE_THERE = (
     "the batch may have been created, so look at the list of batches before you ask again; with a header "
     "Idempotency-Key, asking again gives the same batch"
@@ -65,7 +125,7 @@ def make_batch_router(
     max_line_bytes: int,
     bounds: TenantBounds | None = None,
 ) -> APIRouter:
-    """The routes. bounds: None: nobody has any."""
+    """Return the routes. Without `bounds` no tenant has any."""
     router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds or TenantBounds())
     _add_files(router, shelf, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
     _add_batches(router, bus, shelf, view, clock, topics=topics)
@@ -73,7 +133,7 @@ def make_batch_router(
 
 
 class Shelf:
-    """Files as callers see them: their own, while their time is not over."""
+    """The unexpired files that a caller may see."""
 
     def __init__(self, files: FileStore, clock: Clock, bounds: TenantBounds) -> None:
         self.files = files
@@ -81,16 +141,15 @@ class Shelf:
         self._clock = clock
 
     def over(self, info: FileInfo) -> bool:
-        """Whether the file counts as one that is not there, though it may not have been deleted yet."""
+        """Return whether the file counts as absent, even if it has not been deleted yet."""
         bounds, now_s = self.bounds, self._clock.now_ns() / 1e9
         return is_over(info, bounds.limits_of(info.tenant), now_s, bounds.deleted_unix_ns(info.tenant))
 
     def show(self, info: FileInfo) -> dict[str, Any]:
-        """As OpenAI's API shows it."""
         return show_file(info, self.bounds.limits_of(info.tenant))
 
     async def find(self, file_id: str, caller: Caller) -> FileInfo:
-        """A file that the caller may see; raises FileNotFound for another's as for one that is not there."""
+        """Return a file that the caller may see; raise FileNotFound for absent files and other tenants' alike."""
         info = await self.files.info(file_id)
         # Parts belong to a job that is still being answered: they are no client's files yet.
         hidden = caller.role == "user" and info.purpose == PART_PURPOSE
@@ -101,8 +160,10 @@ class Shelf:
     async def of(
         self, caller: Caller, purpose: str | None, tenant: str | None, *, ascending: bool = False
     ) -> Iterator[FileInfo]:
-        """Files that the caller may see, the youngest first or last, each looked at once it is taken; None: of any
-        purpose, of any tenant."""
+        """Yield the files that the caller may see, youngest first or last, checking each as it is consumed.
+
+        None selects any purpose or any tenant.
+        """
         found = await self._readable(caller)
         return (
             info
@@ -115,7 +176,7 @@ class Shelf:
         )
 
     async def _readable(self, caller: Caller) -> list[FileInfo]:
-        """Files of the tenants that the caller may read, the youngest first."""
+        """Return the files of the tenants that the caller may read, youngest first."""
         if caller.role != "user":
             return await self.files.infos()
         found = await self.files.of(caller.tenant)
@@ -155,7 +216,7 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
     async def retrieve_file(file_id: str, request: Request) -> dict[str, Any]:
-        """One of them."""
+        """Return one file's metadata."""
         return shelf.show(await shelf.find(file_id, caller_of(request.scope)))
 
     @router.get(
@@ -166,14 +227,14 @@ def _add_files(router: APIRouter, shelf: Shelf, view: JobView, *, max_file_bytes
         responses={200: {"description": "Its bytes.", "content": {CONTENT_TYPE: {}}}},
     )
     async def content(file_id: str, request: Request) -> StreamingResponse:
-        """Its bytes."""
+        """Return a file's content."""
         info = await shelf.find(file_id, caller_of(request.scope))
         headers = {"content-length": str(info.bytes)}
         return StreamingResponse(files.read(file_id), media_type=CONTENT_TYPE, headers=headers)
 
     @router.delete("/v1/files/{file_id}", tags=["files"], summary="Delete a file that no running batch reads.")
     async def delete_file(file_id: str, request: Request) -> dict[str, Any]:
-        """Forget a file."""
+        """Delete a file."""
         caller = caller_of(request.scope)
         caller.check_write((await shelf.find(file_id, caller)).tenant, file_id)
         await view.ready()
@@ -231,12 +292,12 @@ def _add_batches(
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
     async def retrieve(batch_id: str, request: Request) -> dict[str, Any]:
-        """One of them."""
+        """Return one batch."""
         return show_batch(await _job(view, shelf, batch_id, caller_of(request.scope)))
 
     @router.post("/v1/batches/{batch_id}/cancel", tags=["batches"], summary="Answer no further lines of a batch.")
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
-        """Cancel; lines that are not answered yet get an error that says so."""
+        """Cancel a batch. Lines without an answer get an error that says so."""
         caller = caller_of(request.scope)
         job = await _job(view, shelf, batch_id, caller)
         caller.check_write(job.created.tenant, job.id)
@@ -249,12 +310,12 @@ def _add_batches(
 
 
 def _named_tenant(request: Request) -> str | None:
-    """The tenant that a list is narrowed to; whether the caller may name it the gate has checked."""
+    """Return the tenant to which a list is narrowed. The key gate has checked that the caller may name it."""
     return named_in(dict(request.headers.raw), TENANT_HEADER)
 
 
 async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:
-    """A batch that the caller may see; raises BatchNotFound."""
+    """Return a batch that the caller may see; raise BatchNotFound."""
     job = await view.seen(batch_id)
     if not caller.may_read(job.created.tenant) or shelf.bounds.is_gone(job):
         raise BatchNotFound(f"no batch {quoted(batch_id)} is known", param="batch_id")
@@ -262,7 +323,7 @@ async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Jo
 
 
 async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> None:
-    """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
+    """Raise FileNotFound, InvalidRequest or StoreUnavailable if the input cannot be used."""
     if created.input_file_id:
         try:
             info = await shelf.find(created.input_file_id, caller)
@@ -273,7 +334,7 @@ async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> Non
 
 
 async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> None:
-    """Raises BrokerUnavailable; PerhapsCreated where to ask again could make a second job."""
+    """Publish an event; raise BrokerUnavailable, or PerhapsCreated if a retry could create a second job."""
     try:
         await bus.send(BATCH_JOBS, event)
     except BrokerUnavailable as error:
@@ -283,7 +344,7 @@ async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> Non
 
 
 def _json(page: dict[str, Any]) -> Response:
-    """A page may have 10,000 entries: FastAPI's own encoder would hold up everybody for as long as a second."""
+    # A page may have 10,000 entries, for which FastAPI's own encoder would block the loop for up to a second.
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 

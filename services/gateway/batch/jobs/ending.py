@@ -30,7 +30,6 @@ class LineRate:
         self._lines, self._since_ns = 0, at_ns
 
     def add(self, at_ns: int, lines: int) -> None:
-        """Record that `lines` were answered."""
         self._answered.append((at_ns, lines))
         self._lines += lines
         self._drop(at_ns)

@@ -1,11 +1,9 @@
-"""The state of one job."""
-
 from dataclasses import dataclass, field
 from typing import Literal
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.policy.batch import OpenJob
-from services.gateway.batch.jobs.counts import ShareCounts
+from services.gateway.batch.jobs.progress import ShareCounts
 from services.gateway.batch.jobs.reasons import NotRun, stopped
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -19,7 +17,7 @@ _OUTCOMES: dict[int, Status] = {
 
 @dataclass(slots=True)
 class Job:
-    """The state of one job, as its events give it."""
+    """The state of one job, as folded from its events."""
 
     id: str
     created: pb.Created
@@ -30,7 +28,6 @@ class Job:
     finished: pb.Finished | None = None
     finished_unix_ns: int = 0
     answered_unix_ns: int = 0
-    """When the latest answer was committed."""
     dealt: pb.Dealt = field(default_factory=pb.Dealt)
     expected_end: pb.Foretold | None = None
     waits: pb.Waits | None = None
@@ -39,40 +36,39 @@ class Job:
 
     @property
     def input_file_id(self) -> str:
-        """The file that holds its lines; empty while they are in a topic only."""
+        """Return the file that holds the job's lines; empty while they are only in a topic."""
         return (self.started.input_file_id if self.started else "") or self.created.input_file_id
 
     @property
     def lines(self) -> int:
-        """Lines of its file; 0 until they are counted."""
+        """Return the number of lines in the job's file; 0 until they are counted."""
         return self.started.lines if self.started else 0
 
     @property
     def completed(self) -> int:
-        """Lines answered well."""
+        """Return the number of lines answered without an error."""
         return self.finished.completed if self.finished else self.counts.completed
 
     @property
     def failed(self) -> int:
-        """Lines answered with an error."""
+        """Return the number of lines answered with an error."""
         return self.finished.failed if self.finished else self.counts.failed
 
     @property
     def waits_for(self) -> str:
-        """Why the job is held up; empty while it runs and after its end."""
+        """Return the reason why the job waits; empty while it runs and after its end."""
         return self.waits.reason if self.waits and self.finished is None else ""
 
     @property
     def answered(self) -> bool:
-        """Whether every line has its answer."""
         return self.started is not None and self.completed + self.failed >= self.started.lines
 
     def stopped(self, now_ns: int) -> NotRun | None:
-        """Why no more of its lines run; None while they do."""
+        """Return the reason why no more of its lines run, or None while they do."""
         return stopped(self.created.expires_unix_ns, now_ns, cancelled=bool(self.cancel_unix_ns))
 
     def standing(self, now_ns: int) -> OpenJob | None:
-        """The job's entry for dealing; None before its lines are counted and after all are answered."""
+        """Return the job's entry for dealing; None before its lines are counted and after all are answered."""
         left = self.lines - self.completed - self.failed
         if self.finished is not None or not left:
             return None
@@ -90,7 +86,6 @@ class Job:
 
     @property
     def status(self) -> Status:
-        """The status as OpenAI's API names it."""
         if self.finished is not None:
             return _OUTCOMES.get(self.finished.outcome, "failed")
         if self.cancel_unix_ns:

@@ -1,4 +1,4 @@
-"""What a job is asked for with, by REST or on a topic. Pure, but for the ids that are drawn."""
+"""Parsing of a request for a job, from REST or a topic. Pure, except for the ids that it draws."""
 
 import hashlib
 import re
@@ -22,23 +22,28 @@ MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 MAX_PRIORITY = 100
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _TOPIC = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
+# Prefixes of Fulcrum's own topics and Kafka's, which no client may read or write, whatever is allowed.
 _NEVER = ("fulcrum.", "__")
-"""What our topics begin with, and Kafka's own: no client reads or writes those here, whatever is allowed."""
 OWN = "{tenant}"
 TOPICS_VARIABLE = "FULCRUM_GATEWAY_BATCH_TOPICS"
 
 
 class AllowedTopics:
-    """Which topics of the broker a job may read and write, by patterns in which * is any text and {tenant} the tenant
-    of who asks."""
+    """The topics that a job may read and write.
+
+    They are given by patterns in which * matches any text and {tenant} the caller's tenant.
+    """
 
     def __init__(self, patterns: str) -> None:
-        """`patterns`: comma-separated, as the setting has them; without any no topic is allowed."""
+        """`patterns` is the setting's comma-separated list; an empty one allows no topic."""
         self._patterns = list(filter(None, re.split(r"[ ,]+", patterns)))
 
     def need(self, topic: str, *, param: str, tenant: str | None = None) -> None:
-        """Raises TopicNotAllowed that names the field and what would allow it. `tenant`: of a caller who is held to its
-        own topics, which patterns without {tenant} do not tell from others'; None: of one who is not."""
+        """Raise TopicNotAllowed that names the field and the patterns that would allow the topic.
+
+        `tenant` restricts the caller to its own topics, which patterns without {tenant} cannot separate from
+        others'. None leaves the caller unrestricted.
+        """
         if topic.startswith(_NEVER):
             raise TopicNotAllowed(f"topic {topic!r} is not for jobs: it begins with {' or '.join(_NEVER)}", param=param)
         patterns = self._patterns if tenant is None else [each for each in self._patterns if _separates(each)]
@@ -48,12 +53,13 @@ class AllowedTopics:
 
 
 def _separates(pattern: str) -> bool:
-    """Whether topics that it gives one tenant can be no other's."""
+    """Return whether the topics that a pattern allows one tenant are closed to all others."""
     return OWN in pattern and f"{OWN}*" not in pattern and f"*{OWN}" not in pattern
 
 
 def _matches(pattern: str, topic: str, tenant: str | None) -> bool:
-    """`tenant` None: any. Else * stands for no separator, which a longer tenant's name might begin with."""
+    # Without a tenant, {tenant} matches any. With one, * matches no separator: a longer tenant's name might begin
+    # with it.
     whose, some = (".*", ".*") if tenant is None else (re.escape(tenant), "[A-Za-z0-9]*")
     text = re.escape(pattern).replace(re.escape("*"), some).replace(re.escape(OWN), whose)
     return re.fullmatch(text, topic) is not None
@@ -64,7 +70,7 @@ _Value = Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of POST /v1/batches, and of a record that submits."""
+    """The body of POST /v1/batches, and of a record that submits a job."""
 
     endpoint: str
     input_file_id: str = ""
@@ -79,11 +85,11 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 def read_request(
     body: bytes, *, topics: AllowedTopics, tenant: str = "", caller: Caller = ANYBODY, now_ns: int
 ) -> Created:
-    """The job that is asked for; raises InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge, and
-    PermissionDenied for a priority above the caller's.
+    """Parse a request for a job.
 
-    `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does, where they can be
-    meant so: clients of OpenAI's may have either for something of theirs.
+    Raise InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge, or PermissionDenied for a priority
+    above the caller's. `tenant` is from the caller's header. Without it, metadata's `tenant` and `priority` count
+    if they can be meant that way, since OpenAI's clients may use either for their own ends.
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
@@ -121,9 +127,8 @@ def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_id(key: str | None, tenant: str) -> str:
-    """The id of a new job; a request with the client's idempotency key always gets the same one.
-
-    Raises InvalidRequest.
+    """Return the id of a new job; a request with the same idempotency key always gets the same one. Raise
+    InvalidRequest.
     """
     if key is None:
         return f"batch_{uuid.uuid4().hex}"
@@ -134,7 +139,7 @@ def job_id(key: str | None, tenant: str) -> str:
 
 
 def same_request(one: Created, other: Created) -> bool:
-    """Whether both ask for the same, whenever that was."""
+    """Return whether both requests are equal except for their times."""
     again = Created()
     again.CopyFrom(other)
     again.expires_unix_ns = one.expires_unix_ns

@@ -1,17 +1,13 @@
-"""Errors of batch lines and jobs, beside those that any request may get."""
+"""The errors of batch lines and jobs, besides those of any request."""
 
 from libs.contracts.errors import BrokerUnavailable, FulcrumError, InvalidRequest, NoWorkers, TopicRefused
 
 
 class LineRefused(InvalidRequest):
-    """The line is not a valid request."""
-
     code = "invalid_line"
 
 
 class MalformedLine(LineRefused):
-    """The line is not JSON."""
-
     code = "invalid_json_line"
 
 
@@ -48,7 +44,7 @@ class Expired(NotRun):
 
 
 def stopped(expires_unix_ns: int, now_ns: int, *, cancelled: bool) -> NotRun | None:
-    """Why no more lines of a job run; None while they do."""
+    """Return the reason why no more lines of a job run, or None while they do."""
     if cancelled:
         return Cancelled("the batch was cancelled first")
     return Expired("the batch's window ended first") if now_ns >= expires_unix_ns else None

@@ -1,4 +1,4 @@
-"""This gateway's view of every job of the cluster, a moment behind the broker."""
+"""This gateway's view of every job in the cluster, a moment behind the broker."""
 
 import asyncio
 import re
@@ -35,25 +35,22 @@ JOB_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 
 class JobView:
-    """Follows the jobs topic."""
-
     def __init__(self, bus: WorkBus) -> None:
         self._bus = bus
         self._book = JobBook()
         self._rate = LineRate()
         self._working: set[str] = set()
-        """Jobs with lines at runners."""
+        """The jobs whose lines runners hold."""
         self._creating: Counter[str] = Counter()
-        """Jobs that this gateway is creating, by tenant."""
+        """The jobs that this gateway is creating, by tenant."""
         self._unread: set[str] = set()
         """Jobs that this gateway created and has not read back yet."""
         self._awaited: dict[int, asyncio.Event] = {}
-        """Set once a token is read back, by token."""
+        """The events that are set once their token is read back."""
         self.replayed = asyncio.Event()
         """Set once all events from before the start are read: a job that is unknown then does not exist."""
 
     async def follow(self) -> None:
-        """Read events until cancelled."""
         since = await self._begins()
         async for record in self._bus.follow(BATCH_JOBS, since, on_replayed=self.replayed.set):
             assert isinstance(record.value, JobEvent)
@@ -115,11 +112,10 @@ class JobView:
         return self._rate.per_s(now_ns) if self._working else None
 
     def standings(self, now_ns: int) -> dict[str, OpenJob]:
-        """Jobs with unanswered lines, by id."""
+        """Return the entries for dealing of jobs with unanswered lines, by id."""
         return {job.id: standing for job in self._book if (standing := job.standing(now_ns)) is not None}
 
     def cancelled(self, job_id: str) -> bool:
-        """Whether its client has cancelled the job."""
         job = self._book.get(job_id)
         return job is not None and bool(job.cancel_unix_ns)
 
@@ -141,19 +137,16 @@ class JobView:
         return ShareNote.read(known.note if known is not None else "", lines)
 
     def get(self, job_id: str) -> Job | None:
-        """The job; None where it is not known."""
         return self._book.get(job_id)
 
     def knows(self, job_id: str) -> bool:
-        """Whether the job is known."""
         return self._book.get(job_id) is not None
 
     def jobs(self, wanted: Callable[[Job], bool] = lambda _: True) -> list[Job]:
-        """Those that are wanted, the youngest first."""
+        """Return the jobs for which `wanted` holds, youngest first."""
         return sorted(filter(wanted, self._book), key=lambda job: (-job.created_unix_ns, job.id))
 
     def unfinished(self) -> list[Job]:
-        """Jobs that have not ended."""
         return [job for job in self._book if job.finished is None]
 
     async def ready(self) -> None:

@@ -1,16 +1,31 @@
-"""How a job begins: a topic of lines becomes a file, and the file's lines are counted."""
+"""The start of a job: a topic of lines is copied into a file, and the file's lines are counted."""
 
+import hashlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from libs.bus.work import WorkBus
-from libs.contracts.errors import FulcrumError, TopicNotFound
+from libs.bus.port import Record
+from libs.bus.work import Lane, WorkBus
+from libs.contracts.errors import (
+    FulcrumError,
+    InvalidRequest,
+    QueueFull,
+    QuotaUsed,
+    StoreFull,
+    StoreUnavailable,
+    TopicNotFound,
+)
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_RESULTS
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
+from libs.runtime.clock import Clock
+from services.gateway.batch.jobs.catch_up import look_back
 from services.gateway.batch.jobs.job import Job
+from services.gateway.batch.jobs.order import AllowedTopics, read_request
+from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.answers import MAX_ERROR_TEXT_CHARS
 from services.gateway.batch.lines.repeats import count
 from services.gateway.batch.lines.upload import PURPOSES
@@ -22,20 +37,18 @@ WRITE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A job whose lines are counted."""
-
     started: pb.Started
     repeats: Sequence[int]
-    """Places of lines that repeat an earlier custom_id."""
+    """The indices of lines that repeat an earlier custom_id."""
 
 
 async def begin(
     bus: WorkBus, files: FileStore, job: Job, *, max_lines: int, max_file_bytes: int, bound: str = "a batch may have"
 ) -> Begun | pb.Finished:
-    """Count a job's lines; returns Finished where there are none or too many. bound: whose `max_lines` is.
+    """Count a job's lines; return Finished if there are none or too many. `bound` names whose bound `max_lines` is.
 
-    Raises FileNotFound, FileTooLarge and TopicNotFound, which are final, and StoreFull, StoreUnavailable and
-    BrokerUnavailable, after which it may be tried again.
+    Raise FileNotFound, FileTooLarge or TopicNotFound, which are final. Raise StoreFull, StoreUnavailable or
+    BrokerUnavailable, after which the caller may try again.
     """
     file_id = job.created.input_file_id
     if job.created.input_topic:
@@ -52,9 +65,9 @@ async def begin(
 
 
 async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: str, *, max_bytes: int) -> None:
-    """Copy a job's topic into a file of its tenant's, one line per record, in the order of partitions and offsets.
+    """Copy a job's topic into a file of its tenant, one line per record, in the order of partitions and offsets.
 
-    Raises TopicNotFound and FileTooLarge, and StoreFull and BrokerUnavailable, after which it may be tried again.
+    Raise TopicNotFound or FileTooLarge, or StoreFull or BrokerUnavailable, after which the caller may try again.
     """
     topic = created.input_topic
     async with files.draft(file_id, max_bytes=max_bytes) as draft:
@@ -70,17 +83,79 @@ async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: st
 
 
 def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:
-    """The end of a job that `error` keeps from ever being counted."""
+    """Return the end of a job whose lines can never be counted because of `error`."""
     # The store's error names the file by the store's own parameter, not by the field of the job's request.
     param = error.param if isinstance(error, TopicNotFound) else _input_field(created)
     return failed(error.code, error.message, param)
 
 
 def failed(code: str, message: str, param: str | None) -> pb.Finished:
-    """The end of a job that cannot begin; `param` is the field of its request at fault."""
+    """Return the end of a job that cannot begin. `param` is the field of its request at fault."""
     text = message[:MAX_ERROR_TEXT_CHARS]
     return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=text, error_param=param or "")
 
 
 def _input_field(created: pb.Created) -> str:
     return "input_topic" if created.input_topic else "input_file_id"
+
+
+DEFAULT_WINDOW = "24h"
+
+
+class Submissions:
+    """The handler of the submission topic's lanes."""
+
+    def __init__(
+        self,
+        view: JobView,
+        clock: Clock,
+        cluster: str,
+        topics: AllowedTopics,
+        check: Callable[[pb.Created], Awaitable[None]] | None = None,
+    ) -> None:
+        """`check` raises if there may be no room for a job's answers."""
+        self._check = check
+        self._view = view
+        self._topics = topics
+        self._clock = clock
+        self._cluster = cluster
+
+    async def work(self, lane: Lane) -> None:
+        """Create a job for each record until cancelled.
+
+        An invalid record, or one above the bound on jobs, becomes a failed job that holds the reason.
+        """
+        await self._view.replayed.wait()
+        async for batch in lane.batches():
+            for record in batch:
+                assert isinstance(record.value, pb.Submission)
+                body = record.value.body
+                job_id = self._job_id(record, body)
+                if record.offset < lane.end:
+                    # A broker may say that less is done than is.
+                    await look_back(self._view, self._clock, lane, job_id, next_offset=record.offset)
+                events = [] if self._view.knows(job_id) else await self._events(job_id, body)
+                await lane.commit([(BATCH_JOBS, event) for event in events], next_offset=record.offset + 1)
+
+    def _job_id(self, record: Record, body: bytes) -> str:
+        # Deterministic, so a record that is read again gets the same id.
+        place = f"{self._cluster}/{record.partition}/{record.offset}/".encode() + body
+        return f"batch_{hashlib.sha256(place).hexdigest()[:32]}"
+
+    async def _events(self, job_id: str, body: bytes) -> list[pb.JobEvent]:
+        now_ns = self._clock.now_ns()
+        created: pb.Created | None = None
+        try:
+            created = read_request(body, topics=self._topics, now_ns=now_ns)
+            self._view.check_room(created.tenant)
+            if self._check is not None:
+                with suppress(StoreUnavailable):  # the job waits for the store when it begins
+                    await self._check(created)
+        except (InvalidRequest, QueueFull, QuotaUsed, StoreFull) as error:
+            reason = f"{error.param}: {error.message}" if error.param else error.message
+            created = created or pb.Created(completion_window=DEFAULT_WINDOW, expires_unix_ns=now_ns)
+            return [
+                pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=created),
+                pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, finished=failed(error.code, reason, error.param)),
+            ]
+        return [pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=created)]

@@ -1,4 +1,4 @@
-"""A job's shares on their way to runners, cut out of its file as they are dealt, a window of it at a time."""
+"""Cuts a job's shares out of its file as they are dealt to runners, one window at a time."""
 
 import asyncio
 from bisect import bisect_left
@@ -13,30 +13,29 @@ from libs.policy.batch import SHARE_LINES
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.lines.shares import Cutter, ShareSpan, after
 
+# Bytes of a file read at once; twice as many if they hold no whole share.
 WINDOW_BYTES = 1024 * 1024
-"""Bytes of a file read at once; twice as many where they hold no whole share."""
+# Bound on the shares of a deleted file that are made at once.
 SHARES_WITHOUT_FILE = 64
-"""Shares of a deleted file that are made at once."""
 
 
 class Dealer:
-    """What of a started job has not been dealt yet."""
+    """The shares of a started job that are still to be dealt."""
 
     def __init__(self, job: Job, files: FileStore, repeats: Sequence[int]) -> None:
-        """`repeats`: places of lines whose custom_id an earlier line has, in order."""
+        """`repeats` holds the indices of lines that repeat an earlier custom_id, in order."""
         self.job = job
         self._files = files
         self._repeats = repeats
         self._ready: list[ShareSpan] = []
-        """Spans that are dealt next."""
 
     @property
     def left(self) -> int:
-        """Lines to be dealt."""
+        """Return the number of lines still to be dealt."""
         return self.job.lines - self.job.dealt.lines
 
     async def next(self, count: int) -> list[ShareSpan]:
-        """The next shares, up to `count`; they are dealt once the job's `dealt` says so."""
+        """Return up to `count` next shares. They count as dealt once the job's `dealt` includes them."""
         self._ready = [span for span in self._ready if span.number >= self.job.dealt.shares]
         window_bytes = WINDOW_BYTES
         while len(self._ready) < count and self._next().first_place < self.job.lines:
@@ -46,7 +45,7 @@ class Dealer:
         return self._ready[:count]
 
     def dealt(self, spans: Sequence[ShareSpan]) -> pb.Dealt:
-        """What is published with these."""
+        """Return the event that deals these spans."""
         end = after(spans[-1])
         return pb.Dealt(
             shares=end.number,
@@ -57,7 +56,7 @@ class Dealer:
         )
 
     def share(self, span: ShareSpan) -> pb.Share:
-        """For a runner."""
+        """Return the share that a runner receives."""
         job, end = self.job, span.first_place + span.lines
         repeats = self._repeats[bisect_left(self._repeats, span.first_place) : bisect_left(self._repeats, end)]
         return pb.Share(
@@ -80,7 +79,7 @@ class Dealer:
         )
 
     async def _cut(self, window_bytes: int) -> list[ShareSpan]:
-        """Whole shares that follow those which are ready."""
+        """Cut whole shares after those that are ready."""
         first, read_bytes = self._next(), 0
         if self._gone:
             return self._without_file()
@@ -99,18 +98,18 @@ class Dealer:
         return cutter.spans[:-1]  # the last one may go on
 
     async def _check_end(self, end_byte: int) -> None:
-        """Raises StoreUnavailable where the store itself says that the file is there and goes on."""
+        """Raise StoreUnavailable if the store reports that the file exists and continues."""
         with suppress(FileNotFound):
             if (await self._files.info(self.job.input_file_id)).bytes > end_byte:
                 raise StoreUnavailable("the store does not tell an input to its end")
 
     @property
     def _gone(self) -> bool:
-        """Whether the last share had no text: those after it would have others' if the file came back."""
+        # After a share without text the rest must have none either: a file that came back would shift the lines.
         return not self._ready[-1].bytes if self._ready else self.job.dealt.gone
 
     def _next(self) -> ShareSpan:
-        """An empty one, where the first one begins that is not ready."""
+        """Return an empty span where the first share begins that is not ready."""
         dealt = self.job.dealt
         return (
             after(self._ready[-1])
@@ -119,7 +118,7 @@ class Dealer:
         )
 
     def _without_file(self) -> list[ShareSpan]:
-        """The next shares of a file that is gone, or ends too soon: runners refuse each line of them."""
+        """Return the next shares of a file that is gone or ends too soon. Runners refuse each line of them."""
         first, lines = self._next(), self.job.lines
         places = range(first.first_place, lines, SHARE_LINES)[:SHARES_WITHOUT_FILE]
         return [

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 
 import structlog
 
@@ -23,27 +24,69 @@ from libs.contracts.errors import (
     TopicRefused,
 )
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.port import FileInfo, FileStore
 from libs.policy.batch import deal
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.ending import ends_s, news
-from services.gateway.batch.jobs.fold import JobBook
+from services.gateway.batch.jobs.fold import JobBook, snapshot
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.reasons import NotRun
-from services.gateway.batch.jobs.snapshot import snapshot
 from services.gateway.batch.jobs.view import MAX_UNFINISHED, JobView
 from services.gateway.batch.keeper.assemble import PART_BYTES, Assembly
 from services.gateway.batch.keeper.begin import INPUT, begin, cannot_begin
 from services.gateway.batch.keeper.dealer import Dealer
-from services.gateway.batch.keeper.refusals import Refusals
-from services.gateway.batch.lines.answers import MAX_ERROR_TEXT_CHARS
-from services.gateway.batch.lines.copies import check_topics
+from services.gateway.batch.lines.answers import MAX_ERROR_TEXT_CHARS, refused
+from services.gateway.batch.lines.copies import Copies, check_topics
+from services.gateway.batch.lines.line import read_lines
 from services.gateway.batch.lines.parts import PART, PART_PURPOSE
 from services.gateway.batch.lines.repeats import count
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.tenant_bounds import TenantBounds
+
+# Shares of one job refused in one transaction; each is read whole.
+SHARES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedShares:
+    """The answers to a job's next shares; empty once all of them have been dealt."""
+
+    dealt: pb.JobEvent
+    produced: list[Produced]
+    """The results and their progress, published in one transaction with `dealt`."""
+    copies: list[Produced]
+    lines: int
+
+
+class Refusals:
+    """The answers to undealt shares of stopped jobs, for one keeper."""
+
+    def __init__(self, files: FileStore) -> None:
+        self._files = files
+        self._copies = Copies()
+
+    async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> RefusedShares | None:
+        """Return the next answers, or None if no share is left. Raise StoreUnavailable."""
+        spans = await dealer.next(SHARES_AT_ONCE)
+        if not spans:
+            return None
+        produced: list[Produced] = []
+        copies: list[Produced] = []
+        for share in map(dealer.share, spans):
+            lines = await read_lines(self._files, share)
+            results = [refused(share.job_id, line, line.refusal or reason) for line in lines]
+            counts = pb.Progress(share=share.number, failed=share.lines, whole=True)
+            produced += [(BATCH_RESULTS, result) for result in results]
+            produced.append((BATCH_JOBS, pb.JobEvent(job_id=share.job_id, at_unix_ns=now_ns, progress=counts)))
+            copies += self._copies.of(share, results)
+        dealt = pb.JobEvent(job_id=dealer.job.id, at_unix_ns=now_ns, dealt=dealer.dealt(spans))
+        return RefusedShares(dealt, produced, copies, sum(span.lines for span in spans))
+
+    def copies_refused(self, job_id: str, error: TopicRefused) -> None:
+        """Stop copying the job's answers to a client's topic that refuses them."""
+        self._copies.refuse(job_id, error)
 
 
 async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
@@ -90,7 +133,7 @@ _NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
 
 
 class JobKeeper:
-    """Handles lanes of the jobs topic."""
+    """The handler of lanes of the jobs topic."""
 
     def __init__(
         self,
@@ -142,31 +185,26 @@ class JobKeeper:
 
 
 class _LaneJobs:
-    """The jobs of one lane."""
-
     def __init__(self, keeper: JobKeeper, lane: Lane) -> None:
         self._keeper = keeper
         self._lane = lane
         self._book = JobBook()
         self._open: set[str] = set()
-        """Jobs that are not finished."""
         self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
         self._refusals = Refusals(keeper.files)
         self._some = asyncio.Event()
-        """Set while there are dealers."""
         self._begins: int | None = None
-        """Offset at which the next keeper of the lane begins."""
+        """The offset at which the next keeper of the lane begins."""
         self._next = 0
         self._events = 0
-        """Events read since that offset."""
+        """The number of events read since that offset."""
         self._commits = asyncio.Lock()
         self._counting = keeper.bounds.slots(MAX_COUNTED, MAX_UNFINISHED)
         self._along = asyncio.Semaphore(MAX_ASSEMBLED)
         self._after = keeper.bounds.slots(MAX_ASSEMBLED_AFTER, MAX_UNFINISHED)
 
     def read(self, offset: int, event: pb.JobEvent) -> None:
-        """Apply an event of the lane."""
         self._begins = offset if self._begins is None else self._begins
         self._next = offset + 1
         self._events += 1
@@ -333,7 +371,7 @@ class _LaneJobs:
             log.warning("files of batch jobs that nobody needs stay for now", error=error.message)
 
     async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
-        """Wait until the job's answers may be read; returns what is to be held meanwhile."""
+        """Wait until the job's answers may be read; return a context to hold while they are."""
         while True:
             if not self._along.locked():
                 return self._along
@@ -342,8 +380,10 @@ class _LaneJobs:
             await asyncio.sleep(SEAT_POLL_S)
 
     def _given_up(self, job: Job, error: FulcrumError) -> pb.Finished | None:
-        """The end of a job that cannot go on and that nobody waits for: it was stopped before it was counted, or it
-        was cancelled long ago and there is no room for its answers. None for others."""
+        """Return the end of a job that cannot continue and that nobody waits for, else None.
+
+        It was stopped before it was counted, or it was cancelled long ago and there is no room for its answers.
+        """
         now_ns = self._keeper.clock.now_ns()
         cancelled_s = (now_ns - job.cancel_unix_ns) / 1e9 if job.cancel_unix_ns else 0.0
         no_room = job.answered and isinstance(error, StoreFull | FileTooLarge) and cancelled_s > CANCELLED_WAITS_S
@@ -358,7 +398,7 @@ class _LaneJobs:
         )
 
     async def _start(self, job: Job) -> None:
-        """Count the job's lines; raises FileNotFound, FileTooLarge or TopicNotFound where that can never succeed."""
+        """Count the job's lines; raise FileNotFound, FileTooLarge or TopicNotFound if that can never succeed."""
         keeper = self._keeper
         await check_topics(keeper.bus, job.created)
         max_lines, bound = keeper.bounds.line_room(keeper.view, job.created.tenant, job.id, keeper.max_lines)

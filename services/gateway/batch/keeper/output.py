@@ -1,4 +1,4 @@
-"""One output file of a job while it grows: the parts that are stored, and the part that is being written."""
+"""One output file of a job while it grows: its stored parts and the part being written."""
 
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -15,12 +15,12 @@ OUTPUT_PURPOSE = "batch_output"
 
 
 class Output:
-    """File `file-JOB-KIND`. A context manager: its exit discards lines that were written and not kept."""
+    """The file `file-JOB-KIND`, as a context manager whose exit discards lines that were written but not kept."""
 
     def __init__(
         self, files: FileStore, parts: Parts, job: Job, kind: str, before: AssembledFile, *, max_bytes: int
     ) -> None:
-        """`before`: the parts that are kept already."""
+        """`before` holds the parts that are kept already."""
         self._files = files
         self._parts = parts
         self._job_id = job.id
@@ -33,7 +33,7 @@ class Output:
         self._buffer = bytearray()
         self.lines = int(before.lines)
         self.open_bytes = 0
-        """Bytes that are not in a part yet."""
+        """The number of bytes that are not in a part yet."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -44,7 +44,6 @@ class Output:
         await self._held.aclose()
 
     async def write(self, line: bytes) -> None:
-        """Add a line; raises StoreFull."""
         self.lines += 1
         self._buffer += line
         self._buffer += b"\n"

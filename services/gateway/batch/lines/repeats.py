@@ -36,7 +36,7 @@ def custom_id_of(line: bytes) -> str | None:
 
 
 class IdHashes:
-    """First pass: one hash per line."""
+    """The first pass, which stores one hash per line."""
 
     def __init__(self) -> None:
         self._hashes = array("Q")
@@ -49,18 +49,18 @@ class IdHashes:
         self._hashes.append(xxhash.xxh3_64_intdigest(text.encode()))
 
     def suspects(self) -> frozenset[int]:
-        """Hashes shared by several lines."""
+        """Return the hashes that several lines share."""
         values = np.frombuffer(self._hashes, dtype=np.uint64).copy()
         values.sort()
         return frozenset(values[1:][values[1:] == values[:-1]].tolist())
 
     def finder(self) -> "Repeats":
-        """The second pass over the same lines."""
+        """Return the second pass over the same lines."""
         return Repeats(self._hashes, self.suspects())
 
 
 class Repeats:
-    """Second pass: compares the lines whose hashes repeat."""
+    """The second pass, which compares the lines whose hashes repeat."""
 
     def __init__(self, hashes: Sequence[int], suspects: frozenset[int]) -> None:
         self._hashes = hashes
@@ -68,11 +68,10 @@ class Repeats:
         self._seen: set[bytes] = set()
         self._place = 0
         self.places = array("Q")
-        """Places of the repeating lines, in order."""
+        """The indices of the repeating lines, in order."""
 
     @property
     def needed(self) -> bool:
-        """Whether any line can repeat."""
         return bool(self._suspects)
 
     def add(self, line: bytes) -> None:

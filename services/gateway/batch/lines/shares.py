@@ -1,4 +1,4 @@
-"""Cutting a file of lines into shares, line by line, in little memory. Pure."""
+"""Cuts a file of lines into shares, line by line, in little memory. Pure."""
 
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from libs.policy.batch import SHARE_LINES
 
+# A share ends with the line that reaches this size.
 SHARE_BYTES = 1024 * 1024
-"""A share ends with the line that reaches this."""
 
 
 @dataclass(slots=True)
 class ShareSpan:
-    """Where a share is in its file."""
+    """The location of a share in its file."""
 
     number: int
     first_line: int
@@ -21,16 +21,17 @@ class ShareSpan:
     lines: int = 0
     bytes: int = 0
     file_lines: int = 0
-    """With blank ones."""
+    """The number of lines, including blank ones."""
     repeats: list[int] = field(default_factory=list)
 
 
 class Cutter:
-    """Spans of a file from a place on, as parts of it come."""
+    """A cutter that collects the spans of a file as its parts arrive."""
 
     def __init__(self, first: ShareSpan | None = None, on_line: Callable[[bytes], None] = lambda _: None) -> None:
-        """`first`: where the first span begins, the file's start without it; `on_line` is given each line that is not
-        blank."""
+        """`first` is where the first span begins, by default the file's start. `on_line` receives each line that is
+        not blank.
+        """
         first = first or ShareSpan(0, 1, 0, 0)
         self.spans: list[ShareSpan] = []
         self._next = first
@@ -38,18 +39,16 @@ class Cutter:
         self._splitter = LineSplitter()
 
     def push(self, part: bytes) -> None:
-        """The next part of the file."""
         for line in self._splitter.push(part):
             self._add(line)
 
     def flush(self) -> None:
-        """There is no more."""
+        """End the file and close its last span."""
         for line in self._splitter.flush():
             self._add(line)
 
     @property
     def lines(self) -> int:
-        """So far."""
         return sum(span.lines for span in self.spans)
 
     def _add(self, line: bytes) -> None:
@@ -76,7 +75,7 @@ class Cutter:
 
 
 def after(span: ShareSpan) -> ShareSpan:
-    """An empty one, where the next one begins."""
+    """Return an empty span at the end of `span`, where the next one begins."""
     return ShareSpan(
         number=span.number + 1,
         first_line=span.first_line + span.file_lines,
@@ -86,13 +85,13 @@ def after(span: ShareSpan) -> ShareSpan:
 
 
 class LineSplitter:
-    """Parts of a file to its lines, each with its end. That lines are short enough was seen to when they came in."""
+    """A splitter of a file's parts into lines with their ends. The upload has checked that lines are short enough."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def push(self, part: bytes) -> Iterator[bytes]:
-        """Lines that end in this part."""
+        """Yield the lines that end in this part."""
         self._rest += part
         start = 0
         while (end := self._rest.find(b"\n", start)) >= 0:
@@ -101,7 +100,7 @@ class LineSplitter:
         del self._rest[:start]
 
     def flush(self) -> Iterator[bytes]:
-        """The last line, where its end is missing."""
+        """Yield the last line if it lacks an end."""
         if self._rest:
             yield bytes(self._rest)
             self._rest.clear()

@@ -1,4 +1,4 @@
-"""A file on its way in: multipart/form-data taken apart as it comes and written on at once, whatever its size."""
+"""Uploads of files: parses multipart/form-data as it arrives and stores it at once, whatever its size."""
 
 import asyncio
 import uuid
@@ -13,29 +13,31 @@ from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, FulcrumError, 
 from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
-from services.gateway.http.body import ClientGone
+from services.gateway.http.stalls import ClientGone
 
 PURPOSES = ("batch",)
 MAX_FIELD_BYTES = 1024
 MAX_HEADER_BYTES = 4096
 MAX_PARTS = 8
+# Bound on the form's bytes other than the file's.
 MAX_OVERHEAD_BYTES = 64 * 1024
-"""Bytes of a form beside its file."""
 MAX_NAME_CHARS = 256
+# The bounds of OpenAI's API.
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
-"""As OpenAI's API has it."""
 Room = Callable[[], Awaitable["FileRoom"]]
+# The least rate of an upload, since slots for uploads are few.
 MIN_BYTES_PER_S = 64 * 1024
-"""What an upload must bring: places for uploads are few."""
+# An upload may lag behind that rate by this much, and so be silent for as long.
 MAX_SILENT_S = 10.0
-"""By how much it may stay behind that, and so how long it may bring nothing."""
+# Bound on the time spent waiting for the client, whatever the file's size.
 MAX_UPLOAD_S = 3600.0
-"""How long its client is waited for in all, whatever its size."""
 
 
 async def chunks(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes; raises InvalidRequest when it comes more slowly than it may, ClientGone when nobody is left
-    to send it. Of a file of N bytes the client is waited for MAX_SILENT_S and N / MIN_BYTES_PER_S at most."""
+    """Yield the body as it arrives; raise InvalidRequest if it is too slow, ClientGone if the client disconnects.
+
+    For a file of N bytes the client is waited for at most MAX_SILENT_S plus N / MIN_BYTES_PER_S.
+    """
     now_s = asyncio.get_running_loop().time
     patience_s, left_s = MAX_SILENT_S, MAX_UPLOAD_S
     while True:
@@ -59,7 +61,7 @@ async def chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 async def small_body(request: Request, max_bytes: int) -> bytes:
-    """A whole body that is small; raises BodyTooLarge."""
+    """Return the whole of a small body; raise BodyTooLarge."""
     body = bytearray()
     async for part in chunks(request):
         body += part
@@ -69,7 +71,7 @@ async def small_body(request: Request, max_bytes: int) -> bytes:
 
 
 class FileRoom(NamedTuple):
-    """How large another file may be, and what a larger one is refused with."""
+    """The largest size of another file, and the error for a larger one."""
 
     bytes: int
     refusal: FulcrumError
@@ -80,8 +82,9 @@ async def receive_file(
 ) -> FileInfo:
     """Store the form's file as `tenant`'s.
 
-    room: how large it may be beside what the tenant has, asked before and after it is sent, as others may be sent
-    meanwhile. Raises InvalidRequest, FileTooLarge, StoreFull or what `room` raises or says, and keeps nothing then.
+    `room` returns how large the file may be besides what the tenant has. It is called before and after the
+    transfer, since other files may arrive meanwhile. Raise InvalidRequest, FileTooLarge, StoreFull or the errors of
+    `room`, keeping nothing.
     """
     check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
@@ -126,7 +129,9 @@ async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck", tenant: str) -
 
 
 def _expiry(fields: dict[str, str]) -> int:
-    """Seconds until the file is to be deleted, as OpenAI's form has it; 0: never. Raises InvalidRequest."""
+    """Return the seconds after which the file is deleted, from OpenAI's form fields; 0 for never. Raise
+    InvalidRequest.
+    """
     anchor, text = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
     if anchor is None and text is None:
         return 0
@@ -138,7 +143,7 @@ def _expiry(fields: dict[str, str]) -> int:
 
 
 class _LineCheck:
-    """Checks that lines are short enough to be read one at a time later."""
+    """A check that lines are short enough to be read one at a time later."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -147,7 +152,7 @@ class _LineCheck:
         self.bytes = 0
 
     def add(self, content: bytes) -> None:
-        """Raises InvalidRequest that names the line."""
+        """Check the next content; raise InvalidRequest that names the line."""
         self.bytes += len(content)
         first, *others = content.split(b"\n")
         self._check(self._line_bytes + len(first))
@@ -162,7 +167,7 @@ class _LineCheck:
 
 
 class _Form:
-    """A form with one file, whose content is handed out as it comes, and small fields."""
+    """A form with small fields and one file, whose content is returned as it arrives."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}
@@ -187,19 +192,19 @@ class _Form:
         self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def write(self, part: bytes) -> None:
-        """Take the next part of the body apart; raises InvalidRequest."""
+        """Parse the next part of the body; raise InvalidRequest."""
         try:
             self._parser.write(part)
         except FormParserError as error:
             raise InvalidRequest(f"the form is malformed: {error}", param="body") from None
 
     def taken(self) -> list[bytes]:
-        """Content of the file that has come since the last call."""
+        """Return the file's content since the last call."""
         content, self._content = self._content, []
         return content
 
     def finish(self) -> None:
-        """Raises InvalidRequest when the form has broken off."""
+        """Raise InvalidRequest if the form is incomplete."""
         if not self._whole:
             raise InvalidRequest("the form ends before its last boundary", param="body")
 

@@ -1,4 +1,4 @@
-"""A line on its way through the gateway: the same intake, queue and workers as any request, in the last class."""
+"""Runs a line through the intake, queue and workers of any request, in the last class."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,23 +15,22 @@ from libs.runtime.clock import Clock
 from services.gateway.batch.jobs.reasons import NoWorkersForLong
 from services.gateway.batch.lines.answers import request_id
 from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.runner.served_models import Served
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.runner.slots import ServedModels, Slots
 from services.gateway.dispatch.intake import Arrival, Intake
+from services.gateway.dispatch.model_desk import ModelDesk
 from services.gateway.http.exchange import Exchange, Frame, News
 from services.gateway.http.formats import ChatFormat, CompletionFormat, Format
 from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope
-from services.gateway.models.desk import ModelDesk
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.headers import MAX_TARGET_MS, Headers
 from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
 
+# Nobody reads along, so running lines should not delay anybody's prompt.
 TPOT_TARGET_MS = 1_000.0
-"""Nobody reads along: running lines hold up nobody's prompt."""
+# How long a line's model may have no workers while others have: lines of other jobs wait behind it meanwhile.
 AWAY_S = 120.0
-"""How long a line's model may have no workers while others have: lines of other jobs wait behind it meanwhile."""
+# Bound on attempts at a line that workers fail.
 MAX_ATTEMPTS = 3
-"""At a line that workers fail at."""
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
@@ -41,20 +40,18 @@ _ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool]
 }
 
 
-class Asker:
-    """Asks lines."""
-
+class LineRequester:
     def __init__(
         self,
         intake: Intake,
         dispatcher: Dispatcher,
         slots: Slots,
-        served: Served,
+        served: ServedModels,
         clock: Clock,
         *,
         desk: ModelDesk | None = None,
     ) -> None:
-        """`slots`: each line has one of these while it is asked. `desk`: of models that are loaded when asked for."""
+        """Each line holds one of `slots` while it runs. `desk` has the models loaded on demand."""
         self._desk = desk
         self._slots = slots
         self._served = served
@@ -63,8 +60,11 @@ class Asker:
         self._clock = clock
 
     async def ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
-        """The answer; raises FulcrumError for what is the line's own fault, and waits for what is not: for workers, and
-        for room. Raises NoWorkersForLong where that would hold up lines that have workers."""
+        """Return the answer; raise FulcrumError for the line's own faults.
+
+        Wait for workers and for room, which are not its fault. Raise NoWorkersForLong if the wait would delay lines
+        whose models have workers.
+        """
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         attempts = 0
         while True:
@@ -80,9 +80,11 @@ class Asker:
                     raise
             await asyncio.sleep(backoff.next_s())
 
-    def _goes_on(self, model: str) -> bool:
-        """Whether a line has waited for its model's workers to the end; raises NoWorkersForLong, and UnknownModel where
-        the model was removed meanwhile."""
+    def _is_served(self, model: str) -> bool:
+        """Return whether the line's model has workers, so that the wait for them is over.
+
+        Raise NoWorkersForLong, or UnknownModel if the model was removed meanwhile.
+        """
         fault = self._desk.fault(model) if self._desk else ""
         if self._served.away_s(model) >= AWAY_S:
             why = f": {fault}" if fault else ""
@@ -100,7 +102,7 @@ class Asker:
         with self._desk.line(model.routed, model.adapter_name) if self._desk else nullcontext():
             if not self._served.has(model.routed):
                 with self._desk.wakes(model.routed) if self._desk else nullcontext():
-                    await self._slots.without(lambda: self._goes_on(model.routed))
+                    await self._slots.without(lambda: self._is_served(model.routed))
             return await self._answer(share, line, asked, model)
 
     async def _answer(

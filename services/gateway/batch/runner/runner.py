@@ -1,7 +1,7 @@
-"""Work on shares: lines are read as there is capacity, and their answers committed together with how far the share is.
+"""Runs shares: lines are read as there is capacity, and answers are committed together with the share's progress.
 
-A share's offset is committed only when all its lines are answered. Until then each commit carries, as the note beside
-the offset, which lines are: whoever gets the share next goes on with the others.
+A share's offset is committed only once all its lines are answered. Until then each commit carries a note beside the
+offset with the answered lines, so whoever gets the share next continues with the others.
 """
 
 import asyncio
@@ -26,10 +26,9 @@ from services.gateway.batch.jobs.reasons import Cancelled, NotRun, stopped
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.answers import answered, fitting, refused
 from services.gateway.batch.lines.copies import Copies
-from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.lines.reading import read_lines
+from services.gateway.batch.lines.line import BatchLine, read_lines
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.line_request import Asker
+from services.gateway.batch.runner.line_request import LineRequester
 from services.gateway.batch.runner.slots import Slots
 
 
@@ -43,7 +42,7 @@ _decoder = msgspec.json.Decoder(_Prompt)
 
 
 def by_prefix(lines: Sequence[BatchLine]) -> list[int]:
-    """Indices of `lines` in the order to run them; refused lines come first."""
+    """Return the order in which to run `lines`, as indices; refused lines come first."""
     return sorted(range(len(lines)), key=lambda place: _key(lines[place]))
 
 
@@ -59,39 +58,39 @@ def _key(line: BatchLine) -> tuple[str, bytes]:
 
 log = structlog.get_logger()
 
+# Bound on the jobs of a lane remembered as having all their events read.
 MAX_LOOKED = 10_000
-"""Jobs of a lane of which it is remembered that all their events were read."""
+# Interval between commits of a lane: answers that arrive meanwhile share one transaction.
 COMMIT_PAUSE_S = 0.1
-"""Between commits of a lane: answers that come meanwhile leave in one transaction."""
+# Above this many bytes of uncommitted answers a lane reads no further lines.
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""Answers of a lane that wait for a commit; while there are more, no further line is read."""
+# Backoff between attempts to read from a store that does not answer.
 STORE_FIRST_S, STORE_MAX_S = 0.2, 10.0
-"""Between attempts to read from a store that does not answer."""
+# Running lines end within this time once their job is cancelled or its window has ended.
 WATCH_S = 0.25
-"""How soon running lines are given up once their job is cancelled, or its window has ended."""
 
 
 class LaneRunner:
-    """Handles lanes of the shares topic."""
+    """The handler of lanes of the shares topic."""
 
     def __init__(
         self,
         *,
         files: FileStore,
-        asker: Asker,
+        requester: LineRequester,
         slots: Slots,
         clock: Clock,
         view: JobView,
         metrics: BatchMetrics,
         by_prefix: bool,
     ) -> None:
-        """`by_prefix`: ask lines whose prompts begin alike one after the other, rather than in the file's order."""
+        """`by_prefix` runs lines whose prompts begin alike one after the other, rather than in the file's order."""
         self.files = files
         self.metrics = metrics
         self.by_prefix = by_prefix
         self.slots = slots
         self.copies = Copies()
-        self._asker = asker
+        self._requester = requester
         self._clock = clock
         self._view = view
 
@@ -120,19 +119,18 @@ class LaneRunner:
                 text = ""  # it was the first share's
 
     def not_run(self, share: Share) -> NotRun | None:
-        """Why lines of the share are not run any more, if so."""
+        """Return the reason why the share's lines no longer run, or None."""
         cancelled = self._view.cancelled(share.job_id)
         reason = stopped(share.expires_unix_ns, self.now_ns(), cancelled=cancelled)
         return reason or self.copies.refused(share.job_id)
 
     def now_ns(self) -> int:
-        """Unix time."""
         return self._clock.now_ns()
 
     async def ask(self, share: Share, line: BatchLine) -> Result:
-        """The answer of a worker, or what is wrong with the line. No line stops others, whatever comes of it."""
+        """Return a worker's answer or the line's error. No outcome of a line stops other lines."""
         try:
-            return answered(share.job_id, line, await self._asker.ask(share, line))
+            return answered(share.job_id, line, await self._requester.ask(share, line))
         except FulcrumError as error:
             return refused(share.job_id, line, error)
         except TimeoutError:
@@ -143,7 +141,7 @@ class LaneRunner:
 
 
 class _ShareRun:
-    """One share, from its first unanswered line to the commit of its last answer."""
+    """The run of one share, from its first unanswered line to the commit of its last answer."""
 
     def __init__(self, runner: LaneRunner, lane: Lane, record: Record, share: Share, note: ShareNote) -> None:
         self._runner = runner
@@ -161,7 +159,7 @@ class _ShareRun:
         self._running: set[asyncio.Timeout] = set()
 
     async def run(self) -> None:
-        """Raises what makes the lane useless."""
+        """Run the share; raise errors that end the lane."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())
@@ -231,7 +229,7 @@ class _ShareRun:
             self._all.set()
 
     async def _save(self) -> None:
-        """Commit answers as they come, until every line of the share has one."""
+        """Commit answers as they arrive, until every line of the share has one."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -274,7 +272,7 @@ class _ShareRun:
         await self._publish(ready, ())
 
     async def _publish(self, ready: list[tuple[int, Result]], also: Sequence[Raw]) -> None:
-        """Commit results, their progress event and `also` in one transaction; raises TopicRefused."""
+        """Commit results, their progress event and `also` in one transaction; raise TopicRefused."""
         share, note = self._share, replace(self._note)
         for index, result in ready:
             note.add(index, ok=result.ok)
@@ -288,7 +286,7 @@ class _ShareRun:
         self._runner.metrics.committed([result.ok for _, result in ready])
 
     async def _watch(self) -> None:
-        """Give up running lines once their job is not wanted any more."""
+        """Cancel running lines once their job is stopped."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(WATCH_S)

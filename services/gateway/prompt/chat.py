@@ -1,12 +1,14 @@
 """The tools that a chat may or must call. Pure; raises InvalidRequest that names the field."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from libs.contracts.errors import InvalidRequest, quoted
-from services.gateway.prompt.schema import ChatRequest, NamedToolChoice, Tool
+from libs.model.chat import Arguments, ChatMessage
+from services.gateway.prompt.schema import ChatRequest, Message, NamedToolChoice, Tool, ToolCall
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -67,3 +69,51 @@ def _tool(tool: Tool) -> dict[str, Any]:
     shown: dict[str, Any] = {"name": function.name, "description": function.description or ""}
     shown["parameters"] = function.parameters or _NO_PARAMETERS
     return {"type": "function", "function": shown}
+
+
+def chat_message(message: Message, place: int) -> ChatMessage:
+    """Convert one message. `place` is its index in the chat."""
+    content, role = message.content, message.role
+    if content is None and role != "assistant":
+        raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
+    turn: dict[str, Any] = {"role": role, "content": content}
+    if isinstance(content, list):
+        turn["content"] = [{"type": "text", "text": part.text} for part in content]
+    if message.name:
+        turn["name"] = message.name
+    if role == "tool":
+        if not message.tool_call_id:
+            raise InvalidRequest(
+                "a tool message needs the id of the call that it answers", param=f"messages[{place}].tool_call_id"
+            )
+        turn["tool_call_id"] = message.tool_call_id
+    elif role == "assistant":
+        turn.update(_of_answer(message, place))
+    elif message.tool_calls:
+        raise InvalidRequest(f"a {role} message has no tool_calls", param=f"messages[{place}].tool_calls")
+    return turn
+
+
+def _of_answer(message: Message, place: int) -> dict[str, Any]:
+    """Return the fields of an earlier answer other than its text."""
+    names = ("reasoning_content", "reasoning")
+    more: dict[str, Any] = {name: text for name in names if (text := getattr(message, name)) is not None}
+    if message.tool_calls:
+        where = f"messages[{place}].tool_calls"
+        more["tool_calls"] = [_call(call, f"{where}[{number}]") for number, call in enumerate(message.tool_calls)]
+    return more
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest("arguments must be the text of a JSON object", param=f"{where}.function.arguments")
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": Arguments(arguments, text)},
+    }

@@ -1,6 +1,7 @@
-"""Models of the catalogue at one gateway: which there are, what is expected of them, and how they are used here."""
+"""The catalogue's models at one gateway: which exist, when they are expected to serve, and how they are used here."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -8,27 +9,81 @@ from typing import Final
 
 import structlog
 
-from libs.contracts.errors import FulcrumError, NoWorkers, StartupError
+from libs.contracts.errors import FulcrumError, NoWorkers, StartupError, UnknownModel, quoted
 from libs.model.info import load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.runtime.clock import Clock
-from libs.stores.catalogue.entry import ModelEntry, ModelUse
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, CatalogueDown, ModelCatalogue
-from services.gateway.models.cold import Expected, gives_up, removed
 from services.gateway.prompt.catalog import Catalog, ServedModel
+
+# Assumed for a model that was never loaded, if no planner gives an estimate.
+GUESSED_BYTES_PER_S: Final = 1e9
+# Clients are asked to return after the expected wait times a factor between this and `SPREAD`.
+MARGIN: Final = 1.1
+SPREAD: Final = 1.3
+FAILED_RETRY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A catalogue model's entry and the estimates of when it serves."""
+
+    entry: ModelEntry
+    times: LoadTimes | None
+    outlook: ModelOutlook | None
+
+    def wait_s(self, now_ms: float) -> float:
+        """Return the expected seconds until the model serves; 0 if it does."""
+        outlook = self.outlook
+        if outlook is None:
+            return self.times.load_s if self.times else self.entry.size_bytes / GUESSED_BYTES_PER_S
+        if outlook.ready_unix_ms:
+            return max(outlook.ready_unix_ms - now_ms, 0.0) / 1000
+        return outlook.wait_s
+
+
+def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, draw: float) -> FulcrumError | None:
+    """Return the error that ends a request's wait for a model, or None if it may go on waiting.
+
+    `draw` in 0..1 spreads the times at which clients are asked to return.
+    """
+    name = quoted(expected.entry.name)
+    if expected.outlook is not None and expected.outlook.error:
+        error = expected.outlook.error
+        return NoWorkers(f"model {name} cannot be loaded: {error}", retry_after_s=spread(FAILED_RETRY_S, draw))
+    left_s = expected.wait_s(now_ms)
+    if waited_s + left_s <= most_s:
+        return None
+    return NoWorkers(
+        f"model {name} is not loaded, and is expected to be in {left_s:.0f} s: longer than the {most_s:g} s that a"
+        " request waits",
+        retry_after_s=spread(max(left_s, 1.0), draw),
+    )
+
+
+def removed(name: str) -> UnknownModel:
+    """Return the error for a request whose model was removed while it waited."""
+    return UnknownModel(f"model {quoted(name)} was removed while the request waited for it", param="model")
+
+
+def spread(seconds: float, draw: float) -> float:
+    """Scale a wait by a random factor and round it up to whole seconds."""
+    return math.ceil(seconds * (MARGIN + draw * (SPREAD - MARGIN)))
+
 
 log = structlog.get_logger()
 
+# Interval between reports of use. The first request to a model without a worker is reported at once.
 REPORT_S: Final = 0.2
-"""Between two reports of use; the first request to a model without a worker is reported at once."""
 LEASE_MS: Final = 3_000
 RENEW_S: Final = 1.0
+# Time that an arriving request takes to reach the queue.
 ARRIVING_MS: Final = 300
-"""Until a request that has come is in the queue."""
+# Clients that were asked to return may be this late.
 GRACE_MS: Final = 3_000
-"""Clients that were asked to come back may be so late."""
+# Bound on models whose counts are kept although nothing runs there.
 MAX_SPENT: Final = 2_000
-"""Models whose counts are kept though nothing runs there."""
 
 
 @dataclass(slots=True)
@@ -39,17 +94,17 @@ class _Use:
     waiting_since_ms: int = 0
     promised_ms: int = 0
     lines: int = 0
-    """Of batch jobs, which wait for the model before they are in the queue."""
+    """The batch lines that wait for the model outside the queue."""
     lines_in_flight: int = 0
-    """Of batch jobs, those that wait among them."""
+    """The batch lines in flight, including those that wait."""
     lines_alone: bool = False
-    """Whether nobody but lines waited when this was last reported."""
+    """Whether only batch lines waited at the last report."""
     cold_ms: int = 0
-    """When the last request came for which no worker had the model."""
+    """The time of the last request for which no worker had the model."""
 
 
 class ModelDesk:
-    """Follows the catalogue and reports use, as tasks of the gateway."""
+    """The follower of the catalogue and reporter of use, run as tasks of the gateway."""
 
     def __init__(
         self,
@@ -63,7 +118,9 @@ class ModelDesk:
         served: Callable[[str], bool],
         draw: Callable[[], float],
     ) -> None:
-        """`waiting`: requests to a model that no worker has; `served`: whether workers serve it; `draw`: 0..1."""
+        """`waiting` counts requests for a model that no worker has. `served` says whether workers serve a model.
+        `draw` returns a number in 0..1.
+        """
         self._store = store
         self._catalog = catalog
         self._clock = clock
@@ -75,22 +132,21 @@ class ModelDesk:
         self._found = Catalogued()
         self._is_emptied = False
         self._broken: dict[str, str] = {}
-        """Models whose tokenizer cannot be had, and why."""
+        """The models whose tokenizer is unavailable, with the reason."""
         self._tokenizers: dict[str, Tokenizer] = {}
         self._uses: dict[str, _Use] = {}
         self._news = asyncio.Event()
         self.refused = 0
-        """Requests that were asked to come back since their model would take too long."""
+        """The number of requests that were asked to return because their model would take too long."""
 
     # ------------------------------------------------------------ what requests ask
 
     @property
     def has_models(self) -> bool:
-        """Whether there are any in the catalogue."""
         return bool(self._found.entries)
 
     def state(self, name: str) -> tuple[str, float] | None:
-        """A model's state in a word and the seconds until it serves; None for one that is in no catalogue."""
+        """Return a model's state in a word and the seconds until it serves; None if no catalogue lists it."""
         expected = self._expected(name)
         if expected is None:
             return None
@@ -101,8 +157,11 @@ class ModelDesk:
 
     @contextmanager
     def asked(self, name: str, adapter: str = "") -> Iterator[float]:
-        """A request to a model, or to an adapter of it, from its arrival to its end; yields the seconds that it is
-        expected to wait for the model to be loaded. Raises NoWorkers where that is longer than requests wait."""
+        """Count a request to a model or an adapter from its arrival to its end.
+
+        Yield the seconds for which it is expected to wait for the model to load. Raise NoWorkers if that is longer
+        than requests may wait.
+        """
         with self._counted(adapter), self._asked(name) as wait_s:
             yield wait_s
 
@@ -122,7 +181,7 @@ class ModelDesk:
 
     @contextmanager
     def _counted(self, adapter: str) -> Iterator[None]:
-        """A request to an adapter: it counts apart from its model too. It is its model that it may have to wait for."""
+        """Count a request to an adapter apart from its model. It waits for the model alone."""
         if adapter not in self._found.entries:
             yield
             return
@@ -131,7 +190,7 @@ class ModelDesk:
 
     @contextmanager
     def _in_flight(self, name: str) -> Iterator[_Use]:
-        """The use of a model or an adapter that has one arrival more, and one in flight until this ends."""
+        """Count an arrival of a model or adapter, in flight until the context ends."""
         use = self._uses.setdefault(name, _Use())
         use.arrivals += 1
         use.last_ms = round(self._now_ms())
@@ -156,7 +215,7 @@ class ModelDesk:
 
     @contextmanager
     def line(self, name: str, adapter: str = "") -> Iterator[None]:
-        """A batch line, to its end: it counts as use, and may wait longer than a person's request."""
+        """Count a batch line as use until it ends. It may wait longer than a person's request."""
         with self._counted(adapter), self._line(name):
             yield
 
@@ -174,7 +233,7 @@ class ModelDesk:
 
     @contextmanager
     def wakes(self, name: str) -> Iterator[None]:
-        """While a line waits for the model outside the queue: that is a reason to load it."""
+        """Count a line that waits for the model outside the queue, which is a reason to load the model."""
         use = self._uses.setdefault(name, _Use())
         use.lines += 1
         self._news.set()
@@ -184,8 +243,10 @@ class ModelDesk:
             use.lines -= 1
 
     def fault(self, name: str) -> str:
-        """Why the model cannot be loaded, as was last known; empty: nothing is known against it. Raises UnknownModel
-        for one that was removed."""
+        """Return the last known reason why the model cannot be loaded; empty if there is none.
+
+        Raise UnknownModel for a model that was removed.
+        """
         expected = self._expected(name)
         if expected is None:
             if self.covers(name):
@@ -197,12 +258,14 @@ class ModelDesk:
     # ------------------------------------------------------------ what the queue asks
 
     def covers(self, name: str) -> bool:
-        """Whether what becomes of requests that wait for the model is decided here: it is no model of the settings."""
+        """Return whether waits for the model are decided here, because it is not one of the settings' models."""
         return name not in self._catalog.own
 
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
-        """Why a request that waits for a model without a worker waits no longer; None: it does. `begun`: its answer has
-        begun, and is not given up for an estimate."""
+        """Return the error that ends a request's wait for a model without a worker, or None if it may go on.
+
+        `begun`: the answer has begun, so an estimate alone does not end it.
+        """
         expected = self._expected(name)
         if expected is None:
             return removed(name)
@@ -213,13 +276,16 @@ class ModelDesk:
     # ------------------------------------------------------------ tasks
 
     async def follow(self) -> None:
-        """Keep to the catalogue until cancelled. While it is away, what was known holds."""
+        """Follow the catalogue until cancelled. The last known state holds while it is away."""
         async for found in self._store.watch():
             await self.take(found)
 
     async def take(self, found: Catalogued) -> None:
-        """A new state of the catalogue. An empty one after one that was not counts only if it stays: a Redis that was
-        emptied is filled again by the planner."""
+        """Apply a new state of the catalogue.
+
+        An empty catalogue after one that was not counts only if it stays empty: the planner refills a Redis that
+        was emptied.
+        """
         if self._found.entries and not found.entries and not self._is_emptied:
             self._is_emptied = True
             return
@@ -247,7 +313,7 @@ class ModelDesk:
         return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
 
     def _adapter(self, entry: ModelEntry, model: ServedModel | None) -> ServedModel | None:
-        """What is served by the adapter's name, over its model."""
+        """Return the adapter of an entry on top of its model."""
         if model is None or model.base:
             self._breaks(entry.name, f"it is an adapter of {entry.parent}, which is no model that is served here")
             return None
@@ -271,7 +337,7 @@ class ModelDesk:
         self._catalog.broken.pop(name, None)
 
     async def report(self) -> None:
-        """Tell how models are used here until cancelled: when that changes, and as long as anything runs."""
+        """Report the use of models until cancelled: whenever it changes, and as long as anything runs."""
         said: Mapping[str, ModelUse] = {}
         said_s = 0.0
         loop = asyncio.get_running_loop()
@@ -289,7 +355,7 @@ class ModelDesk:
                     await asyncio.sleep(0)  # what came in the same turn is sent with it
 
     def uses(self) -> dict[str, ModelUse]:
-        """How each model is used here now, as it is reported."""
+        """Return the current use of each model, as it is reported."""
         now_ms = round(self._now_ms())
         found = {}
         for name, use in self._uses.items():
