@@ -14,8 +14,8 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 
 pytestmark = pytest.mark.suite
 QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-SOON_S = 2.0
-"""Within this a change of the keys counts everywhere."""
+SOON_S = 10.0
+"""Bound on the time until a change of the keys counts everywhere: two seconds, and as long as busy cores take."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def seconds_until(suite: RunningSuite, key: str | None, wanted: int) -> float:
     """Until all REST APIs answer with that status."""
     began_s = time.monotonic()
     while set(statuses(suite, key).values()) != {wanted}:
-        assert time.monotonic() - began_s < 10, statuses(suite, key)
+        assert time.monotonic() - began_s < 3 * SOON_S, statuses(suite, key)
         time.sleep(0.02)
     return time.monotonic() - began_s
 
