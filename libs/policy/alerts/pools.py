@@ -11,6 +11,7 @@ from libs.policy.alerts.rules import AlertLimits, Condition, Labels, Name
 from libs.policy.alerts.snapshot import PhasePool
 from libs.policy.grade import Grade
 from libs.policy.metrics.kv_links import SLOW_LINK, SOUND_LINK, JudgedLink, KvLink, judge
+from libs.policy.verdict.causes import amount
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 MAX_NAMED: Final = 4
@@ -95,14 +96,6 @@ def _kv_wait(pool: PhasePool, limits: AlertLimits) -> Condition:
 
 def _labels(pool: PhasePool) -> Labels:
     return (("model", pool.model), ("phase", pool.phase))
-
-
-def amount(number: float) -> str:
-    """Format a number as 7, 41k or 2.3M."""
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
-    return f"{number:.0f}"
 
 
 def link_conditions(links: Sequence[KvLink]) -> Iterator[Condition]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from libs.policy.reserve.booking import ClaimRefused, GpuClaim, kept_at
 from libs.policy.reserve.following import Spread, UseFollower
 from libs.policy.reserve.pool import Eviction
-from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
+from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry
 from services.planner.models.claims import devices, minute_of
 from services.planner.models.keeper import ModelKeeper
 
@@ -213,8 +213,3 @@ def claim_text(claim: GpuClaim) -> str:
     if claim.from_minute != claim.to_minute:
         when = f" from {clock_time(claim.from_minute)} to {clock_time(claim.to_minute)}"
     return f"{claim.kind} of {claim.gpus} for {claim.model}{when}"
-
-
-def reservation_claim(name: str, each: Reservation, priority: int) -> GpuClaim:
-    """Return the claim that a reservation makes against others."""
-    return GpuClaim(name, each.gpus, "reservation", each.from_minute, each.to_minute, priority)
