@@ -65,6 +65,24 @@ async def test_a_choice_that_moves_is_whole_whatever_happens(
         await until(gateway.idle, what="an idle gateway")
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "stops", "text"),
+    [(3, ["c"], expected_text(TOKENS)), (3, ["f"], "abcde"), (6, ["e", "f", "h"], "abcdefg"), (6, ["fg"], "abcde")],
+)
+async def test_min_tokens_count_over_both_workers_of_a_choice_that_moves(
+    open_gateway_over: Any, min_tokens: int, stops: list[str], text: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        found = await scripted(stack, d0=(LEAVES,))
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        answer = await gateway.complete(TOKENS, min_tokens=min_tokens, stop=stops)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == text
+        (event,) = gateway.events()
+        assert (event.outcome, event.moves) == (OUTCOME_OK, 1)
+        await until(gateway.idle, what="an idle gateway")
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("code", [pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING])
 async def test_a_choice_that_meets_other_roles_time_and_again_is_not_failed(

@@ -89,6 +89,29 @@ def test_every_line_of_a_job_is_answered_as_if_asked_alone(client: openai.OpenAI
         client.files.content(batch.output_file_id or "")
 
 
+def test_a_line_keeps_to_min_tokens_and_stop_as_a_request_does(client: openai.OpenAI) -> None:
+    text = client.chat.completions.create(**line("it")["body"] | {"max_tokens": 12}).choices[0].message.content
+    assert text
+    bodies: list[dict[str, Any]] = [
+        {"max_tokens": 12, "stop": [text[0]]},
+        {"max_tokens": 12, "stop": [text[0]], "min_tokens": 12},
+        {"max_tokens": 12, "stop": [text[-1]], "min_tokens": 3},
+    ]
+    asked = [line("it", body=body) | {"custom_id": str(number)} for number, body in enumerate(bodies)]
+    batch = run(client, upload(client, asked))
+    answers = {entry["custom_id"]: entry["response"]["body"] for entry in read(client, batch.output_file_id)}
+    for entry in asked:
+        body = dict(entry["body"])
+        extra = {"min_tokens": body.pop("min_tokens")} if "min_tokens" in body else None
+        alone = client.chat.completions.create(**body, extra_body=extra)
+        found = answers[entry["custom_id"]]
+        assert found["choices"][0]["message"]["content"] == alone.choices[0].message.content
+        assert found["choices"][0]["finish_reason"] == alone.choices[0].finish_reason
+        assert alone.usage is not None
+        assert found["usage"]["completion_tokens"] == alone.usage.completion_tokens
+    assert [answers[str(number)]["choices"][0]["message"]["content"] for number in range(2)] == ["", text]
+
+
 def test_lines_that_cannot_be_run_are_errors_of_their_own(client: openai.OpenAI) -> None:
     lines = [
         line("good"),
