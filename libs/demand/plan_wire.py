@@ -7,11 +7,10 @@ from typing import Final
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import PoolNeed
 from libs.policy.capacity.plan import PHASES, CapacityPlan, Phase, PoolHour
+from libs.policy.capacity.table import MOST_WORKERS
 
 # Six weeks of quarter hours are the most that a plan may have.
 MAX_STRETCHES: Final = 4_096
-# A message with more workers in a pool is rejected as nonsense.
-MAX_WORKERS: Final = 100_000
 
 
 def plan_message(plan: CapacityPlan, model: str, metrics_id: str, made_unix_ns: int) -> PlanMessage:
@@ -53,8 +52,8 @@ def plan_of(message: PlanMessage) -> CapacityPlan:
         need: PoolNeed = getattr(message, phase)
         columns = need.surely, need.p50, need.p95, need.asked, need.short or repeat(0.0, count)
         pools[phase] = tuple(PoolHour(*each) for each in zip(*columns, strict=True))
-        if len(pools[phase]) != count or max(max(each.asked, each.p95) for each in pools[phase]) > MAX_WORKERS:
-            raise ValueError(f"{phase} has another number of stretches, or more than {MAX_WORKERS} workers")
+        if len(pools[phase]) != count or max(max(each.asked, each.p95) for each in pools[phase]) > MOST_WORKERS:
+            raise ValueError(f"{phase} has another number of stretches, or more than {MOST_WORKERS} workers")
         if need.HasField("there"):
             there[phase] = need.there
     starts = tuple(message.start_unix_s + at * message.step_s for at in range(count))

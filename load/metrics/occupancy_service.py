@@ -32,11 +32,10 @@ from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.fleet import MAX_FLEET_STEPS
-from libs.telemetry.members import Member
-from libs.telemetry.windows.rollups import KeptWindow, Written
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
-from libs.telemetry.worker.timeline import MAX_STEPS
+from libs.telemetry.rollups import KeptWindow, Written
+from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.timeline import MAX_STEPS
+from libs.telemetry.workers import Member
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus
 from load.metrics.synthetic_fleet import synthetic_fleet

@@ -12,7 +12,7 @@ from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
-from libs.telemetry.windows.rollups import TIERS
+from libs.telemetry.rollups import TIERS
 from services.metrics.demand.file import DemandFile
 from services.metrics.history.file import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics

@@ -5,9 +5,8 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ModelTarget
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
-from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
 from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadTeller
-from libs.telemetry.history import WrittenWindow
 
 MAX_UNSENT: Final = 32
 """The most records that may wait for the broker before sending stops, as loads would arrive too old."""

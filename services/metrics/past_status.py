@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.runtime.clock import Clock
-from libs.telemetry.windows.rollups import TIERS as OCCUPANCY_TIERS
+from libs.telemetry.rollups import TIERS as OCCUPANCY_TIERS
 from services.metrics.status.report import ClusterStatus, ModelStatus
 
 TIERS: Final = OCCUPANCY_TIERS[1:]

@@ -9,10 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.history import History
-from libs.telemetry.members import Members
-from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.workers import Members
 from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.requests.wire import FinishedRequest

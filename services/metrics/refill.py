@@ -15,10 +15,10 @@ from libs.contracts.topics import Topic
 from libs.policy.metrics.gaps import ChunkRead, GapChunk, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.telemetry.columns import PrefillShares
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import member_of
-from libs.telemetry.worker.batch_columns import PrefillShares
-from libs.telemetry.worker.timeline import BatchOutcome
+from libs.telemetry.timeline import BatchOutcome
+from libs.telemetry.workers import member_of
 from services.metrics.state import MetricsState
 
 ItemT = TypeVar("ItemT")

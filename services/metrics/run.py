@@ -25,7 +25,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.telemetry.fleet_loads import LoadTeller
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.audit import open_audit

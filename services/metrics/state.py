@@ -10,14 +10,12 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
 from libs.policy.alerts.burn import BurnLog
-from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.columns import PrefillShares
+from libs.telemetry.fleet import FleetTelemetry, History
 from libs.telemetry.gateways import GatewayReports
-from libs.telemetry.history import History
-from libs.telemetry.listing import Loads
-from libs.telemetry.members import Members
-from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.batch_columns import PrefillShares
-from libs.telemetry.worker.timeline import BatchOutcome
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.timeline import BatchOutcome
+from libs.telemetry.workers import Loads, Members
 from services.metrics.cluster_events.decisions import DecisionLog
 from services.metrics.cluster_events.events import Event, EventLog
 from services.metrics.cluster_events.lives import WorkerLives, together

@@ -19,8 +19,8 @@ from libs.contracts.roles import ROLE_NAMES
 from libs.policy.alerts.store import Alert
 from libs.policy.limits.slots import may_take
 from libs.runtime.tasks import until_first
-from libs.telemetry.history import WrittenWindow
-from libs.telemetry.listing import Listing, Loads
+from libs.telemetry.fleet import WrittenWindow
+from libs.telemetry.workers import Listing, Loads
 from services.metrics.accounting.queues import PhaseQueue
 from services.metrics.cluster_events.events import Event
 

@@ -22,7 +22,7 @@ from libs.keys.change_guard import ChangeGuard
 from libs.policy.capacity.plan import wishes
 from libs.policy.metrics.shares import Shares
 from libs.telemetry.fleet_loads import COLUMNS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.messages import messages, spoiled
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock, at_once

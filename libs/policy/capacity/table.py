@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 MOST_WORKERS: Final = 100_000
-"""The most workers of a pool that a plan may contain."""
+"""The most workers of a pool that a plan or a limit may contain; a message with more is malformed."""
 
 
 @dataclass(frozen=True, slots=True)

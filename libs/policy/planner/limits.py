@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Self
 
+from libs.policy.capacity.table import MOST_WORKERS
+
 DAY_MINUTES: Final = 24 * 60
-MAX_WORKERS: Final = 100_000
 MAX_MOVES_PER_S: Final = 1_000
 REST_S: Final = 1.0
 """The time between decisions about an idle cluster, whose outcome does not change."""
@@ -31,12 +32,12 @@ class ModelLimits:
 
     1 is also satisfied by workers that were started as mixed, and by a single worker.
     """
-    prefill_max: int = MAX_WORKERS
+    prefill_max: int = MOST_WORKERS
     decode_min: int = 1
-    decode_max: int = MAX_WORKERS
+    decode_max: int = MOST_WORKERS
     workers_min: int = 0
     """The least number of workers in any role; workers started by people are never ended."""
-    workers_max: int = MAX_WORKERS
+    workers_max: int = MOST_WORKERS
     """The number up to which workers are started, including standby workers and those still starting."""
     gpu_hours_day: float = NO_BOUND
     """The GPU-hours that workers started by actuators may use per day (UTC)."""

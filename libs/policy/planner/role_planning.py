@@ -14,7 +14,8 @@ from math import isinf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
+from libs.policy.capacity.table import MOST_WORKERS
+from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.pay_back import UNMEASURED, MoveEvidence
 from libs.policy.planner.splits import EVERY, DecodePace, RatedSplits, weigh
 from libs.policy.pressure.numbers import Numbers
@@ -132,7 +133,7 @@ def assign(
     now_ns: int,
     *,
     limits: ModelLimits = EVERY,
-    most_moves: int = MAX_WORKERS,
+    most_moves: int = MOST_WORKERS,
     evidence: MoveEvidence = UNMEASURED,
 ) -> RolePlan:
     """Decide the roles and budgets of one model's workers.

@@ -6,8 +6,8 @@ from statistics import mean
 from typing import Final
 
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import Members, group_name
-from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.workers import Members, group_name
 from services.metrics.accounting.answer import (
     ClusterOccupancy,
     PhaseUtilisation,

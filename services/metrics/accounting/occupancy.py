@@ -9,10 +9,9 @@ from typing import Final, NamedTuple
 
 from libs.perfmodel.utilisation import utilisation
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import Members, group_name
-from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.facts import WorkerFacts
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.steps import PhaseTime
+from libs.telemetry.workers import Members, WorkerFacts, group_name
 from services.metrics.accounting.answer import (
     ClusterOccupancy,
     GpuTime,

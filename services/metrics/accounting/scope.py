@@ -6,8 +6,8 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.members import Member, Members
-from libs.telemetry.windows.cells import ROLE_NUMBERS
+from libs.telemetry.rollups import ROLE_NUMBERS
+from libs.telemetry.workers import Member, Members
 
 ALLOWED: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME, group:MODEL/NAME or worker:ID"
 MAX_NAMES: Final = 8

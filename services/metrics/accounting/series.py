@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.members import Members
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL, ROLE_NUMBERS, Tier
-from libs.telemetry.windows.rollups import RollUps, Series
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL, ROLE_NUMBERS, RollUps, Series, Tier
+from libs.telemetry.workers import Members
 from services.metrics.accounting.scope import Scope
 
 CELLS_AT_ONCE: Final = 100_000

@@ -4,8 +4,7 @@ import re
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.telemetry.windows.cells import Tier
-from libs.telemetry.windows.rollups import TIERS
+from libs.telemetry.rollups import TIERS, Tier
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 MIN_WINDOW_NS: Final = 100_000_000

@@ -7,12 +7,11 @@ import numpy as np
 
 from libs.policy.alerts.burn import BurnLog
 from libs.policy.alerts.snapshot import PhasePool, Snapshot, WorkerReport
+from libs.telemetry.columns import Ints
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import GatewayReports, ModelBacklog
-from libs.telemetry.listing import Loads
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
-from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.batch_columns import Ints
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS, RollUps
+from libs.telemetry.workers import Loads
 from services.metrics.accounting.answer import kv_used
 from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
 

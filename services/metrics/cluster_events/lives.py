@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Final
 
 from libs.contracts.roles import role_name
-from libs.telemetry.worker.facts import WorkerFacts
+from libs.telemetry.workers import WorkerFacts
 
 LOOK_NS: Final = 500_000_000
 """The interval between two checks of the workers."""

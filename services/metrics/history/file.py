@@ -18,9 +18,8 @@ import structlog
 
 from libs.contracts.errors import StartupError
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
-from libs.telemetry.members import Member
-from libs.telemetry.windows.cells import Tier
-from libs.telemetry.windows.rollups import KeptWindow
+from libs.telemetry.rollups import KeptWindow, Tier
+from libs.telemetry.workers import Member
 
 log = structlog.get_logger()
 

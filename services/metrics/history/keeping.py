@@ -15,9 +15,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import ROLE_NAMES, role_from_name
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.members import Members
-from libs.telemetry.windows.cells import COVERED, NO_ROLE
-from libs.telemetry.windows.rollups import KeptWindow, RollUps
+from libs.telemetry.rollups import COVERED, NO_ROLE, KeptWindow, RollUps
+from libs.telemetry.workers import Members
 from services.metrics.history.file import HistoryFile, HistorySnapshot
 from services.metrics.state import MetricsState
 

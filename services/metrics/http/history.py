@@ -16,9 +16,8 @@ from fastapi import APIRouter, Query, Request, Response
 from libs.contracts.errors import InvalidRequest
 from libs.keys.gate import caller_of
 from libs.runtime.clock import Clock
-from libs.telemetry.members import UNKNOWN, Member, Members
-from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, Tier
-from libs.telemetry.windows.rollups import Series
+from libs.telemetry.rollups import NO_ROLE, PROVISIONAL, Series, Tier
+from libs.telemetry.workers import UNKNOWN, Member, Members
 from services.metrics.accounting.scope import ALLOWED, parse_scope
 from services.metrics.accounting.series import OccupancyHistory, history, sums
 from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier

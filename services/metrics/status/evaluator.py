@@ -22,10 +22,9 @@ from libs.policy.verdict.cause import Cause
 from libs.policy.verdict.limits import VerdictLimits
 from libs.policy.verdict.state import ModelState, UnknownState
 from libs.policy.verdict.watch import Verdict, VerdictWatch
-from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
-from libs.telemetry.gateways import ModelBacklog
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
-from libs.telemetry.worker.steps import FinishedSteps, StepCounts
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, Refusals
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
+from libs.telemetry.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
 from services.metrics.status.planner_news import PlannerNews

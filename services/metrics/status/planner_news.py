@@ -12,11 +12,10 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Mode,
 )
 from libs.contracts.roles import role_name
+from libs.telemetry.rollups import MAX_WORKERS
 
 HEARD_NS: Final = 5_000_000_000
 """The silence after which a planner no longer counts as live; a leading one publishes a decision a second."""
-MAX_WORKERS: Final = 4096
-"""The most workers whose roles are remembered; moves of others are listed without their former role."""
 MAX_MODELS: Final = 64
 """The most models whose targets are remembered."""
 MAX_TEXT: Final = 500

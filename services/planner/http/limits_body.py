@@ -6,10 +6,10 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from libs.policy.capacity.table import MOST_WORKERS
 from libs.policy.planner.limits import (
     DAY_MINUTES,
     MAX_MOVES_PER_S,
-    MAX_WORKERS,
     NO_BOUND,
     ModelLimits,
     PlannerLimits,
@@ -24,7 +24,7 @@ MAX_MODELS = 64
 MAX_NAME_CHARS = 200
 _HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 
-Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
+Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
@@ -38,8 +38,8 @@ class ModelLimitsBody(BaseModel):
     prefill_min: Workers = 1
     """A minimum of 1 is waived for a single worker and for workers that were started as mixed."""
     prefill_max: Workers | None = None
-    decode_min: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    decode_max: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
+    decode_min: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
+    decode_max: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = None
     workers_min: Workers = 0
     workers_max: Workers | None = None
     gpu_hours_day: Annotated[float, Field(ge=0, le=NO_BOUND)] | None = None
@@ -60,11 +60,11 @@ class ModelLimitsBody(BaseModel):
     def limits(self) -> ModelLimits:
         return ModelLimits(
             prefill_min=self.prefill_min,
-            prefill_max=MAX_WORKERS if self.prefill_max is None else self.prefill_max,
+            prefill_max=MOST_WORKERS if self.prefill_max is None else self.prefill_max,
             decode_min=self.decode_min,
-            decode_max=MAX_WORKERS if self.decode_max is None else self.decode_max,
+            decode_max=MOST_WORKERS if self.decode_max is None else self.decode_max,
             workers_min=self.workers_min,
-            workers_max=MAX_WORKERS if self.workers_max is None else self.workers_max,
+            workers_max=MOST_WORKERS if self.workers_max is None else self.workers_max,
             gpu_hours_day=NO_BOUND if self.gpu_hours_day is None else self.gpu_hours_day,
             tpot_ms=self.tpot_ms,
         )

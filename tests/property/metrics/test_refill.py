@@ -21,8 +21,8 @@ from libs.policy.metrics.gaps import (
     Gaps,
     Stretch,
 )
-from libs.telemetry.windows.rollups import TIERS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.rollups import TIERS
+from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import at, step, step_batch
 from services.metrics.prometheus import RequestMetrics

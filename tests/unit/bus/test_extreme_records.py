@@ -45,7 +45,7 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
 from libs.telemetry.gateways import ModelBacklog
-from libs.telemetry.windows.rollups import TIERS
+from libs.telemetry.rollups import TIERS
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.memory.broker import Incoming, MemoryBroker, TooLarge

@@ -36,7 +36,7 @@ from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.net.ports import held_port
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch
 from services.metrics.live import TICK_NS
 from services.metrics.prometheus import RequestMetrics

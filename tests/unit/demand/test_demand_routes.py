@@ -14,7 +14,7 @@ from libs.demand.plan_wire import plan_of
 from libs.demand.wire import totals_message
 from libs.keys.change_guard import ChangeGuard
 from libs.runtime.web import make_web_app
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.api import IMPORTED, BroughtHistory, brought_rows

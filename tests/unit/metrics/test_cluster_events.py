@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
     WorkerChange,
 )
-from libs.telemetry.worker.facts import WorkerFacts
+from libs.telemetry.workers import WorkerFacts
 from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
 from services.metrics.cluster_events.events import EventLog
 from services.metrics.cluster_events.lives import LOOK_NS, SILENT_NS, Life, LifeChange, WorkerLives, together

@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.contracts.step_row import step_count
 from libs.contracts.topics import QUEUES, STEPS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.hosts import RecordingBus
 from load.chaos.clients import Ask, check, send
 from load.chaos.cluster import PROFILE, Cluster, SimClock

@@ -19,8 +19,8 @@ from libs.policy.metrics.kv_links import (
     judge,
 )
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.nodes.kv_links import MAX_LINKS, KvLinks, Peer
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.nodes import MAX_LINKS, KvLinks, Peer
+from libs.telemetry.steps import PhaseTime
 from libs.testing.workers.telemetry import at, step, step_batch
 
 MB = 1 << 20

@@ -20,10 +20,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.metrics.shares import Shares
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.history import WrittenWindow
-from libs.telemetry.windows.rollups import KeptWindow, Written, cells
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.fleet import WrittenWindow
+from libs.telemetry.rollups import KeptWindow, Written, cells
+from libs.telemetry.steps import PhaseTime, prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.accounting.scope import parse_scope

@@ -2,8 +2,8 @@
 
 from libs.cli.role.change import with_groups
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.policy.capacity.table import MOST_WORKERS
 from libs.policy.planner.groups import UNEQUAL, GroupedWorkers, gather, share, spread
-from libs.policy.planner.limits import MAX_WORKERS
 from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, assign
 from libs.policy.planner.splits import EVERY
 from libs.policy.pressure.splits import WorkerProfile, Workload
@@ -44,7 +44,7 @@ def test_a_decision_about_groups_is_the_one_about_as_many_workers_with_a_ranks_p
     work = Workload(0.5, 700, 300_000, 50_000_000)
     gathered = gather(ranks({"a": Role.PREFILL, "b": Role.PREFILL, "c": Role.PREFILL, "d": Role.MIXED}), GROUPS)
     plan = assign(
-        ENGINE, share(work, gathered.ranks), gathered.workers, Memory(), 10**12, limits=EVERY, most_moves=MAX_WORKERS
+        ENGINE, share(work, gathered.ranks), gathered.workers, Memory(), 10**12, limits=EVERY, most_moves=MOST_WORKERS
     )
     assert plan.now.prefill + plan.now.mixed == 4
     assert plan.moves, "700 sequences press on the 256 places of one group, and three compute hardly anything"

@@ -21,8 +21,8 @@ from libs.engine.sim.runner import LOOK_S, SimFaults
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.reference import expected_ns, usual_model
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
-from libs.telemetry.worker.steps import FinishedSteps
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, Refusals
+from libs.telemetry.steps import FinishedSteps
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
 from services.metrics.status.planner_news import HEARD_NS, PlannerNews
 from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS

@@ -15,7 +15,7 @@ from libs.policy.alerts.silences import LEAST_NS, MAX_SILENCES, MOST_NS, Silence
 from libs.policy.alerts.state_machine import Transition
 from libs.policy.alerts.store import Alert, AlertStore
 from libs.runtime.web import make_web_app
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until

@@ -12,21 +12,21 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
 from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_columns
 from libs.perfmodel.utilisation import Effort
-from libs.telemetry.worker.batch_columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
-from libs.telemetry.worker.facts import Shape, WorkerFacts, facts_of, what_stays
-from libs.telemetry.worker.intervals import IdleParts, Intervals, RoleLog, total_ns
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.steps import (
+from libs.telemetry.columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
+from libs.telemetry.intervals import IdleParts, Intervals, RoleLog, total_ns
+from libs.telemetry.steps import (
     COUNTS,
     BusyTime,
     FewBusyTime,
     FinishedSteps,
+    PhaseTime,
     RunningStep,
     SpentStep,
     StepCounts,
     StepLog,
     effort_within,
 )
+from libs.telemetry.workers import Shape, WorkerFacts, facts_of, what_stays
 
 HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
