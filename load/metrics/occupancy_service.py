@@ -42,13 +42,11 @@ from load.metrics.synthetic_fleet import synthetic_fleet
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.http.routes import make_api
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.prometheus import RequestMetrics
-from services.metrics.requests.log import MAX_REQUESTS
+from services.metrics.requests import MAX_REQUESTS, RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
 
 STEP_NS: Final = 16_000_000
 MS_NS: Final = 1_000_000

@@ -13,8 +13,8 @@ from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
-from services.metrics.demand.file import DemandFile
-from services.metrics.history.file import HistoryFile
+from services.metrics.demand.keeping import DemandFile
+from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 

@@ -28,30 +28,32 @@ from libs.telemetry.fleet_loads import LoadTeller
 from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
-from services.metrics.audit import open_audit
-from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector, VerdictCollector
-from services.metrics.demand.file import DemandFile
+from services.metrics.demand.keeping import DemandFile
 from services.metrics.demand.run import open_demand
-from services.metrics.history.file import HistoryFile
-from services.metrics.history.keeping import HistoryKeeper
+from services.metrics.history import HistoryFile, HistoryKeeper
+from services.metrics.http.audit import open_audit
 from services.metrics.http.login import Door
+from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
-from services.metrics.ingest import Take, ingest, read_from_ns
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.loads import LoadPublisher
 from services.metrics.outgoing import MakeClient
-from services.metrics.past_status import StatusRecorder, record_status
-from services.metrics.planner_routes import PlannerRoutes
-from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import (
+    GapCollector,
+    LiveCollector,
+    OccupancyCollector,
+    QueueCollector,
+    SharingCollector,
+    VerdictCollector,
+)
 from services.metrics.refill import Partition, Refill
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
-from services.metrics.state import MetricsState
-from services.metrics.status.api import status_now
+from services.metrics.state import MetricsState, Take, ingest, read_from_ns
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream import Hub, TickWriter
-from services.metrics.traces.buffer import TraceBuffer
-from services.metrics.traces.otlp import TraceExporter
+from services.metrics.status.past import StatusRecorder, record_status
+from services.metrics.status.report import status_now
+from services.metrics.stream import TICK_NS, Hub, LoadPublisher, TickWriter, tick_forever
+from services.metrics.traces import TraceBuffer, TraceExporter
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90

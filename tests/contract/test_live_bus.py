@@ -17,8 +17,8 @@ from libs.telemetry.steps import prefill_shares
 from libs.testing.contract.brokers import Broker
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch
-from services.metrics.prometheus import RequestMetrics
 from services.metrics.refill import Refill
+from services.metrics.requests import RequestMetrics
 from services.metrics.state import MetricsState
 
 BEHIND_S = 0.5

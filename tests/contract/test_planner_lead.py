@@ -13,7 +13,7 @@ from libs.runtime.redis import make_redis
 from libs.runtime.tasks import end
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
-from services.metrics.status.planner_news import PlannerNews, PlannerStatus
+from services.metrics.status.traffic import PlannerNews, PlannerStatus
 from services.planner.http.admin import Admin
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.limits_body import LimitsBody

@@ -29,14 +29,14 @@ from libs.testing.wait import ManualClock, at_once
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
-from services.metrics.alerts.silencer import silence_of
+from services.metrics.alerts.silences import silence_of
 from services.metrics.http.routes import make_api as make_metrics_api
-from services.metrics.live import TICK_NS, tick
-from services.metrics.prometheus import OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import OccupancyCollector
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick
 from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api

@@ -24,9 +24,8 @@ from libs.policy.capacity.plan import PHASES
 from libs.runtime.clock import Clock
 from libs.runtime.paths import cache_dir
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.demand.forecasts import FRESH_S, Forecasts
+from services.metrics.demand.forecasts import FRESH_S, Forecasts, WorkerKinds, workers_there
 from services.metrics.demand.keeping import DemandKeeper
-from services.metrics.demand.kinds import WorkerKinds, workers_there
 from services.metrics.state import MetricsState
 
 log = structlog.get_logger()

@@ -27,8 +27,7 @@ from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
-from services.metrics.status.planner_news import PlannerNews
-from services.metrics.status.traffic import TrafficLog
+from services.metrics.status.traffic import PlannerNews, TrafficLog
 
 WINDOW_NS: Final = 2_000_000_000
 """The window over which shares of time and the pace of steps are measured."""

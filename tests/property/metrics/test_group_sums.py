@@ -13,8 +13,7 @@ from libs.telemetry.workers import Members
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.accounting.answer import ClusterOccupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.series import history, sums
+from services.metrics.accounting.series import history, parse_scope, sums
 
 SPAN_MS = 400
 COUNTS = ("gpus", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "places", "dummy_steps")

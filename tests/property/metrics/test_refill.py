@@ -25,8 +25,8 @@ from libs.telemetry.rollups import TIERS
 from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import at, step, step_batch
-from services.metrics.prometheus import RequestMetrics
 from services.metrics.refill import fill
+from services.metrics.requests import RequestMetrics
 from services.metrics.state import MetricsState
 
 WORKERS = ("a", "b", "c")

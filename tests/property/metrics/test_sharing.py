@@ -17,10 +17,10 @@ from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.live import TICK_NS
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.sharing import MAX_UNSENT, MAX_WORKERS_A_RECORD, LeftOut, Sharing, messages
 from services.metrics.state import MetricsState
+from services.metrics.stream import TICK_NS
 
 WORKERS = 3
 ROUNDS = 75

@@ -58,8 +58,8 @@ from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.progress import ShareNote
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper.begin import Submissions
-from services.metrics.demand.file import FINE, MOST_IN_BIN, DemandFile
-from services.metrics.history.file import HistoryFile
+from services.metrics.demand.keeping import FINE, MOST_IN_BIN, DemandFile
+from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, open_planner

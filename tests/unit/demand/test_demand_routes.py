@@ -17,10 +17,9 @@ from libs.runtime.web import make_web_app
 from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.demand.api import IMPORTED, BroughtHistory, brought_rows
 from services.metrics.demand.keeping import DemandKeeper
-from services.metrics.demand.run import DemandService, open_demand
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.demand.run import IMPORTED, BroughtHistory, DemandService, brought_rows, open_demand
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 

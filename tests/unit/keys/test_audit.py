@@ -27,8 +27,8 @@ from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.hosts import RecordingBus
-from services.metrics import audit as audit_module
-from services.metrics.audit import AuditLog, KeptEvents, Wanted
+from services.metrics.http import audit as audit_module
+from services.metrics.http.audit import AuditLog, KeptEvents, Wanted
 
 
 class World:

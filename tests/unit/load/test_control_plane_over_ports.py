@@ -24,7 +24,7 @@ from libs.testing.workers.telemetry import step, step_batch
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.rpc import SimTransport
-from services.metrics.history.file import HistoryFile
+from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, RunningPlanner, open_planner

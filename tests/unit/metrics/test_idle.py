@@ -31,11 +31,10 @@ from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
 from services.gateway.workers.fleet import TICK_MS
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
 from services.planner.kept import Lead
 from services.planner.loop import LeaderLease, decide_forever
 from services.planner.state import Identity, PlannerState

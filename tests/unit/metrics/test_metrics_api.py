@@ -26,7 +26,8 @@ from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.http.routes import make_api
-from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import LiveCollector, OccupancyCollector
+from services.metrics.requests import MAX_MODELS, OTHER_MODEL, RequestMetrics
 from services.metrics.state import MetricsState
 from services.metrics.stream import Hub
 from tests.unit.metrics.requests_rig import finished

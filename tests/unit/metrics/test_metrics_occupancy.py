@@ -16,10 +16,8 @@ from libs.telemetry.steps import prefill_shares
 from libs.telemetry.timeline import BatchOutcome
 from libs.telemetry.workers import LOAD_NS, Members
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
-from services.metrics.accounting.efficiency import efficiency
-from services.metrics.accounting.occupancy import cluster_occupancy, cluster_occupancy_in_turns
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.window import MIN_WINDOW_NS, parse_window_ns
+from services.metrics.accounting.occupancy import cluster_occupancy, cluster_occupancy_in_turns, efficiency
+from services.metrics.accounting.series import MIN_WINDOW_NS, parse_scope, parse_window_ns
 
 
 class Told:

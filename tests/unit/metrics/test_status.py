@@ -17,8 +17,8 @@ from libs.policy.verdict.limits import VerdictLimits
 from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.collectors import VerdictCollector
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.prometheus import VerdictCollector
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator

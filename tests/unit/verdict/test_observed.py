@@ -24,9 +24,8 @@ from libs.policy.step_time import StepTimeModel, StepWork
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, Refusals
 from libs.telemetry.steps import FinishedSteps
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
-from services.metrics.status.planner_news import HEARD_NS, PlannerNews
+from services.metrics.status.traffic import HEARD_NS, PlannerNews, TrafficLog
 from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS
-from services.metrics.status.traffic import TrafficLog
 
 MS = 1_000_000
 S = 1_000 * MS

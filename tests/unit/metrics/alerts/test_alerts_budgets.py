@@ -17,7 +17,7 @@ from libs.policy.alerts.snapshot import Burn, RequestCount
 from libs.policy.alerts.state_machine import AlertStateMachine
 from libs.policy.grade import Grade
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at
-from services.metrics.requests.log import RequestLog
+from services.metrics.requests import RequestLog
 from tests.unit.metrics.alerts.alerts_rig import SETTINGS, Cluster
 
 

@@ -17,8 +17,7 @@ from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock, until
 from services.metrics.alerts import webhook as webhook_module
-from services.metrics.alerts.webhook import Webhook
-from services.metrics.alerts.wire import alert_event, postable
+from services.metrics.alerts.webhook import Webhook, alert_event, postable
 
 FIRED = Transition(Name.IMBALANCE, (("model", "m"), ("phase", "prefill")), "warning", "busy", 10**18, None)
 ENDED = replace(FIRED, reason="calm", ended_ns=10**18 + 5 * 10**9)

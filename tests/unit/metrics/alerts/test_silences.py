@@ -20,12 +20,11 @@ from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.hosts import RecordingBus
-from services.metrics.alerts.api import AlertRoutes
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import AlertCollector
-from services.metrics.alerts.silencer import Silencer, silence_message, silence_of
+from services.metrics.alerts.silences import AlertRoutes, Silencer, silence_message, silence_of
 from services.metrics.alerts.webhook import Webhook
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 
