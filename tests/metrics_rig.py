@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
-from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner

@@ -17,7 +17,7 @@ from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
 from libs.bus.security import Brokers
 from libs.contracts.topics import Topic
-from libs.policy.metrics.behind import Behind
+from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff
 
 log = structlog.get_logger()

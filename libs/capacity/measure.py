@@ -19,9 +19,7 @@ from libs.lab.policies import policy_named
 from libs.lab.slo import SloSpec
 from libs.lab.traces.draws import gamma_ns, log_normal_tokens
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.capacity.phase_work import WorkerKind, decode_seconds, prefill_seconds
-from libs.policy.capacity.plan import PHASES, Phase
-from libs.policy.capacity.table import PoolTable, make_table
+from libs.policy.capacity import PHASES, Phase, PoolTable, WorkerKind, decode_seconds, make_table, prefill_seconds
 from libs.policy.speed import Speed
 from libs.policy.worker.saturation import knee_of
 

@@ -18,19 +18,19 @@ from libs.lab.hardware import Hardware, resolve
 from libs.lab.slo import SloSpec, parse_slo
 from libs.lab.study import quiet
 from libs.perfmodel.profiles import Profile
-from libs.policy.capacity.paths import sample_paths
-from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import (
+from libs.policy.capacity import (
     PHASES,
     CapacityPlan,
     Phase,
     PoolHour,
+    PoolTable,
+    WorkerKind,
     first_shortages,
     gpu_hours,
     make_plan,
     runs_short,
+    sample_paths,
 )
-from libs.policy.capacity.table import PoolTable
 from libs.policy.forecast.history import Floats
 
 PATHS: Final = 500

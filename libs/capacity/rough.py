@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from math import sqrt
 
 from libs.lab.traces.request import TraceRequest
-from libs.policy.capacity.phase_work import WorkerKind, prefill_seconds
+from libs.policy.capacity import WorkerKind, prefill_seconds
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.slack import IN_HAND
 

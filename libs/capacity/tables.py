@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.capacity.measure import SIZES, Bench, Note
-from libs.policy.capacity.plan import PHASES, Phase
-from libs.policy.capacity.table import PoolTable
+from libs.policy.capacity import PHASES, Phase, PoolTable
 
 # The version of the measurement and its format; a new one invalidates all tables.
 LAYOUT: Final = 2

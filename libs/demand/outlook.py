@@ -5,11 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.capacity.paths import hang_together, phases_together
-from libs.policy.forecast.bands import LEVELS
+from libs.policy.capacity import hang_together, phases_together
+from libs.policy.forecast.bands import DAY_S, LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
 from libs.policy.forecast.model import DemandForecaster, HorizonExplanation
-from libs.policy.forecast.targets import DAY_S
 
 # A week of hours is the most that a forecast covers.
 MOST_STRETCHES: Final = 168

@@ -6,8 +6,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import PoolNeed
-from libs.policy.capacity.plan import PHASES, CapacityPlan, Phase, PoolHour
-from libs.policy.capacity.table import MOST_WORKERS
+from libs.policy.capacity import MOST_WORKERS, PHASES, CapacityPlan, Phase, PoolHour
 
 # Six weeks of quarter hours are the most that a plan may have.
 MAX_STRETCHES: Final = 4_096

@@ -10,7 +10,7 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.demand.history import DemandBins, Mix, demand_history, mix_of
 from libs.demand.outlook import DemandOutlook, make_outlook
 from libs.demand.trend import Trend, last_trends
-from libs.policy.capacity.phase_work import WorkerKind, decode_seconds, prefill_seconds
+from libs.policy.capacity import WorkerKind, decode_seconds, prefill_seconds
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 

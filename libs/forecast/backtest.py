@@ -9,8 +9,7 @@ import numpy as np
 from libs.forecast.baselines import Baseline, BaselineTask
 from libs.forecast.score import block_error, inside, interval_score, mase, pinball, wape
 from libs.policy.forecast.bands import LEVELS
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, without_outages
-from libs.policy.forecast.levels import hold
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, hold, without_outages
 from libs.policy.forecast.model import Forecaster
 
 HORIZONS_S: Final = (600, 3600, 10_800, 86_400)

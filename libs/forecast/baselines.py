@@ -11,8 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from libs.lab.rivals.dynamo_predictors import FIRST_VARIANCE, LEVEL_NOISE, MEASUREMENT_NOISE, TREND_NOISE
-from libs.policy.forecast.history import DemandHistory, Floats, SeriesName
-from libs.policy.forecast.levels import hold, running_means
+from libs.policy.forecast.history import DemandHistory, Floats, SeriesName, hold, running_means
 
 MOST_LAGS: Final = 36
 """The most lags that `Autoregression` considers."""

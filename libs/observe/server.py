@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.observe.vllm import read_vllm
-from libs.policy.observe.estimator import PhaseEstimator
-from libs.policy.observe.intervals import Reading, interval
+from libs.policy.observe import PhaseEstimator, Reading, interval
 
 MOST_ENGINES: Final = 64
 """The most data-parallel engines behind one exposition."""

@@ -13,7 +13,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from libs.contracts.errors import InvalidRequest
-from libs.policy.observe.intervals import Reading
+from libs.policy.observe import Reading
 
 PREFIX: Final = "vllm:"
 ENGINE: Final = "engine"

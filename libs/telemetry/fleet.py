@@ -11,7 +11,7 @@ import numpy as np
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
-from libs.policy.metrics.kv_links import KvLink
+from libs.policy.kv_links import KvLink
 from libs.telemetry.columns import (
     NEVER,
     WINDOW_NS,

@@ -32,7 +32,7 @@ from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.read import read_trace
-from libs.policy.capacity.plan import PHASES, Phase
+from libs.policy.capacity import PHASES, Phase
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 from libs.runtime.paths import cache_dir

@@ -26,7 +26,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS, WINDOWS, Topic
 from libs.keys.change_guard import ChangeGuard
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom

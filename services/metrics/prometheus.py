@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.policy.metrics.gaps import Gaps
-from libs.policy.verdict.cause import CauseCode
+from libs.policy.reading import Gaps
+from libs.policy.verdict.causes import CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry, History

@@ -12,7 +12,7 @@ from libs.bus.clients import CONNECTION_ERRORS
 from libs.bus.port import BackReader, Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import Topic
-from libs.policy.metrics.gaps import ChunkRead, GapChunk, Gaps, Stretch
+from libs.policy.reading import ChunkRead, GapChunk, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.telemetry.columns import PrefillShares

@@ -15,7 +15,7 @@ from libs.contracts import metric_names as names
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import NoWorkers, QueueFull
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
-from libs.policy.alerts.slo_attainment import JudgedRequest, missed_levels
+from libs.policy.alerts.burn import JudgedRequest, missed_levels
 from libs.telemetry.timeline import HISTORY_NS
 
 

@@ -18,9 +18,8 @@ from libs.bus.port import Bus, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
 from libs.keys.table import KeyTable
-from libs.policy.metrics.gaps import Gaps
-from libs.policy.metrics.shares import Shares
-from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.reading import Gaps, Shares
+from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport

@@ -20,7 +20,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     StepBatch,
 )
 from libs.contracts.roles import role_name
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import MAX_FRESH, FleetTelemetry, WrittenWindow
 from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps, Series, Written

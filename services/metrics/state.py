@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
 from libs.contracts.topics import DECISIONS, DEMAND, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.policy.alerts.burn import BurnLog
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.runtime.clock import Clock
 from libs.telemetry.columns import PrefillShares
 from libs.telemetry.fleet import FleetTelemetry, History

@@ -10,7 +10,7 @@ from libs.bus import live
 from libs.bus.port import Gap, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS
-from libs.policy.metrics.gaps import Fate, Gaps
+from libs.policy.reading import Fate, Gaps
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.steps import prefill_shares

@@ -3,11 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from libs.policy.grade import Grade
-from libs.policy.verdict.cause import SHORTAGES, Cause, CauseCode
-from libs.policy.verdict.causes import causes
-from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownState
+from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes
+from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLimits
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000

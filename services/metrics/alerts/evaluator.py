@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from libs.policy.alerts.burn import BurnLog
-from libs.policy.alerts.rules import AlertLimits, Condition
-from libs.policy.alerts.snapshot import PhasePool, Snapshot, WorkerReport
+from libs.policy.alerts.rules import AlertLimits, Condition, PhasePool, Snapshot, WorkerReport
 from libs.policy.alerts.store import Alert, AlertStore
 from libs.policy.alerts.watch import AlertWatch, every_ns
-from libs.policy.verdict.cause import Cause
+from libs.policy.verdict.causes import Cause
 from libs.telemetry.columns import Ints
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import GatewayReports, ModelBacklog

@@ -15,18 +15,21 @@ from libs.contracts.topics import SILENCES
 from libs.keys.audit import named_actor
 from libs.keys.change_guard import ChangeGuard
 from libs.keys.table import MAX_SAID_CHARS
-from libs.policy.alerts.silences import (
+from libs.policy.alerts.store import (
     MAX_ALERT_ID_CHARS,
     MAX_LABELS,
+    MAX_RECENT,
     MAX_SILENCES,
     MAX_TEXT_CHARS,
     MOST_NS,
+    MS_NS,
+    Alert,
+    AlertStore,
     Silence,
     SilenceBook,
     ended,
     fault_of,
 )
-from libs.policy.alerts.store import MAX_RECENT, MS_NS, Alert, AlertStore
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
 

@@ -13,8 +13,7 @@ from libs.demand.history import REQUESTS, DemandBins, models_of
 from libs.demand.report import ModelDemand, forecast_report, model_demand
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.perfmodel.wire import fitted_model
-from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import PHASES, Phase
+from libs.policy.capacity import PHASES, Phase, WorkerKind
 from libs.policy.speed import Speed
 from libs.policy.worker.saturation import knee_of
 from libs.runtime.clock import Clock

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from libs.contracts.errors import InvalidRequest
 from libs.keys.gate import caller_of
 from libs.policy.alerts.store import AlertStore
-from libs.policy.metrics.kv_links import KvLink, judge, way
+from libs.policy.kv_links import KvLink, judge, way
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from libs.telemetry.fleet import FleetTelemetry

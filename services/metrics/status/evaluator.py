@@ -16,11 +16,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, 
 from libs.contracts.roles import role_name
 from libs.perfmodel.reference import expected_ns
 from libs.policy.alerts.watch import every_ns
-from libs.policy.pressure.splits import WorkerProfile
+from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.cause import Cause
-from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownState
+from libs.policy.verdict.causes import Cause
+from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, Refusals
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from libs.policy.alerts.store import AlertStore
-from libs.policy.verdict.cause import Action, Cause, CauseCode
+from libs.policy.verdict.causes import Action, Cause, CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock

@@ -17,11 +17,10 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from services.planner.fleet_view import ObservedWorker, by_planner, gpus_of
+from services.planner.http.admin import ModeApi
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.mode_api import ModeApi
-from services.planner.inputs.fleet_view import ObservedWorker
-from services.planner.inputs.roster import by_planner, gpus_of
 from services.planner.kept import Lead
 from services.planner.messages import action_word, seen
 from services.planner.orders import CallOutcome, OrderExecutor

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
-from libs.policy.metrics.behind import Behind
-from libs.policy.metrics.gaps import (
+from libs.policy.reading import (
     MARGIN_AT_LEAST_NS,
     MARGIN_NS,
     MAX_CHUNK,
     MAX_GAPS,
+    Behind,
     ChunkRead,
     Fate,
     GapChunk,

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
-from libs.policy.metrics.shares import ALIVE_NS, Shares
+from libs.policy.reading import ALIVE_NS, Shares
 from libs.telemetry.fleet import BEHIND_NS
 from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples

@@ -28,8 +28,7 @@ from libs.demand.plan_wire import plan_message, plan_of
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
-from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import CapacityPlan, wishes
+from libs.policy.capacity import CapacityPlan, WorkerKind, wishes
 from libs.policy.forecast.history import DemandHistory
 from libs.policy.speed import Speed
 

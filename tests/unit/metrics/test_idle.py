@@ -35,9 +35,8 @@ from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
-from services.planner.kept import Lead
-from services.planner.loop import LeaderLease, decide_forever
-from services.planner.state import Identity, PlannerState
+from services.planner.kept import Lead, LeaderLease
+from services.planner.state import Identity, PlannerState, decide_forever
 
 T = TypeVar("T")
 

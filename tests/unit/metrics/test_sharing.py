@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     StepBatch,
 )
 from libs.contracts.topics import STEPS, WINDOWS
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import WrittenWindow
 from libs.telemetry.rollups import KeptWindow, Written, cells

@@ -2,15 +2,15 @@
 
 from libs.cli.role.change import with_groups
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
-from libs.policy.capacity.table import MOST_WORKERS
+from libs.policy.capacity import MOST_WORKERS
 from libs.policy.planner.groups import UNEQUAL, GroupedWorkers, gather, share, spread
+from libs.policy.planner.limits import EVERY
 from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, assign
-from libs.policy.planner.splits import EVERY
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from libs.testing.workers.telemetry import at
-from services.planner.inputs.roster import WorkerColumns
+from services.planner.fleet_view import WorkerColumns
 from tests.planner_rig import Cluster, registered
 
 GROUPS = {f"{group}{rank}": group for group in "abcd" for rank in range(4)}

@@ -11,8 +11,7 @@ from starlette.routing import Route
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.state_machine import Transition
-from libs.policy.alerts.store import AlertStore
+from libs.policy.alerts.store import AlertStore, Transition
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock, until

@@ -11,9 +11,18 @@ from prometheus_client import CollectorRegistry
 from libs.contracts.errors import Conflict, InvalidRequest, SilenceNotFound
 from libs.keys.change_guard import ChangeGuard
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.silences import LEAST_NS, MAX_SILENCES, MOST_NS, Silence, SilenceBook, ended, fault_of
-from libs.policy.alerts.state_machine import Transition
-from libs.policy.alerts.store import Alert, AlertStore
+from libs.policy.alerts.store import (
+    LEAST_NS,
+    MAX_SILENCES,
+    MOST_NS,
+    Alert,
+    AlertStore,
+    Silence,
+    SilenceBook,
+    Transition,
+    ended,
+    fault_of,
+)
 from libs.runtime.web import make_web_app
 from libs.telemetry.steps import prefill_shares
 from libs.testing.memory.broker import MemoryBroker

@@ -1,12 +1,93 @@
-"""Records that the live reader skipped, and the order in which they are read afterwards."""
+"""How telemetry is read: shares of its partitions, those on which a reader is behind, and the gaps it skipped."""
 
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 PartitionT = TypeVar("PartitionT", bound=Hashable)
+
+# Instances announce themselves ten times a second; one silent for this long loses its partitions to the others.
+ALIVE_NS: Final = 1_500_000_000
+# Further instances are ignored, as there are fewer partitions.
+MAX_INSTANCES: Final = 64
+
+
+class Shares:
+    """The partitions that each live instance reads, assigned round robin in order of instance names.
+
+    While two instances have not seen each other, both may read a partition. That costs time and changes no figure.
+    """
+
+    def __init__(self, own_id: str) -> None:
+        self.own_id = own_id
+        self._heard_ns: dict[str, int] = {}
+
+    def hear(self, instance_id: str, now_ns: int) -> None:
+        """Record the announcement of an instance."""
+        if instance_id in self._heard_ns or len(self._heard_ns) < MAX_INSTANCES:
+            self._heard_ns[instance_id] = now_ns
+
+    def alive(self, now_ns: int) -> list[str]:
+        """Return the sorted names of live instances, including this one."""
+        self._heard_ns = {name: at_ns for name, at_ns in self._heard_ns.items() if now_ns - at_ns < ALIVE_NS}
+        return sorted({self.own_id, *self._heard_ns})
+
+    def mine(self, partition: int, now_ns: int) -> bool:
+        """Return whether this instance reads a partition."""
+        alive = self.alive(now_ns)
+        return alive[partition % len(alive)] == self.own_id
+
+    def leads(self, now_ns: int) -> bool:
+        """Return whether this instance is the first live one, which does the work that only one need do."""
+        return self.alive(now_ns)[0] == self.own_id
+
+    def traces(self, *, own: bool, covered_to_ns: int | None, now_ns: int) -> bool:
+        """Return whether this instance makes the traces of a worker with telemetry up to `covered_to_ns`.
+
+        If nobody seems to read the worker, all instances do, since duplicate traces are identical.
+        """
+        return own or covered_to_ns is None or covered_to_ns < now_ns - ALIVE_NS
+
+
+# Lag is measured by this process's own clock, from the ends that the broker reported some seconds ago. Publishers'
+# clocks do not matter, and neither does a pause after which the reader catches up by itself.
+
+
+# A partition is sampled about once a second, and samples older than the bound are dropped.
+MAX_SAMPLES: Final = 64
+
+
+class Behind(Generic[PartitionT]):
+    """A bounded history of where partitions ended."""
+
+    def __init__(self, after_s: float) -> None:
+        """A reader is behind if it has not reached the partition's end of `after_s` ago."""
+        self._after_s = after_s
+        # (time, end) pairs, the oldest first: one that is as old as the bound, and all younger ones.
+        self._ends: dict[PartitionT, deque[tuple[float, int]]] = {}
+
+    def note(
+        self, now_s: float, positions: Mapping[PartitionT, int], ends: Mapping[PartitionT, int]
+    ) -> list[PartitionT]:
+        """Return the partitions that are behind; partitions missing from `positions` are forgotten."""
+        self._ends = {each: self._ends.get(each) or deque(maxlen=MAX_SAMPLES) for each in positions}
+        behind = []
+        for partition, position in positions.items():
+            samples = self._ends[partition]
+            samples.append((now_s, ends[partition]))
+            while len(samples) > 1 and samples[1][0] <= now_s - self._after_s:
+                samples.popleft()
+            at_s, end = samples[0]
+            if at_s <= now_s - self._after_s and position < end:
+                behind.append(partition)
+        return behind
+
+    def forget(self, partition: PartitionT) -> None:
+        """Drop the history of a partition, as after the reader moved."""
+        self._ends.pop(partition, None)
+
 
 # Sixteen jumps of four partitions. Beyond that the gap that lies furthest back is dropped.
 MAX_GAPS: Final = 64

@@ -9,17 +9,14 @@ import numpy as np
 from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.perfmodel.learner import FittedModel, StepKind, combine
-from libs.policy.planner.advice import KvSpeed
-from libs.policy.planner.demand import decodes_to_come, pressing_tokens, workload
+from libs.policy.planner.advice import KvSpeed, decodes_to_come, pressing_tokens, workload
 from libs.policy.planner.groups import gather, share
-from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
-from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.planner.role_planning import ClusterSnapshot, PlannedWorker, RoleOrder, RolePool
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import ModelBacklog
-from services.planner.inputs.fleet_view import COVERED, PREFILL, FleetView
-from services.planner.inputs.roster import ROLES, Bools, Ints
+from services.planner.fleet_view import COVERED, PREFILL, ROLES, Bools, FleetView, Ints
 
 # Share of a model's ready workers that must report before anything is decided about it.
 HEARD_SHARE: Final = 0.5

@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Advice as AdviceMes
 from libs.policy.planner.advice import Advice, AdviceKind, advise, advise_links, mean_of, settled
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.scaling import workers_needed
-from libs.policy.pressure.splits import Split, Workload
+from libs.policy.pressure import Split, Workload
 from services.planner.role_planner import ModelPlan
 
 # Advice is published once it has held for this long.

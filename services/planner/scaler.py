@@ -30,13 +30,13 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 )
 from libs.contracts.roles import role_name
 from libs.contracts.topics import DECISIONS
-from libs.policy.capacity.plan import CapacityPlan, CapacityPlans, Phase, wishes
-from libs.policy.planner.calling import RoleWish
+from libs.policy.capacity import CapacityPlan, CapacityPlans, Phase, wishes
 from libs.policy.planner.scaling import (
     CALM_NS,
     DAY_NS,
     LINGER_NS,
     ModelWorkers,
+    RoleWish,
     Scaled,
     ScaleMemory,
     ScaleReason,
@@ -46,12 +46,11 @@ from libs.policy.planner.scaling import (
 )
 from libs.policy.roles import Role
 from libs.runtime.clock import Clock
-from services.planner.inputs.plans import ReceivedPlans
-from services.planner.inputs.roster import by_planner
+from services.planner.advisor import Advisor
+from services.planner.fleet_view import ReceivedPlans, by_planner
 from services.planner.kept import Lead, PlannerStore
-from services.planner.reasons import figure, workers
+from services.planner.messages import figure, workers
 from services.planner.role_planner import ModelPlan
-from services.planner.scaling.advisor import Advisor
 from services.planner.state import PlannerState
 
 

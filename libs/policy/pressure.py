@@ -6,13 +6,94 @@ weights, which the step-time model predicts. So the best split follows from that
 """
 
 from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Final
+from math import floor, inf
+from typing import Any, Final, TypeVar, cast
 
-from libs.policy.pressure.numbers import N, Numbers, Truths, least, most, over, rounded, where, whole
-from libs.policy.pressure.step_times import chunk_ns, mixed_ns, most_prefill_ns, reading_ns
+import numpy as np
+from numpy.typing import NDArray
+
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 from libs.policy.worker.slack import IN_HAND
+
+Numbers = NDArray[np.float64]
+Truths = NDArray[np.bool_]
+N = TypeVar("N", float, Numbers)
+
+
+# Pressures of single splits and of many side by side are written once, in functions that take one number or an array
+# with one element per split.
+def least(one: N, other: N | float) -> N:
+    """Return the elementwise minimum."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.minimum(one, other)
+    return min(one, other)
+
+
+def most(one: N, other: N | float) -> N:
+    """Return the elementwise maximum."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return max(one, other)
+
+
+def where(condition: bool | Truths, then: N | float, other: N) -> N:
+    """Return `then` where the condition holds, else `other`."""
+    found: Any = other
+    if not isinstance(condition, np.ndarray):
+        found = then if condition else other
+    elif np.count_nonzero(condition):  # most conditions hold nowhere, and this check takes a tenth of the time
+        found = np.where(condition, then, other)
+    return cast("N", found)
+
+
+def over(one: N | float, other: N, none: float) -> N:
+    """Return one / other elementwise, with `none` where `other` is 0."""
+    if isinstance(other, np.ndarray):
+        if np.count_nonzero(other) == other.size:
+            return one / other
+        nothing = other == 0
+        return np.where(nothing, none, one / np.where(nothing, 1.0, other))
+    return one / other if other else none
+
+
+def whole(one: N) -> N:
+    return np.floor(one) if isinstance(one, np.ndarray) else floor(one)
+
+
+def rounded(one: N) -> N:
+    """Round to the nearest whole number; ties go to the even one, as in `round`."""
+    return np.rint(one) if isinstance(one, np.ndarray) else round(one)
+
+
+# The methods of `StepTimeModel` take single numbers because engines call them many times a step. A test checks that
+# these formulas agree with them.
+def reading_ns(model: StepTimeModel, sequences: N) -> N:
+    """Return decode's fixed time, in which the weights are read."""
+    fixed_ns = (sequences > 0) * model.decode_fixed_ns
+    if model.decode_matrix_ns:
+        fixed_ns = fixed_ns + (sequences >= MATRIX_ROWS) * model.decode_matrix_ns
+    return fixed_ns + 0.0 * sequences
+
+
+def chunk_ns(model: StepTimeModel, tokens: N) -> N:
+    """Return the time of a prompt's first chunk alone."""
+    linear = model.prefill_fixed_ns + model.prefill_token_ns * tokens
+    return most(linear + model.prefill_token_squared_ns * (tokens * tokens), model.prefill_floor_ns)
+
+
+def mixed_ns(model: StepTimeModel, prefill_ns: N, decode_ns: N, read_ns: N) -> N:
+    """Return the time of a step from the times of its parts alone."""
+    return prefill_ns + decode_ns - (1 - model.interference) * least(prefill_ns, read_ns)
+
+
+def most_prefill_ns(model: StepTimeModel, step_ns: float, decode_ns: N, read_ns: N) -> N:
+    """Return the time that prompt chunks may take alone in a step of `step_ns`."""
+    rest_ns = most(step_ns - decode_ns, 0.0)
+    hidden_ns = rest_ns + (1 - model.interference) * read_ns
+    if not model.interference:
+        return hidden_ns
+    return where(rest_ns < model.interference * read_ns, rest_ns / model.interference, hidden_ns)
+
 
 # Sequences grow and prompts need room, so decode counts as full at this share of KV.
 KV_FILL: Final = 0.9
