@@ -12,10 +12,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from libs.bus.broker import partitions
-from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
+from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, Brokers, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
-from libs.bus.security import Brokers
 from libs.contracts.topics import Topic
 from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff

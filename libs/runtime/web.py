@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest
-from libs.runtime.http.semantics import HttpSemantics
-from libs.runtime.media import check_json
+from libs.runtime.http.semantics import HttpSemantics, check_json
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request's fault: the error names the parameter and says what is allowed."}

@@ -25,8 +25,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from libs.capacity.measure import Bench, PlanTraffic, made_lengths
-from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, part_of
-from libs.capacity.tables import kept_tables
+from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, kept_tables, part_of
 from libs.forecast.demand_file import read_demand
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo

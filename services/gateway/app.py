@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
-from libs.bus.security import brokers_of
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore

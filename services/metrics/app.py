@@ -5,8 +5,8 @@ from pathlib import Path
 
 import httpx
 
-from libs.bus.live import KafkaLiveBus
-from libs.bus.security import brokers_of
+from libs.bus.clients import brokers_of
+from libs.bus.kafka import KafkaLiveBus
 from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status

@@ -13,8 +13,7 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from libs.bus.collector import BusCollector
-from libs.bus.port import Bus, LiveBus, Record
+from libs.bus.port import Bus, BusCollector, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
 from libs.keys.table import KeyTable

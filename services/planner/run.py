@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from libs.actuators.port import Actuator
-from libs.bus.collector import BusCollector
-from libs.bus.port import Bus
+from libs.bus.port import Bus, BusCollector
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.topics import AUDIT
 from libs.keys.audit import AuditDoor, changes

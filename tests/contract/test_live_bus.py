@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from libs.bus import live
+from libs.bus import kafka as live
 from libs.bus.port import Gap, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS

@@ -14,7 +14,7 @@ import httpx
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
-from libs.observe.server import ObservedServer, Shares
+from libs.observe import ObservedServer, Shares
 
 SCRAPES_A_SECOND: Final = 2
 TIMEOUT_S: Final = 0.4

@@ -18,7 +18,7 @@ from libs.capacity.planning import make_plan_row, plan_from_json, step_back
 from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, QueueFull
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
-from libs.demand.plan_wire import plan_message
+from libs.demand.wire import plan_message
 from libs.policy.alerts.rules import PoolAhead, capacity_conditions
 from libs.policy.capacity import PHASES
 from libs.runtime.clock import Clock

@@ -25,9 +25,8 @@ from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.ranges import MOST_INT64
 from libs.demand.counts import NOTHING, OTHER, Counts, DemandKey
-from libs.demand.fold import BinDelta, Deltas, DemandFold, GatewayKey, Mark
 from libs.demand.history import FIELDS, DemandBins, Ints
-from libs.demand.wire import mark_of
+from libs.demand.wire import BinDelta, Deltas, DemandFold, GatewayKey, Mark, mark_of
 from libs.runtime.clock import Clock
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
 

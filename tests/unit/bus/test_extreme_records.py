@@ -39,7 +39,7 @@ from libs.contracts.topics import (
     Topic,
 )
 from libs.demand.counts import MAX_ROWS, Counts, DemandKey
-from libs.demand.fold import MOST_SPREAD, DemandFold, Mark
+from libs.demand.wire import MOST_SPREAD, DemandFold, Mark
 from libs.filestore.local import LocalFiles
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner

@@ -6,8 +6,8 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.demand.counts import Counts, DemandKey
-from libs.demand.fold import DemandFold, Mark
 from libs.demand.history import REQUESTS
+from libs.demand.wire import DemandFold, Mark
 from services.metrics.demand.keeping import COARSE, COARSE_BINS, FINE, FINE_BINS, TIMES, DemandFile
 
 MINUTE_NS = 60_000_000_000

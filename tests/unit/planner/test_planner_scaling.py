@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Decision,
 )
 from libs.contracts.roles import role_name
-from libs.demand.plan_wire import plan_message
+from libs.demand.wire import plan_message
 from libs.policy.capacity import PHASES, CapacityPlan, Phase, PoolHour
 from libs.testing.memory.actuator import MemoryActuator
 from libs.testing.workers.hosts import RecordingBus

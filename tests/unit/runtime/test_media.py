@@ -3,7 +3,7 @@
 import pytest
 
 from libs.contracts.http_errors import UnsupportedMediaType
-from libs.runtime.media import check_encoding, check_json
+from libs.runtime.http.semantics import check_encoding, check_json
 
 TAKEN = [
     b"application/json",

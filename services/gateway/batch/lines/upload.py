@@ -12,7 +12,7 @@ from starlette.requests import Request
 from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, FulcrumError, InvalidRequest, UnsupportedField
 from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
-from libs.runtime.media import check_encoding
+from libs.runtime.http.semantics import check_encoding
 from services.gateway.http.stalls import ClientGone
 
 PURPOSES = ("batch",)
