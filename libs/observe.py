@@ -1,4 +1,4 @@
-"""A parser of vLLM's /metrics into readings of each engine.
+"""Phase shares of a vLLM server observed from outside, parsed from its /metrics.
 
 Checked against vLLM 0.32.0. `num_requests_running` and `_waiting` change after a step, once finished requests have
 left. `iteration_tokens_total` has one sample per output batch, so prompt chunks before the last have none.
@@ -97,7 +97,7 @@ MOST_ENGINES: Final = 64
 
 
 @dataclass(slots=True)
-class Shares:
+class ObservedShares:
     """The estimated use of a stretch of time; `low` and `high` bound prefill's share."""
 
     t_s: float
@@ -149,11 +149,11 @@ class ObservedServer:
             self._low_s += estimate.prefill_low_s
             self._high_s += estimate.prefill_high_s
 
-    def shares(self, t_s: float) -> Shares:
+    def shares(self, t_s: float) -> ObservedShares:
         """Return the shares since the last call."""
         if not self._wall_s:
-            return Shares(t_s, None, None, None, None)
-        busy = Shares(t_s, self._busy_s / self._wall_s, None, None, None)
+            return ObservedShares(t_s, None, None, None, None)
+        busy = ObservedShares(t_s, self._busy_s / self._wall_s, None, None, None)
         if self._busy_s:
             busy.prefill = self._prefill_s / self._busy_s
             busy.low = self._low_s / self._busy_s

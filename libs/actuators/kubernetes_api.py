@@ -1,4 +1,4 @@
-"""Calls of a Kubernetes API server, each with a timeout. Every failure is an ActuatorDown."""
+"""Calls of a Kubernetes API server, each with a timeout, and the next call towards a number of workers."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

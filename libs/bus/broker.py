@@ -1,4 +1,4 @@
-"""Administration of the broker: listing topics and partitions, and creating missing topics."""
+"""Administration of the broker: topics and partitions, missing topics, and a group's committed offsets."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Opening and closing of aiokafka's clients, in the one way that is safe when the broker disappears."""
+"""Opening and closing of aiokafka's clients, secured by settings, in the one way that is safe when the broker goes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The format of records on the broker: protobuf bytes, a text key, and a header that names the message."""
+"""The format of records on the broker (protobuf bytes, a text key, a header that names the message) and their queue."""
 
 import time
 from collections import Counter, deque

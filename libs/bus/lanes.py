@@ -1,4 +1,4 @@
-"""The partitions assigned to this group member, each with transactions of its own."""
+"""The partitions assigned to this group member, and the transactions of each with its records and progress."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -55,7 +55,7 @@ def answers_in_time(
 
 
 @dataclass(slots=True)
-class _Worker:
+class _QueueWorker:
     """The sequences that decode together on one worker."""
 
     model: StepTimeModel
@@ -99,7 +99,7 @@ class _Pool:
 
     def __init__(self, kind: WorkerKind, workers: int, limit_s: LimitS, tpot_s: float, good: list[bool]) -> None:
         self._kind = kind
-        self._workers = [_Worker(kind.speed.step_time) for _ in range(workers)]
+        self._workers = [_QueueWorker(kind.speed.step_time) for _ in range(workers)]
         self._limit_s = limit_s
         self._tpot_s = tpot_s
         self._good = good
@@ -133,7 +133,7 @@ class _Pool:
             worker.reserved += tokens
             self._expect(at)
 
-    def _has_room(self, worker: _Worker, request: TraceRequest) -> bool:
+    def _has_room(self, worker: _QueueWorker, request: TraceRequest) -> bool:
         if not worker.running:
             return True
         fits = worker.reserved + request.input_tokens + request.output_tokens <= (self._kind.kv_tokens or 1 << 62)

@@ -1,4 +1,4 @@
-"""The counts kept of arrivals, and the keys of their rows."""
+"""The counts kept of arrivals with the keys of their rows, and the counting at one gateway; without clock or I/O."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence, Sized
@@ -100,7 +100,7 @@ class AdmittedChoice(Hashable, Protocol):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenAnswer:
     row: DemandKey
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -121,7 +121,7 @@ class ArrivalCounter:
 
     def __init__(self) -> None:
         self._counts = RowCounts()
-        self._open: dict[AdmittedChoice, _Open] = {}
+        self._open: dict[AdmittedChoice, _OpenAnswer] = {}
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self.queue_full: Counter[DemandKey] = Counter()
         """Refused arrivals that a full queue turned away, by row."""
@@ -149,7 +149,7 @@ class ArrivalCounter:
         more = Counts(len(answers) if back is None else 0, known, prompt_tokens if known else 0)
         row = self._counts.add(key, more)
         for answer in answers:
-            self._open[answer] = _Open(row)
+            self._open[answer] = _OpenAnswer(row)
 
     def refused(
         self, key: DemandKey, choices: int, mark: bytes, now_ns: int, *, known: bool = False, full: bool = False
@@ -183,7 +183,7 @@ class ArrivalCounter:
             self._grow(answer, held)
         return self._counts.rows()
 
-    def _grow(self, answer: AdmittedChoice, held: _Open, *, ended: int = 0) -> None:
+    def _grow(self, answer: AdmittedChoice, held: _OpenAnswer, *, ended: int = 0) -> None:
         outputs, cached = len(answer.output), max(answer.cached_tokens, held.cached_tokens)
         more = Counts(
             output_tokens=outputs - held.output_tokens, cached_tokens=cached - held.cached_tokens, ended=ended

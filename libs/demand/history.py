@@ -1,4 +1,4 @@
-"""Recorded bins as the rates, lengths and bursts that forecasts are fitted on."""
+"""Recorded bins as the rates, lengths and bursts that forecasts are fitted on, and recent changes with their cause."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

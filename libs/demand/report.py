@@ -1,4 +1,4 @@
-"""Forecasts of demand in the form in which users and programs receive them."""
+"""Forecasts of all series of a model, in the form in which users and programs receive them."""
 
 from dataclasses import dataclass
 from math import isfinite

@@ -1,4 +1,4 @@
-"""Conversion of demand totals to and from protobuf."""
+"""Demand totals and capacity plans to and from protobuf, and totals folded into time bins."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping

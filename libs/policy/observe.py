@@ -54,7 +54,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Work:
+class CountedWork:
     """Counts over a stretch of time; `add` joins stretches."""
 
     wall_s: float = 0.0
@@ -65,7 +65,7 @@ class Work:
     token_gaps: float = 0.0
     token_gaps_s: float = 0.0
 
-    def add(self, other: "Work") -> None:
+    def add(self, other: "CountedWork") -> None:
         self.wall_s += other.wall_s
         self.steps += other.steps
         self.prefill_steps += other.prefill_steps
@@ -86,21 +86,21 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class CounterChange:
     """The differences between two readings."""
 
     t_s: float
     """The end of the interval, in Unix seconds."""
-    work: Work
+    work: CountedWork
     busy_throughout: bool
     lone_prefill_s: float | None
     """Time from scheduling to the first token, if exactly one request began and ended here; else None."""
 
 
-def interval(before: Reading, after: Reading) -> Interval:
+def interval(before: Reading, after: Reading) -> CounterChange:
     """Return the work between two readings of the same life of a server."""
     first_tokens = after.first_tokens - before.first_tokens
-    work = Work(
+    work = CountedWork(
         wall_s=after.t_s - before.t_s,
         steps=after.samples - before.samples,
         prompt_tokens=after.prompt_tokens - before.prompt_tokens,
@@ -110,7 +110,7 @@ def interval(before: Reading, after: Reading) -> Interval:
     )
     work.prefill_steps = _prefill_steps(before, after, work, first_tokens)
     alone = first_tokens == 1 and after.prefills - before.prefills == 1
-    return Interval(
+    return CounterChange(
         after.t_s,
         work,
         _busy_throughout(before, after, work),
@@ -118,7 +118,7 @@ def interval(before: Reading, after: Reading) -> Interval:
     )
 
 
-def _busy_throughout(before: Reading, after: Reading, work: Work) -> bool:
+def _busy_throughout(before: Reading, after: Reading, work: CountedWork) -> bool:
     if not work.steps or work.wall_s > LONGEST_INTERVAL_S:
         return False
     if before.waiting and after.waiting:
@@ -128,7 +128,7 @@ def _busy_throughout(before: Reading, after: Reading, work: Work) -> bool:
     return fewest > 0 and fewest + work.token_gaps_s / work.wall_s >= BUSY_CONCURRENCY
 
 
-def _prefill_steps(before: Reading, after: Reading, work: Work, first_tokens: float) -> float:
+def _prefill_steps(before: Reading, after: Reading, work: CountedWork, first_tokens: float) -> float:
     """Estimate how many steps computed prompt tokens.
 
     A step's sample counts prompt and decode tokens together. Where a prompt lifts it over the bucket of decode-only
@@ -180,7 +180,7 @@ BETTER: Final = 0.99
 class Sample:
     """An amount of work and the time that it took."""
 
-    work: Work
+    work: CountedWork
     took_s: float
     weight: float
 
@@ -219,7 +219,7 @@ class StepCost:
         whole_s = prefill_s + self.decode_s(decoding)
         return 1.0 - mixed + mixed * prefill_s / whole_s if whole_s else 1.0
 
-    def prefill_and_decode_s(self, work: Work) -> tuple[float, float]:
+    def prefill_and_decode_s(self, work: CountedWork) -> tuple[float, float]:
         """Return the seconds that the work took in each phase."""
         steps = max(work.steps, 1.0) if work.steps or work.prompt_tokens else 0.0
         prefill_steps = min(work.prefill_steps, steps)
@@ -367,13 +367,13 @@ class PhaseEstimator:
         self.cost: StepCost | None = None
         self._samples: dict[tuple[Kind, int, int], deque[Sample]] = {}
         self._kind: Kind | None = None
-        self._work = Work()
+        self._work = CountedWork()
         self._began_s: float | None = None
         self._fitted_s = 0.0
         self._fresh = False
         self._new_load = False
 
-    def observe(self, interval: Interval) -> PhaseEstimate | None:
+    def observe(self, interval: CounterChange) -> PhaseEstimate | None:
         """Learn from an interval and return its shares; None while nothing is known of the engine's steps."""
         if self._began_s is None:
             self._began_s = interval.t_s
@@ -390,7 +390,7 @@ class PhaseEstimator:
             return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
         return self._estimate(self.cost, interval, LEARNING_MARGIN if learning else LEAST_MARGIN) if self.cost else None
 
-    def _estimate(self, cost: StepCost, interval: Interval, least_margin: float) -> PhaseEstimate:
+    def _estimate(self, cost: StepCost, interval: CounterChange, least_margin: float) -> PhaseEstimate:
         work = interval.work
         # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
         half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
@@ -417,7 +417,7 @@ class PhaseEstimator:
             replace(cost, prompt_token_s=cost.prompt_token_s * off),
         )
 
-    def _collect(self, interval: Interval) -> None:
+    def _collect(self, interval: CounterChange) -> None:
         work = interval.work
         kind: Kind | None = None
         if interval.busy_throughout:
@@ -427,7 +427,7 @@ class PhaseEstimator:
         elif interval.lone_prefill_s:
             # The step that ran when the prompt was scheduled had to end first, so that two bases have passed. No
             # prefill step is named, since the host's part in that time must not pass for a floor.
-            lone = Work(steps=2.0, prompt_tokens=work.prompt_tokens)
+            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens)
             self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
         if self._kind is not None and kind != self._kind:
             self._flush()
@@ -440,7 +440,7 @@ class PhaseEstimator:
 
     def _flush(self) -> None:
         kind, work = self._kind, self._work
-        self._kind, self._work = None, Work()
+        self._kind, self._work = None, CountedWork()
         if kind is None or (work.steps < LEAST_SAMPLE_STEPS and work.wall_s < LEAST_SAMPLE_S):
             return
         if kind == "throughout":
@@ -464,6 +464,6 @@ class PhaseEstimator:
         self._fresh = True
 
 
-def _prefill_share(cost: StepCost, work: Work) -> float:
+def _prefill_share(cost: StepCost, work: CountedWork) -> float:
     prefill_s, decode_s = cost.prefill_and_decode_s(work)
     return prefill_s / (prefill_s + decode_s) if prefill_s + decode_s else 0.0

@@ -154,7 +154,7 @@ class ChunkRead:
 
 
 @dataclass(slots=True)
-class _Open(Generic[PartitionT]):
+class _OpenGap(Generic[PartitionT]):
     """The part [gap.start, end) of a gap that is still to be filled."""
 
     gap: Stretch[PartitionT]
@@ -170,7 +170,7 @@ class Gaps(Generic[PartitionT]):
     """The gaps of all partitions, with counts of their outcomes."""
 
     def __init__(self) -> None:
-        self._open: list[_Open[PartitionT]] = []
+        self._open: list[_OpenGap[PartitionT]] = []
         self.jumps = 0
         self.fates = Counter(dict.fromkeys(Fate, 0))
         """The number of records by outcome."""
@@ -185,7 +185,7 @@ class Gaps(Generic[PartitionT]):
         self.jumps += 1
         if gap.end <= gap.start:
             return
-        self._open.append(_Open(gap, gap.end, now_ns, now_ns + MARGIN_NS))
+        self._open.append(_OpenGap(gap, gap.end, now_ns, now_ns + MARGIN_NS))
         if len(self._open) > MAX_GAPS:
             self._close(min(self._open, key=lambda each: each.newest_ns), Fate.DROPPED)
 
@@ -239,11 +239,11 @@ class Gaps(Generic[PartitionT]):
             if each.end <= each.gap.start:
                 self._open.remove(each)
 
-    def _close(self, gap: _Open[PartitionT], fate: Fate) -> None:
+    def _close(self, gap: _OpenGap[PartitionT], fate: Fate) -> None:
         self.fates[fate] += gap.end - gap.gap.start
         self._open.remove(gap)
 
-    def _of(self, gap: Stretch[PartitionT]) -> list[_Open[PartitionT]]:
+    def _of(self, gap: Stretch[PartitionT]) -> list[_OpenGap[PartitionT]]:
         """Return the open gap that `gap` refers to, even if part of it has been forgotten since."""
         same = (gap.partition, gap.end)
         return [each for each in self._open if (each.gap.partition, each.gap.end) == same]

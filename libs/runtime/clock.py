@@ -1,4 +1,4 @@
-"""Injected time in Unix nanoseconds that never step back within a process: monotonic time, held to the wall clock."""
+"""Injected time that never steps back, held to the wall clock, and delayed calls by the event loop or a simulation."""
 
 import asyncio
 import threading

@@ -264,7 +264,7 @@ REFUSAL_SILENT_NS: Final = 10_000_000_000
 """The silence after which a gateway no longer counts."""
 
 
-class Refusals:
+class RefusalCounts:
     """Counts of all gateways over the last span. The gateway that has been silent longest is dropped when there are
     too many.
     """

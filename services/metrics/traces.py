@@ -48,7 +48,7 @@ class TraceContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RequestSpan:
     """One span in OpenTelemetry's terms; times in Unix ns."""
 
     name: str
@@ -80,13 +80,13 @@ def trace_context(event: RequestEvent) -> TraceContext:
     return TraceContext(trace_id, parent_id, sampled=bool(flags[0] & _SAMPLED))
 
 
-def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
+def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[RequestSpan]:
     """Return the request's span followed by its parts."""
     context = trace_context(event)
     arrival, bound, first, end = _moments(event)
     span = partial(_part, event)
     found = [
-        Span(
+        RequestSpan(
             name=f"generate {event.model}",
             service=GATEWAY,
             instance=event.gateway_id,
@@ -114,7 +114,7 @@ def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
     return found
 
 
-def hand_off_span(event: RequestEvent, hand_off: HandOff) -> Span:
+def hand_off_span(event: RequestEvent, hand_off: HandOff) -> RequestSpan:
     """Build the span of one KV transfer, the same whether it is sent with the others or after them."""
     start, end = hand_off.transfer.start_unix_ns, hand_off.transfer.end_unix_ns
     attributes = _transfer_attributes(hand_off.transfer)
@@ -129,12 +129,14 @@ def _part(
     end: int,
     *,
     attributes: Mapping[str, Attribute] | None = None,
-) -> Span:
+) -> RequestSpan:
     """Build a span under the request's own; `process` is a service and the id of its instance."""
     service, instance = process
     own_id = _own_id(event)
     span_id = _digest(8, own_id.hex(), name, str(start))
-    return Span(name, service, instance, trace_context(event).trace_id, span_id, own_id, start, end, attributes or {})
+    return RequestSpan(
+        name, service, instance, trace_context(event).trace_id, span_id, own_id, start, end, attributes or {}
+    )
 
 
 def _moments(event: RequestEvent) -> tuple[int, int, int, int]:
@@ -210,7 +212,7 @@ class TraceBuffer:
         self._requests: deque[tuple[int, RequestEvent]] = deque()
         self._transfers: OrderedDict[str, list[HandOff]] = OrderedDict()
         self._lacking: OrderedDict[str, list[RequestEvent]] = OrderedDict()
-        self._late: deque[Span] = deque(maxlen=MAX_TRANSFERS)
+        self._late: deque[RequestSpan] = deque(maxlen=MAX_TRANSFERS)
         self.dropped_requests = 0
 
     def enter(self, record: Record, now_ns: int) -> None:
@@ -249,7 +251,7 @@ class TraceBuffer:
             self._requests.popleft()
             self.dropped_requests += 1
 
-    def take(self, now_ns: int, most: int) -> list[Span]:
+    def take(self, now_ns: int, most: int) -> list[RequestSpan]:
         """Return late transfers' spans, and those of at most `most` requests that have waited long enough, oldest
         first.
         """
@@ -320,7 +322,7 @@ class TraceExporter(Collector):
                 else:
                     await asyncio.sleep(EVERY_S)
 
-    async def _post(self, client: httpx.AsyncClient, spans: list[Span]) -> None:
+    async def _post(self, client: httpx.AsyncClient, spans: list[RequestSpan]) -> None:
         body = export_request(spans).SerializeToString()
         problem = ""
         for attempt in range(TRIES):
@@ -353,10 +355,10 @@ class TraceExporter(Collector):
         )
 
 
-def export_request(spans: list[Span]) -> ExportTraceServiceRequest:
+def export_request(spans: list[RequestSpan]) -> ExportTraceServiceRequest:
     """Build the message for spans, grouped by the process that each describes. Pure."""
 
-    def process(span: Span) -> tuple[str, str]:
+    def process(span: RequestSpan) -> tuple[str, str]:
         return span.service, span.instance
 
     groups = groupby(sorted(spans, key=process), key=process)
@@ -377,7 +379,7 @@ def export_request(spans: list[Span]) -> ExportTraceServiceRequest:
     )
 
 
-def _otlp_span(span: Span) -> otlp.Span:
+def _otlp_span(span: RequestSpan) -> otlp.Span:
     first = span.service == GATEWAY and span.name != "queue"
     return otlp.Span(
         trace_id=span.trace_id,

@@ -37,7 +37,7 @@ class Transition:
 
 
 @dataclass(slots=True)
-class _Track:
+class _AlertTrack:
     """The state of one subject, such as a pool or a worker."""
 
     seen_ns: int
@@ -54,7 +54,7 @@ class AlertStateMachine:
 
     def __init__(self, rules: Mapping[Name, Rule]) -> None:
         self._rules = rules
-        self._tracks: dict[Key, _Track] = {}
+        self._tracks: dict[Key, _AlertTrack] = {}
         self._last_ns: int | None = None
         self.unfollowed_signs = 0
 
@@ -81,12 +81,12 @@ class AlertStateMachine:
             if len(self._tracks) >= MAX_SUBJECTS:
                 self.unfollowed_signs += 1
                 return None
-            track = self._tracks[key] = _Track(at_ns)
+            track = self._tracks[key] = _AlertTrack(at_ns)
         track.seen_ns = at_ns
         rule = self._rules[condition.name]
         return self._end(track, at_ns, condition, rule) if track.fired else self._fire(track, at_ns, condition, rule)
 
-    def _fire(self, track: _Track, at_ns: int, condition: Condition, rule: Rule) -> Transition | None:
+    def _fire(self, track: _AlertTrack, at_ns: int, condition: Condition, rule: Rule) -> Transition | None:
         if condition.grade is not Grade.FIRE:
             track.pending_ns = None
             return None
@@ -100,7 +100,7 @@ class AlertStateMachine:
         track.pending_ns = track.clear_ns = None
         return track.fired
 
-    def _end(self, track: _Track, at_ns: int, condition: Condition, rule: Rule) -> Transition | None:
+    def _end(self, track: _AlertTrack, at_ns: int, condition: Condition, rule: Rule) -> Transition | None:
         if condition.grade is not Grade.CLEAR:
             track.clear_ns = None
             return None
@@ -110,7 +110,7 @@ class AlertStateMachine:
             return None
         return self._over(track, at_ns, condition.reason)
 
-    def _over(self, track: _Track, at_ns: int, reason: str) -> Transition:
+    def _over(self, track: _AlertTrack, at_ns: int, reason: str) -> Transition:
         fired, track.fired, track.clear_ns = track.fired, None, None
         assert fired is not None
         return Transition(fired.name, fired.labels, fired.severity, reason, fired.started_ns, at_ns)

@@ -1,4 +1,4 @@
-"""ASGI middleware for rules of HTTP and of proxies that apply to every response, whichever framework made it."""
+"""Rules of HTTP and of proxies for every response, whichever framework made it, and of content types."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Bounds on what HTTP clients may send and hold open, and the count of their connections. No I/O."""
+"""Bounds on what HTTP clients may send and hold open, and the settings that every HTTP service has."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority, and the certificates that its services show each other.
+"""A cluster's certificate authority, the certificates of its services, and gRPC credentials made from their files.
 
 A certificate names the role of its holder as the path of a URI, `spiffe://CLUSTER.fulcrum/ROLE`, by which a worker
 tells a gateway from a planner (`libs.runtime.net.access`). Files are PEM; only their owner can read keys.

@@ -1,4 +1,4 @@
-"""Ports to listen on that the system gives to no outgoing connection."""
+"""Ports to listen on that the system gives to no outgoing connection, and limits on sockets and open files."""
 
 import contextlib
 import errno

@@ -34,7 +34,7 @@ MAX_SEQUENCES: Final = 256
 
 
 @dataclass(slots=True)
-class _Worker:
+class _ReportedWorker:
     read_ns: int
     fitted: FittedModel
     gpus: int
@@ -46,7 +46,7 @@ class _Worker:
 class WorkerKinds:
     """The latest reports of workers, by model."""
 
-    _workers: dict[str, dict[str, _Worker]] = field(default_factory=dict)
+    _workers: dict[str, dict[str, _ReportedWorker]] = field(default_factory=dict)
 
     def take(self, record: Record, now_ns: int) -> None:
         """Record a worker's description, at most once every `LOOK_NS`."""
@@ -67,7 +67,7 @@ class WorkerKinds:
                 del self._workers[next(iter(self._workers))]
             of_model = self._workers[value.assignment.model] = {}
         of_model.pop(value.worker_id, None)
-        of_model[value.worker_id] = _Worker(
+        of_model[value.worker_id] = _ReportedWorker(
             now_ns,
             fitted,
             max(value.gpus, 1),

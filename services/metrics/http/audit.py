@@ -78,7 +78,7 @@ class AuditPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AuditFilter:
     actor: str = ""
     tenant: str = ""
     refused: bool = False
@@ -124,7 +124,7 @@ class KeptEvents:
             self._others_given_up_ns = max(self._others_given_up_ns, self._given_up_ns.pop(other))
         self._given_up_ns[tenant] = max(self._given_up_ns.get(tenant, 0), oldest.at_unix_ns)
 
-    def found(self, wanted: Wanted) -> list[AuditEvent]:
+    def found(self, wanted: AuditFilter) -> list[AuditEvent]:
         """Return the matching events in no particular order."""
         return [each for own in self._by_tenant.values() for each in own.values() if wanted.has(each)]
 
@@ -183,7 +183,7 @@ class AuditLog:
     def _kept(self, event: AuditEvent) -> KeptEvents:
         return (self._refused if changed_nothing(event.status) else self._changes)[group_of(event)]
 
-    def newest(self, limit: int, wanted: Wanted = Wanted()) -> AuditPage:
+    def newest(self, limit: int, wanted: AuditFilter = AuditFilter()) -> AuditPage:
         """Return a page of the events in memory."""
         groups = (self._refused if wanted.refused else self._changes).values()
         found = [event for group in groups for event in group.found(wanted)]
@@ -194,7 +194,7 @@ class AuditLog:
         since_ms = given_up_ns // 1_000_000 + 1 if given_up_ns else 0
         return AuditPage([_answer(each) for each in found[:limit]], bool(given_up_ns), since_ms)
 
-    async def read_back(self, limit: int, wanted: Wanted, since_ms: int, before: int | None) -> AuditPage:
+    async def read_back(self, limit: int, wanted: AuditFilter, since_ms: int, before: int | None) -> AuditPage:
         """Read the topic back to a time, the newest first.
 
         Raise QueueFull if too many others do so now, and StoreUnavailable if the broker does not answer.
@@ -210,7 +210,7 @@ class AuditLog:
         finally:
             self._readers -= 1
 
-    async def _read_back(self, limit: int, wanted: Wanted, since_ns: int, before: int | None) -> AuditPage:
+    async def _read_back(self, limit: int, wanted: AuditFilter, since_ns: int, before: int | None) -> AuditPage:
         found: list[tuple[int, AuditEvent]] = []
         oldest_ns = self._clock.now_ns()
         async with self._bus.back_reader() as reader:
@@ -250,7 +250,7 @@ class AuditLog:
             """List changes of keys, limits, roles, models, modes and silences, and deletions, the newest first. With
             `refused` list refused requests instead.
             """
-            wanted = Wanted(actor, tenant, refused)
+            wanted = AuditFilter(actor, tenant, refused)
             if since is None:
                 return self.newest(limit, wanted)
             return await self.read_back(limit, wanted, since, before)

@@ -21,7 +21,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
-from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, Refusals
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
@@ -152,7 +152,7 @@ class VerdictEvaluator:
         self._lag_ns = lag_ns
         self._watch = VerdictWatch(limits)
         self._arrivals = ArrivalRates()
-        self.refusals = Refusals()
+        self.refusals = RefusalCounts()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
