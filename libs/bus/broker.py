@@ -49,7 +49,6 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
 
 
 def topic_settings(topic: Topic, copies: int) -> dict[str, str]:
-    """Return the settings with which a topic is created."""
     settings = {"retention.ms": str(topic.retention_ms), "segment.bytes": str(SEGMENT_BYTES)}
     return settings | ({IN_SYNC_SETTING: str(IN_SYNC)} if copies >= REPLICATION else {})
 

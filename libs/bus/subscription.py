@@ -233,7 +233,6 @@ class Subscription:
     async def _first_offsets(
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the first offsets of partitions that are new to this subscription."""
         if self._from_start:
             beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
             return beginning

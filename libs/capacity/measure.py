@@ -278,10 +278,6 @@ class Bench:
             found[phase] = make_table([(count, round(tried * true / at[1] * each, 6)) for count, tried in rough])
         return found
 
-    def search_tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
-        """Return the tables from the lab alone, which takes minutes; a reference for `tables`."""
-        return {phase: self.search_table(phase, note, sizes) for phase in PHASES}
-
     def search_table(self, phase: Phase, note: Note, sizes: Sequence[int]) -> PoolTable:
         """Search the table of one phase by the lab alone."""
         measured: list[tuple[int, float]] = []

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from libs.capacity.inputs import HOUR_S, PlanInput, input_from_json
-from libs.capacity.measure import SIZES, Bench, PlanTraffic, gap_cv, made_lengths, worker_kind
+from libs.capacity.measure import SIZES, Bench, PlanTraffic, gap_cv, made_lengths
 from libs.contracts.errors import InvalidRequest
 from libs.demand.report import DemandOutlook, make_outlook
 from libs.lab.hardware import Hardware, resolve
@@ -337,10 +337,6 @@ def _by_clock(at_s: float | None, speed: float) -> float | None:
 def _round(value: float) -> float:
     # Round to the nearest power of `GRID`.
     return float(f"{GRID ** round(log(value) / log(GRID)):.4g}") if value > 0 else 1.0
-
-
-def hardware_kind(hardware: Hardware) -> WorkerKind:
-    return worker_kind(hardware, hardware.max_sequences or MAX_SEQUENCES)
 
 
 def make_plan_row(

@@ -69,7 +69,6 @@ HORIZONS_S: Final = (600, 3600, 10_800, 86_400)
 TEST_S: Final = 4 * 86_400.0
 REFIT_S: Final = 86_400.0
 LEAST_BINS: Final = 24
-"""The least number of bins for a backtest."""
 LEAST_FIT: Final = 6
 """The number of bins of the first fit."""
 _LEAST_ERRORS: Final = 12

@@ -34,7 +34,6 @@ class BaselineTask:
         return held(self.history.series(self.name))
 
     def season(self, seconds: float) -> int:
-        """Return the number of bins in a season."""
         return max(round(seconds / self.history.step_s), 1)
 
 

@@ -199,7 +199,6 @@ class Splits:
     decode_pressure: Numbers
 
     def costs(self) -> Numbers:
-        """Return the cost of each split, as in `Split.cost`."""
         return _cost(self.prompt_pressure, self.decode_pressure)
 
     def at(self, place: int) -> Split:

@@ -146,7 +146,6 @@ class Cells:
         return Cells(list(compress(self.worker_ids, taken)), self.times_ns[taken], self.roles[taken])
 
     def among(self, worker_ids: Container[str]) -> "Cells":
-        """Return the cells of those workers that are in `worker_ids`."""
         return self.where(np.array([worker_id in worker_ids for worker_id in self.worker_ids], np.bool_))
 
     def first(self, count: int) -> "Cells":

@@ -196,7 +196,6 @@ class Hub:
         self._news = asyncio.Event()
         self._closed = False
         self._readers: Counter[str] = Counter()
-        """Number of readers by caller."""
         self.close_readers = 0
         """Number of readers that want changes between two windows."""
         self.skipped_ticks = 0

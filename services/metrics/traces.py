@@ -134,9 +134,8 @@ def _part(
     service, instance = process
     own_id = _own_id(event)
     span_id = _digest(8, own_id.hex(), name, str(start))
-    return RequestSpan(
-        name, service, instance, trace_context(event).trace_id, span_id, own_id, start, end, attributes or {}
-    )
+    trace_id = trace_context(event).trace_id
+    return RequestSpan(name, service, instance, trace_id, span_id, own_id, start, end, attributes or {})
 
 
 def _moments(event: RequestEvent) -> tuple[int, int, int, int]:

@@ -118,7 +118,6 @@ class PlannerState:
         self.gateways = GatewayReports()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
         self.published: Counter[Action] = Counter()
-        """Number of decisions published, by action."""
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
         self._asked_tpot_ns: Mapping[str, int] = {}

@@ -345,7 +345,6 @@ class SilenceBook:
         return len(self._known) < MAX_SILENCES
 
     def get(self, silence_id: str, now_ns: int) -> Silence | None:
-        """Return the silence of this id if it is in force."""
         found = self._known.get(silence_id)
         return found if found is not None and found.holds(now_ns) else None
 

@@ -153,7 +153,6 @@ class RolePlan:
     moves: Sequence[RoleOrder]
     """The orders that change a worker's role, and maybe its budget."""
     budgets: Sequence[RoleOrder]
-    """The orders that change only the budget."""
     code: RoleReason
     now: Split
     """The present split, with the prompts that budgets allow."""

@@ -45,8 +45,6 @@ AT_ONCE_NS: Final = 5 * SECOND_NS
 
 
 class ScaleReason(Enum):
-    """The reason for the number of workers."""
-
     ENOUGH = "enough"
     # No split of the present workers has room for the work, or will have when others could have started.
     PRESSES = "too_small"
