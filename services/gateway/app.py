@@ -15,7 +15,7 @@ from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
-from libs.runtime.memory import give_memory_back
+from libs.runtime.linux import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stores.catalogue.redis import RedisCatalogue

@@ -32,7 +32,7 @@ from libs.policy.gateway.routing import POLICIES
 from libs.policy.gateway.view import serves
 from libs.policy.queue.expiry import WaitBounds
 from libs.runtime.clock import Clock, LoopScheduler, Scheduler
-from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
+from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue.port import ModelCatalogue

@@ -22,6 +22,7 @@ from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
+from libs.runtime.web import MakeClient
 from libs.telemetry.fleet_loads import LoadTeller
 from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
@@ -33,7 +34,6 @@ from services.metrics.http.audit import open_audit
 from services.metrics.http.login import Door
 from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
-from services.metrics.outgoing import MakeClient
 from services.metrics.prometheus import (
     GapCollector,
     LiveCollector,

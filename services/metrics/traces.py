@@ -28,7 +28,7 @@ from libs.bus.port import Record
 from libs.contracts import metric_names as names
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, KvTransfer, RequestEvent, StepBatch
 from libs.runtime.clock import Clock
-from services.metrics.outgoing import MakeClient
+from libs.runtime.web import MakeClient
 
 GATEWAY, WORKER = "fulcrum-gateway", "fulcrum-worker"
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, StepTime, Worker
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
+from libs.contracts.protocol import Unpaired, unpaired
 from libs.demand.wire import plan_of
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model

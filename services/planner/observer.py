@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.protocol import FRESH_NS
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.policy.planner.advice import KvSpeed, decodes_to_come, pressing_tokens, workload
 from libs.policy.planner.groups import gather, share

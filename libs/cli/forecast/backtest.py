@@ -94,7 +94,7 @@ def chosen_baselines(text: str) -> list[Baseline]:
     light = light_baselines()
     if text == "light":
         return light
-    from libs.forecast.heavy import heavy_baselines, heavy_names  # noqa: PLC0415 (imports libraries that are extras)
+    from libs.forecast.baselines import heavy_baselines, heavy_names  # noqa: PLC0415 (imports libraries that are extras)
 
     if text == "all":
         return light + heavy_baselines(heavy_names())

@@ -15,15 +15,17 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, quoted
-from libs.contracts.http_errors import (
+from libs.contracts.errors import (
     ExpectationFailed,
+    FulcrumError,
     HeadersTooLarge,
+    InvalidRequest,
     RepeatedHeader,
     RequestTooSlow,
     TooManyPipelined,
     UnsupportedHttpVersion,
     UnsupportedTransferCoding,
+    quoted,
 )
 from libs.runtime.http.settings import ConnectionGuard
 

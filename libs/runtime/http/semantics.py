@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libs.contracts.errors import quoted
-from libs.contracts.http_errors import UnsupportedMediaType
+from libs.contracts.errors import UnsupportedMediaType, quoted
 
 _SELF_DESCRIBING: Final = frozenset({"/docs", "/redoc", "/openapi.json"})
 _HERE: Final = "."

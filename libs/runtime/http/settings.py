@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 from pydantic import AfterValidator, Field
 
 from libs.contracts import metric_names as names
-from libs.contracts.errors import FulcrumError
-from libs.contracts.http_errors import TooManyConnections
+from libs.contracts.errors import FulcrumError, TooManyConnections
 from libs.runtime.net.ports import max_open_files
 from libs.runtime.settings import CommonSettings
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.contracts.liveness import FRESH_NS
+from libs.contracts.protocol import FRESH_NS
 from libs.telemetry.columns import Ints
 from libs.telemetry.gateways import GatewayReports, ModelBacklog
 from libs.telemetry.nodes import Clocks

@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, A
 from libs.policy.alerts.store import MS_NS, Alert, AlertStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.metrics.outgoing import MakeClient
+from libs.runtime.web import MakeClient
 
 FIRING_FOR_MS: Final = 240_000
 """The time after which Alertmanager takes a firing alert for over unless a post repeats it."""

@@ -17,8 +17,7 @@ from markdown_it import MarkdownIt
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from libs.contracts.errors import InvalidApiKey
-from libs.contracts.http_errors import BodyTooLarge
+from libs.contracts.errors import BodyTooLarge, InvalidApiKey
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.keys.audit import AuditDoor, changes
 from libs.keys.book import Role

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.errors import PlannerUnavailable, Unauthenticated
 from libs.runtime.net.access import PLAINTEXT_VARIABLE, is_loopback
-from libs.runtime.web import JsonRoute
-from services.metrics.outgoing import MakeClient
+from libs.runtime.web import JsonRoute, MakeClient
 
 ANSWER_S: Final = 8.0
 """Timeout of an answer. A change of role waits up to a second for gateways and up to five for a worker."""

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound, InvalidRequest
-from libs.contracts.pairing import Unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
+from libs.contracts.protocol import Unpaired
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.contracts.protocol import FRESH_NS
 from libs.policy.gateway.view import WorkerView
 from libs.policy.queue.queues import Queue, model_queues
 from libs.telemetry.fleet import FleetTelemetry

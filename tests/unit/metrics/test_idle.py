@@ -16,10 +16,10 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
+from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.step_row import step_count
 from libs.contracts.topics import QUEUES, STEPS
 from libs.telemetry.steps import prefill_shares

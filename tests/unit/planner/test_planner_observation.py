@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_DRAINING,
     WORKER_STATE_READY,
@@ -17,6 +16,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     StepTime,
     Worker,
 )
+from libs.contracts.protocol import FRESH_NS
 from libs.contracts.roles import role_from_name
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.profiles import PROFILES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from libs.contracts.http_errors import UnsupportedMediaType
+from libs.contracts.errors import UnsupportedMediaType
 from libs.runtime.http.semantics import check_encoding, check_json
 
 TAKEN = [

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
-from libs.contracts.batch_terms import ENDPOINTS
+from libs.contracts.classes import ENDPOINTS
 from libs.contracts.errors import (
     BatchNotFound,
     BrokerUnavailable,
